@@ -221,7 +221,7 @@ async def test_objects_that_are_not_what_they_should_be_leave_the_others_in() ->
         {"metadata": {}},
         7,
     ]
-    async with ApiServer(WORLD) as server, reading(server) as r:
+    async with ApiServer(WORLD) as server, reading(server, protobuf=False) as r:
         await r.synced()
         for obj in bad:
             server.send("Service", json.dumps({"type": "ADDED", "object": obj}) + "\n")

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 import yaml
 
-from steersman.source.kubeconfig import load_cluster_access
+from steersman.source.kubeconfig import ClusterAccess, load_cluster_access
 from tests.support.apiserver.reading import (
     WORLD,
     node,
@@ -24,14 +24,16 @@ from tests.support.apiserver.reading import (
 from tests.support.apiserver.remote import ServerThread, control
 from tests.support.apiserver.server import ApiServer
 
-MODES = pytest.mark.parametrize("watch_list", ["on", "off", "ignore"])
+MODES = pytest.mark.parametrize(
+    ("watch_list", "protobuf"), [("on", True), ("on", False), ("off", True), ("ignore", False)]
+)
 
 
 @MODES
-async def test_initial_lists(watch_list: str) -> None:
+async def test_initial_lists(watch_list: str, protobuf: bool) -> None:
     async with ApiServer(WORLD) as server:
-        server.watch_list = watch_list
-        async with reading(server) as r:
+        server.watch_list, server.protobuf = watch_list, protobuf
+        async with reading(server, watch_list=True) as r:
             await r.synced()
             assert r.store.services == {"cart", "till"}
             assert r.store.addresses("cart") == {"10.244.0.1", "10.244.0.2"}
@@ -55,7 +57,7 @@ async def test_an_empty_cluster_is_complete() -> None:
 
 
 @MODES
-async def test_selectors(watch_list: str) -> None:
+async def test_selectors(watch_list: str, protobuf: bool) -> None:
     foreign = service("foreign", labels={"service.kubernetes.io/service-proxy-name": "other"})
     headless = slice_("headless-x", "none", "10.244.0.9", **{"service.kubernetes.io/headless": ""})
     async with ApiServer(WORLD) as server:
@@ -81,10 +83,10 @@ async def test_an_object_that_stops_matching_is_gone() -> None:
 
 
 @MODES
-async def test_events(watch_list: str) -> None:
+async def test_events(watch_list: str, protobuf: bool) -> None:
     async with ApiServer(WORLD) as server:
-        server.watch_list = watch_list
-        async with reading(server) as r:
+        server.watch_list, server.protobuf = watch_list, protobuf
+        async with reading(server, watch_list=True) as r:
             await r.synced()
             server.add(service("new", "10.96.0.7"))
             server.add(slice_("cart-x", "cart", "10.244.0.3"))
@@ -136,7 +138,7 @@ async def test_pages_of_large_objects_are_small() -> None:
     endpoints = [f"10.244.{i // 250}.{i % 250}" for i in range(1000)]
     many = [slice_(f"s{i}", "cart", *endpoints) for i in range(100)]
     async with ApiServer(many) as server:
-        async with reading(server, watch_list=False) as r:
+        async with reading(server, protobuf=False) as r:  # protobuf is decoded as it arrives
             await r.synced()
             assert r.store.slices == 100
         limits = [int(r.query["limit"]) for r in server.requests("EndpointSlice", "list")]
@@ -230,3 +232,33 @@ async def test_a_server_as_a_process(tmp_path: Path) -> None:
     finally:
         process.terminate()
         assert await process.wait() == 0
+
+
+async def test_a_server_that_refuses_protobuf_is_asked_for_json() -> None:
+    async with ApiServer(WORLD) as server:
+        server.protobuf = False
+        access = ClusterAccess(
+            servers=(server.url,), accepted="application/vnd.kubernetes.protobuf"
+        )
+        async with reading(access) as r:
+            await r.synced()
+            server.add(service("new"))
+            await until(lambda: "new" in r.store.services)
+        assert [code for request, code in server.refused if request.kind == "Service"] == [406]
+
+
+async def test_protobuf_is_what_the_server_sends() -> None:
+    """Many endpoints, in pages of any size, with gzip, and a change of one of them."""
+    slices = [slice_(f"s{n}", "cart", f"10.245.{n // 200}.{n % 200}") for n in range(2000)]
+    async with ApiServer((*WORLD, *slices)) as server, reading(server) as r:
+        await r.synced()
+        assert len(r.store.addresses("cart")) == 2002
+        pages = server.requests("EndpointSlice", "list")
+        assert len(pages) > 4
+        assert {page.headers["Accept"].split(",")[0] for page in pages} == {
+            "application/vnd.kubernetes.protobuf"
+        }
+        server.add(slice_("s7", "cart", "10.246.0.1"))
+        await until(lambda: "10.246.0.1" in r.store.addresses("cart"))
+        assert "10.245.0.7" not in r.store.addresses("cart")
+        assert r.source.stats.kind("EndpointSlice").events == 1

@@ -66,7 +66,17 @@ async def test_an_event_is_created_with_all_that_the_api_asks_for(tmp_path: Path
         assert failed["note"].endswith("on port 32100: in use")
         headers = server.requests("Event")[0].headers
         assert headers["Authorization"] == "Bearer secret"
-        assert headers["Content-Type"] == "application/json"
+        assert headers["Content-Type"] == "application/vnd.kubernetes.protobuf"
+
+
+async def test_an_event_is_posted_in_json_where_the_server_speaks_no_protobuf() -> None:
+    async with ApiServer() as server:
+        server.protobuf = False
+        async with recording(ClusterAccess(servers=(server.url,))) as recorder:
+            recorder.starting()
+        assert [event["reason"] for event in server.events] == ["Starting"]
+        kinds = [each.headers["Content-Type"] for each in server.requests("Event")]
+        assert kinds == ["application/vnd.kubernetes.protobuf", "application/json"]
 
 
 @pytest.mark.parametrize(("fault", "reason"), REFUSALS, ids=[reason for _, reason in REFUSALS])

@@ -8,9 +8,24 @@ from typing import Any, NamedTuple
 
 import aiohttp
 import pytest
+from msgspec.structs import replace
 
+from steersman.model.findings import Finding
+from steersman.model.kube import EndpointSlice, KubeObject
 from steersman.model.names import ObjectName
-from steersman.source.wire import decode_items, decode_object
+from steersman.source.protobuf import ListReader, Message, unwrap
+from steersman.source.wire import (
+    ApiError,
+    decode_event,
+    decode_items,
+    decode_list_meta,
+    decode_metadata,
+    decode_object,
+    decode_status,
+    initial_end,
+    splitter_for,
+)
+from tests.support.apiserver import protobuf
 from tests.support.apiserver.reading import reading, until
 from tests.support.apiserver.server import ApiServer
 from tests.support.apiserver.world import KINDS, Object, World, read_token
@@ -197,6 +212,125 @@ def test_real_objects_decode() -> None:
         if event["type"] != "BOOKMARK":
             raw = json.dumps(event["object"]).encode()
             assert not hasattr(decode_object("EndpointSlice", raw), "reason")
+
+
+# Objects that were changed between the recordings in JSON and those in protobuf.
+CHANGED = {"all-terminating-x", "dual-lb"}
+
+
+def unversioned(obj: KubeObject) -> KubeObject:
+    """An object without what differs between two lives of a server."""
+    meta = replace(obj.metadata, uid="", resource_version="", creation_timestamp=None)
+    return replace(obj, metadata=meta)
+
+
+@pytest.mark.parametrize(
+    ("kind", "json_name", "name"),
+    [
+        ("EndpointSlice", "list-endpointslices", "list-endpointslices"),
+        ("Service", "list-services-page1", "list-services-page1"),
+        ("Service", "list-services-page2", "list-services"),
+        ("Node", "get-node-list", "get-node-list"),
+        ("ServiceCIDR", "list-servicecidrs", "list-servicecidrs"),
+    ],
+)
+@pytest.mark.parametrize("size", [1, 1000, 1 << 20])
+def test_protobuf_decodes_to_the_same_objects(
+    kind: str, json_name: str, name: str, size: int
+) -> None:
+    items = json.loads(recorded(json_name).body)["items"]
+    wanted = {o.metadata.name: o for o in decode_items(kind, json.dumps(items).encode())[0]}
+    body, reader = recorded(f"protobuf/{name}").body, ListReader(1 << 20)
+    found = [
+        decode_object(kind, item)
+        for at in range(0, len(body), size)
+        for item in reader.feed(body[at : at + size])
+    ]
+    assert reader.complete
+    assert decode_list_meta(kind, reader.kind, reader.metadata).resource_version == "41445"
+    objects = {o.metadata.name: o for o in found if not isinstance(o, Finding)}
+    assert len(objects) == len(found) >= len(wanted)
+    for each in wanted.keys() - CHANGED:
+        assert unversioned(objects[each]) == unversioned(wanted[each])
+        assert objects[each].metadata.uid
+        assert objects[each].metadata.resource_version.isdecimal()
+        assert objects[each].metadata.creation_timestamp is not None
+
+
+def test_a_watch_in_protobuf() -> None:
+    body = recorded("protobuf/watch-endpointslices-live").body
+    splitter = splitter_for(protobuf.CONTENT_TYPE)
+    events = [
+        decode_event(event)
+        for at in range(0, len(body), 100)
+        for event in splitter.feed(body[at : at + 100])
+    ]
+    assert not splitter.rest
+    types = ["MODIFIED"] * 2 + ["DELETED", "MODIFIED"] + ["BOOKMARK"] * 3
+    assert [event.type for event in events] == types
+    versions = [int(decode_metadata(event.object).resource_version) for event in events]
+    assert versions == sorted(versions)
+    for event in events[:4]:
+        assert isinstance(decode_object("EndpointSlice", event.object), EndpointSlice)
+
+
+@pytest.mark.parametrize("name", ["watchlist-services", "watchlist-services-stream-type"])
+def test_a_watch_list_in_protobuf(name: str) -> None:
+    splitter = splitter_for(protobuf.CONTENT_TYPE)
+    *events, end = map(decode_event, splitter.feed(recorded(f"protobuf/{name}").body))
+    assert {event.type for event in events} == {"ADDED"}
+    assert int(initial_end(end)) > 41000
+    with pytest.raises(ApiError, match="before the end of the initial events"):
+        initial_end(events[0])
+
+
+def test_errors_in_protobuf() -> None:
+    for name, code, reason in (
+        ("error-404", 404, "could not find the requested resource"),
+        ("error-410-list-exact", 410, "is too old"),
+    ):
+        _, message = unwrap(recorded(f"protobuf/{name}").body)
+        error = decode_status(Message(message)).error()
+        assert (error.status, error.reason) == (code, f"http_{code}")
+        assert reason in str(error)
+    splitter = splitter_for(protobuf.CONTENT_TYPE)
+    (event,) = splitter.feed(recorded("protobuf/error-410-watch").body)
+    with pytest.raises(ApiError, match="too old resource version") as caught:
+        decode_event(event)
+    assert caught.value.status == 410
+
+
+@pytest.mark.parametrize(
+    ("kind", "name"),
+    [
+        ("EndpointSlice", "list-endpointslices"),
+        ("Service", "list-services"),
+        ("Service", "list-services-page1"),
+        ("ServiceCIDR", "list-servicecidrs"),
+    ],
+)
+def test_the_test_server_encodes_as_the_real_one(kind: str, name: str) -> None:
+    real = recorded(f"protobuf/{name}").body
+    (_, head), *items = protobuf.fields_of(protobuf.message_of(real))
+    value = {
+        "kind": f"{kind}List",
+        "apiVersion": KINDS[kind].api_version,
+        "metadata": protobuf.decoded("ListMeta", head),
+        "items": [protobuf.decoded(kind, item) for _, item in items],
+    }
+    assert protobuf.body_of(value) == real
+
+
+def test_the_test_server_encodes_watches_as_the_real_one() -> None:
+    real = recorded("protobuf/watch-endpointslices-live").body
+    frames = b""
+    for event in splitter_for(protobuf.CONTENT_TYPE).feed(real):
+        (_, type_), (_, extension) = protobuf.fields_of(event)
+        message = protobuf.message_of(protobuf.fields_of(extension)[0][1])
+        head = {"kind": "EndpointSlice", "apiVersion": "discovery.k8s.io/v1"}
+        obj = {**head, **protobuf.decoded("EndpointSlice", message)}
+        frames += protobuf.frame_of({"type": type_.decode(), "object": obj})
+    assert frames == real
 
 
 async def test_a_real_cluster_is_read() -> None:

@@ -55,6 +55,14 @@ _OWN = (
         "steersman.kubeconfig_context",
     ),
     Flag(
+        "watch-list",
+        "bool",
+        "false",
+        _O,
+        "Read the first lists as a stream (WatchList), which is not compressed.",
+        "steersman.watch_list",
+    ),
+    Flag(
         "min-sync-period",
         "duration",
         "",

@@ -111,7 +111,7 @@ UPSTREAM_FLAGS: Final = (
         "string",
         "application/vnd.kubernetes.protobuf",
         _A,
-        "Content type of requests. Accepted, but JSON is used.",
+        "Content type of requests and answers; JSON is accepted, too.",
         "client_connection.content_type",
     ),
     Flag(

@@ -42,9 +42,9 @@ class ClientConnection(Section, frozen=True):
     kubeconfig: str = ""
     """File with the credentials; "" for those of the pod's service account."""
     accept_content_types: str = ""
-    """Has no effect: answers are JSON."""
+    """Content types of lists and watches; "" for that of requests. JSON always is one of them."""
     content_type: str = ""
-    """Has no effect: requests are JSON."""
+    """Content type of requests: protobuf, or `application/json`."""
     qps: float = 0
     """Has no effect: a watch needs few requests."""
     burst: Int32 = 0
@@ -295,6 +295,8 @@ class Steersman(Section, frozen=True):
     """Context of the kubeconfig; "" for its current one."""
     api_servers: Annotated[tuple[str, ...], RESTART] = ()
     """URLs that override the kubeconfig's server, in a random order for each node."""
+    watch_list: Annotated[bool, RESTART] = False
+    """Read the first lists as a stream (WatchList), which is not compressed."""
     state: Annotated[StateServer, RESTART] = StateServer()
     """The server for pages of a cluster."""
     tracing: Annotated[Tracing, RESTART] = Tracing()

@@ -40,6 +40,8 @@ from steersman.source.wire import ApiError
 
 log = logging.getLogger(__name__)
 
+_JSON = "application/json"
+
 
 class StartError(Exception):
     """The process cannot start; the message says why and what to do."""
@@ -59,19 +61,26 @@ def node_config(config: ProxyConfig) -> NodeConfig:
 
 def cluster_access(config: ProxyConfig) -> ClusterAccess:
     """Return how to reach the API server; raise KubeconfigError if that is misconfigured."""
-    block = config.steersman
-    return load_cluster_access(
-        config.client_connection.kubeconfig or None,
+    block, connection = config.steersman, config.client_connection
+    access = load_cluster_access(
+        connection.kubeconfig or None,
         masters=block.api_servers,
         context=block.kubeconfig_context,
     )
+    # As in client-go, the type of requests is also accepted, and JSON always is.
+    spoken = connection.content_type or _JSON
+    accepted = connection.accept_content_types or spoken
+    if not any(word.split(";")[0].strip() == _JSON for word in accepted.split(",")):
+        accepted = f"{accepted},{_JSON}"
+    return msgspec.structs.replace(access, accepted=accepted, content_type=spoken)
 
 
 def make_source(config: ProxyConfig, node_name: str) -> Source:
     """Build the configured source of objects: manifests or the API server."""
     if paths := config.steersman.manifests:
         return FileSource([Path(path) for path in paths])
-    return ApiServerSource(cluster_access(config), node_name)
+    access, watch_list = cluster_access(config), config.steersman.watch_list
+    return ApiServerSource(access, node_name, watch_list=watch_list)
 
 
 def new_mode(config: ProxyConfig, create: Factory = create) -> Mode:

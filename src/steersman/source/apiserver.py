@@ -16,6 +16,7 @@ from steersman.source.client import ApiClient, body_chunks
 from steersman.source.credentials import Credentials
 from steersman.source.kubeconfig import ClusterAccess
 from steersman.source.lister import Lister, Listing
+from steersman.source.messages import encoded_event
 from steersman.source.reflector import Reflector, StoreUpdater
 from steersman.source.wire import ApiError, Resource
 
@@ -68,7 +69,7 @@ class ApiServerSource:
         access: ClusterAccess,
         node_name: str,
         *,
-        watch_list: bool = True,
+        watch_list: bool = False,
         timing: Timing | None = None,
         credentials: Credentials | None = None,
     ) -> None:
@@ -77,7 +78,7 @@ class ApiServerSource:
         Args:
             access: the servers and the credentials.
             node_name: this node's name.
-            watch_list: try streaming lists first (WatchList).
+            watch_list: try streaming lists (WatchList) before pages.
             timing: clock, sleep and periods.
             credentials: made from `access` by default.
         """
@@ -125,7 +126,7 @@ class ApiEventPoster:
         """
         path = f"/apis/events.k8s.io/v1/namespaces/{namespace}/events"
         async with ApiClient(self._access, SourceStats(), Timing(), self._credentials) as client:
-            await client.post(path, event)
+            await client.post_message(path, encoded_event(event), event)
 
 
 class NoEvents:

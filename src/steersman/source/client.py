@@ -1,7 +1,8 @@
 """HTTP requests to the API servers of one cluster, with failover and one kind of error.
 
-Everything but the requested JSON becomes an `ApiError` with a short reason for metrics; when to try
-again is decided in reflector.py.
+Lists and watches are asked for in protobuf, if so configured, and taken in JSON, too: the server
+decides. Everything else becomes an `ApiError` with a short reason for metrics; when to try again is
+decided in reflector.py.
 """
 
 from __future__ import annotations
@@ -10,102 +11,30 @@ import asyncio
 import logging
 import os
 import socket
-import ssl
-import tempfile
 import zlib
 from collections.abc import AsyncIterator, Mapping, Sequence
-from contextlib import ExitStack, asynccontextmanager
+from contextlib import asynccontextmanager
 from types import TracebackType
 from typing import Self
 from urllib.parse import urlsplit
 
 import aiohttp
-import msgspec
 from aiohttp.abc import AbstractResolver, ResolveResult
 
 from steersman import __version__
 from steersman.host.process import in_thread
 from steersman.model.addresses import canonical_cidr, canonical_ip, in_cidr, join_host_port
 from steersman.source.base import LogThrottle, Pace, ServerOrder, SourceStats, Timing
-from steersman.source.credentials import CredentialError, Credentials, KeyPair
+from steersman.source.credentials import CredentialError, Credentials, TlsContexts, TlsError
 from steersman.source.kubeconfig import ClusterAccess
-from steersman.source.wire import MAX_LINE, ApiError, Status, shown
+from steersman.source.protobuf import CONTENT_TYPE, Message, unwrap
+from steersman.source.wire import MAX_LINE, ApiError, Status, decode_status, shown
 
 # -- Connections -----------------------------------------------------------------------------------
 #
-# Connections to the API server below HTTP: TLS, name resolution, keep-alive, proxies, gzip.
+# Connections to the API server below HTTP: name resolution, keep-alive, proxies, gzip.
 
 _PIECE = 256 << 10  # bytes decompressed at a time, in about a millisecond
-
-
-class TlsError(Exception):
-    """A certificate cannot be used; the message says which and why."""
-
-
-class TlsContexts:
-    """Makes the TLS context for the next connection; the same one until a certificate changes."""
-
-    def __init__(self, access: ClusterAccess) -> None:
-        self._access = access
-        self._inputs: tuple[bytes, KeyPair | None] | None = None
-        self._context: ssl.SSLContext | None = None
-
-    def current(self, pair: KeyPair | None) -> ssl.SSLContext:
-        """Return a context for the current certificate authority and this client certificate.
-
-        Raises:
-            TlsError: the authority or the certificate cannot be read or used.
-        """
-        ca = self._access.ca
-        try:
-            authority = ca.read() if ca else b""
-        except OSError as error:
-            raise TlsError(f"certificate authority: {error}") from error
-        if ca and not authority.decode("ascii", "ignore").strip():
-            # The file is being written; trusting the system's authorities instead is not meant.
-            raise TlsError(f"certificate authority: {ca.path or 'the text'} is empty")
-        # Making a context parses all authorities, which takes milliseconds.
-        inputs = (authority, pair)
-        if self._context is None or inputs != self._inputs:
-            self._context = _context(authority, pair, insecure=self._access.insecure)
-            self._inputs = inputs
-        return self._context
-
-
-def _context(authority: bytes, pair: KeyPair | None, *, insecure: bool) -> ssl.SSLContext:
-    try:
-        context = ssl.create_default_context(cadata=authority.decode("ascii", "ignore") or None)
-    except (ssl.SSLError, ValueError) as error:
-        raise TlsError(f"certificate authority is not PEM: {error}") from error
-    # On since Python 3.13; it refuses the CAs that many clusters were set up with.
-    context.verify_flags &= ~ssl.VERIFY_X509_STRICT
-    if insecure:
-        context.check_hostname = False
-        context.verify_mode = ssl.CERT_NONE
-    if pair is not None:
-        # `ssl` loads only files, so the key gets one that no disk ever sees.
-        try:
-            with ExitStack() as stack:
-                certificate, key = (_private_file(stack, text) for text in pair)
-                # With an encrypted key OpenSSL would ask on the terminal; this makes it fail.
-                context.load_cert_chain(certificate, key, password="")
-        except (OSError, ValueError) as error:  # ssl.SSLError is an OSError
-            raise TlsError(f"client certificate or key cannot be used: {error}") from error
-    return context
-
-
-def _private_file(stack: ExitStack, text: bytes) -> str:
-    """Return the path of a file with this content that goes with the stack."""
-    if hasattr(os, "memfd_create"):
-        number = os.memfd_create("steersman-pem")
-        stack.callback(os.close, number)
-        os.write(number, text)
-        return f"/proc/self/fd/{number}"
-    folder = stack.enter_context(tempfile.TemporaryDirectory())  # mode 0700
-    path = os.path.join(folder, "pem")
-    with open(path, "wb") as file:
-        file.write(text)
-    return path
 
 
 class Resolver(AbstractResolver):
@@ -227,9 +156,12 @@ async def body_chunks(response: aiohttp.ClientResponse) -> AsyncIterator[bytes]:
 
 # -- Requests --------------------------------------------------------------------------------------
 
+JSON = "application/json"
 MAX_ERROR_BODY = 64 << 10
 """Bytes of an error's body that are read."""
 
+_SPOKEN = (JSON, CONTENT_TYPE)
+_NOT_SPOKEN = frozenset({406, 415})  # Not Acceptable, Unsupported Media Type
 _BROKEN = (aiohttp.ClientError, OSError, asyncio.TimeoutError)
 _TLS_ALERTS = {
     "ALERT_CERTIFICATE_EXPIRED": "the server refuses our client certificate: it has expired",
@@ -262,6 +194,7 @@ class ApiClient:
         self.pace = Pace(timing, stats)
         self._order = ServerOrder(access.servers, timing)
         self._session: aiohttp.ClientSession | None = None
+        self._json_only: set[str] = set()  # paths at which the server refused protobuf
         stats.server = self._order.current()
 
     async def __aenter__(self) -> Self:
@@ -273,7 +206,7 @@ class ApiClient:
             auto_decompress=False,  # see `body_chunks`
             cookie_jar=aiohttp.DummyCookieJar(),
             headers={
-                "Accept": "application/json",
+                "Accept": JSON,
                 "Accept-Encoding": encoding,
                 "User-Agent": f"steersman/{__version__}",
             },
@@ -299,7 +232,12 @@ class ApiClient:
 
     @asynccontextmanager
     async def get(
-        self, path: str, params: Mapping[str, str], idle_timeout: float
+        self,
+        path: str,
+        params: Mapping[str, str],
+        idle_timeout: float,
+        *,
+        negotiate: bool = False,
     ) -> AsyncIterator[aiohttp.ClientResponse]:
         """Send a GET request; yield the response with its body unread.
 
@@ -307,14 +245,23 @@ class ApiClient:
             path: with a leading slash.
             params: the query.
             idle_timeout: seconds without a byte after which the connection is closed.
+            negotiate: accept the configured content types, protobuf among them.
 
         Raises:
-            ApiError: no server can be reached, or the answer is not JSON with status 200; also out
-                of the caller's block, if the connection breaks there.
+            ApiError: no server can be reached, or the answer is not one that is accepted, with
+                status 200; also out of the caller's block, if the connection breaks there.
         """
-        response, server = await self._first_answer(path, params, idle_timeout)
+        accept = self._access.accepted if negotiate and path not in self._json_only else JSON
+        headers = [("Accept", accept)]
+        response, server = await self._first_answer(path, params, idle_timeout, more=headers)
+        if response.status in _NOT_SPOKEN and accept != JSON:
+            response.close()
+            log.info("%s: the server speaks no %s, using JSON", path, accept)
+            self._json_only.add(path)
+            headers = [("Accept", JSON)]
+            response, server = await self._first_answer(path, params, idle_timeout, more=headers)
         try:
-            await self._check(response, server)
+            await self._check(response, server, types=_SPOKEN if negotiate else (JSON,))
             yield response
         except _BROKEN as error:
             self.failed(server)
@@ -348,7 +295,7 @@ class ApiClient:
         response, server = await self._first_answer(path, params, idle_timeout, body, headers)
         try:
             if response.status != 200:
-                if response.status == 401 and response.content_type != "application/json":
+                if response.status == 401 and response.content_type != JSON:
                     text = shown(
                         (await response.content.read(MAX_ERROR_BODY)).decode(errors="replace")
                     )
@@ -361,15 +308,37 @@ class ApiClient:
             response.close()
 
     async def post(self, path: str, body: object) -> bytes:
-        """Create an object; return it as the server completed it.
+        """Create an object; return it, in JSON, as the server completed it.
 
         Raises:
             ApiError: no server can be reached, or it refuses.
         """
         response, server = await self._first_answer(path, {}, self._timing.answer, body)
+        return await self._created(path, response, server, (JSON,))
+
+    async def post_message(self, path: str, message: bytes, body: object) -> None:
+        """Create an object, given in protobuf and in JSON; the latter if the server needs it.
+
+        Raises:
+            ApiError: no server can be reached, or it refuses.
+        """
+        answer = self._timing.answer
+        if self._access.content_type == CONTENT_TYPE:
+            headers = [("Content-Type", CONTENT_TYPE), ("Accept", self._access.accepted)]
+            response, server = await self._first_answer(path, {}, answer, message, headers)
+            if response.status not in _NOT_SPOKEN:
+                await self._created(path, response, server, _SPOKEN)
+                return
+            response.close()
+        await self.post(path, body)
+
+    async def _created(
+        self, path: str, response: aiohttp.ClientResponse, server: str, types: Sequence[str]
+    ) -> bytes:
+        """Return the body of the answer to a POST request."""
         found = b""
         try:
-            await self._check(response, server, good=(200, 201, 202))
+            await self._check(response, server, (200, 201, 202), types)
             async for chunk in body_chunks(response):
                 found += chunk
                 if len(found) > MAX_LINE:
@@ -407,7 +376,7 @@ class ApiClient:
                         "GET" if body is None else "POST",
                         server + path,
                         params=params,
-                        json=body,
+                        **({"data": body} if isinstance(body, bytes) else {"json": body}),
                         headers=[*headers, *more],
                         allow_redirects=False,
                         timeout=aiohttp.ClientTimeout(
@@ -430,11 +399,15 @@ class ApiClient:
         raise connection_error(last) from last
 
     async def _check(
-        self, response: aiohttp.ClientResponse, server: str, good: Sequence[int] = (200,)
+        self,
+        response: aiohttp.ClientResponse,
+        server: str,
+        good: Sequence[int] = (200,),
+        types: Sequence[str] = (JSON,),
     ) -> None:
-        """Raise ApiError unless this is JSON with a good status."""
+        """Raise ApiError unless this has a good status and one of these content types."""
         status = response.status
-        if status in good and response.content_type == "application/json":
+        if status in good and response.content_type in types:
             return
         if status == 401:
             self._credentials.refused()
@@ -454,7 +427,9 @@ class ApiClient:
             target = shown(response.headers.get("Location", "nowhere"))
             raise ApiError("redirect", f"{status}: redirected to {target}", status=status)
         try:
-            found = msgspec.json.decode(body[:MAX_ERROR_BODY], type=Status)
+            raw = body[:MAX_ERROR_BODY]
+            protobuf = response.content_type == CONTENT_TYPE
+            found = decode_status(Message(unwrap(raw)[1]) if protobuf else raw)
         except (ValueError, RecursionError):
             found = Status(message=shown(body.decode(errors="replace")) or "no body")
         wait = response.headers.get("Retry-After", "")  # its other form, a date, is not used

@@ -81,6 +81,10 @@ class ClusterAccess(msgspec.Struct, frozen=True):
     tls_server_name: str = ""
     proxy_url: str = ""
     disable_compression: bool = False
+    accepted: str = "application/vnd.kubernetes.protobuf,application/json"
+    """Content types of lists and watches, as in an Accept header."""
+    content_type: str = "application/vnd.kubernetes.protobuf"
+    """Of Events."""
     token: str = ""
     token_file: str = ""
     """Takes precedence over `token`; read again for every request."""

@@ -22,10 +22,9 @@ from steersman.model.names import ObjectName
 from steersman.source.base import Backoff, EventHandler, KindStats, Timing, upsert_in_batches
 from steersman.source.client import ApiClient, body_chunks
 from steersman.source.lister import Lister
+from steersman.source.protobuf import LineTooLongError
 from steersman.source.wire import (
     ApiError,
-    LineSplitter,
-    LineTooLongError,
     RelistError,
     Resource,
     WatchEvent,
@@ -33,6 +32,7 @@ from steersman.source.wire import (
     decode_metadata,
     decode_object,
     scope_of,
+    splitter_for,
 )
 
 _ABSENT = frozenset({403, 404})
@@ -71,7 +71,7 @@ class StoreUpdater:
         stats.lists += 1
         stats.malformed += len(bad)
 
-    def upsert(self, raw: msgspec.Raw) -> str:
+    def upsert(self, raw: bytes | msgspec.Raw) -> str:
         """Pass on an added or changed object; return its resourceVersion, "" if unknown."""
         self._stats.events += 1
         obj = decode_object(self._kind, raw)
@@ -85,7 +85,7 @@ class StoreUpdater:
             self._resolve(scope_of(self._kind, obj))
         return obj.metadata.resource_version
 
-    def delete(self, raw: msgspec.Raw) -> str:
+    def delete(self, raw: bytes | msgspec.Raw) -> str:
         """Pass on a deletion; return the resourceVersion, "" if unknown.
 
         The name is enough: other fields of the object may be malformed.
@@ -201,14 +201,17 @@ class Reflector:
             "allowWatchBookmarks": "true",
             "timeoutSeconds": str(max(1, round(seconds))),
         }
-        stats, splitter = self._stats, LineSplitter()
+        stats = self._stats
         began, received_before = timing.now(), stats.received_bytes
         # The server ends the watch after timeoutSeconds; our own timeout is for one that does not.
         try:
             async with (
                 asyncio.timeout(seconds + timing.grace),
-                self._client.get(self._resource.path, params, timing.idle_timeout) as response,
+                self._client.get(
+                    self._resource.path, params, timing.idle_timeout, negotiate=True
+                ) as response,
             ):
+                splitter = splitter_for(response.content_type)
                 stats.watches += 1
                 stats.connected = True
                 if self._logged is not None:

@@ -4,20 +4,34 @@
     watch   {"type": "ADDED" | "MODIFIED" | "DELETED" | "BOOKMARK" | "ERROR", "object": {...}}
             one per line
 
-Objects stay JSON here, see wire.py. All failures become an `ApiError` with a short reason; when
+or the same in protobuf (protobuf.py); the content type of an answer tells which. Objects stay
+encoded here. All failures become an `ApiError` with a short reason; when
 to try again is decided in reflector.py.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import msgspec
 
 from steersman.model.addresses import without_password
 from steersman.model.findings import Finding, Severity
 from steersman.model.kube import KINDS, KubeObject
+from steersman.source.messages import OBJECTS
+from steersman.source.protobuf import (
+    CONTENT_TYPE,
+    Field,
+    FrameSplitter,
+    LineTooLongError,
+    Message,
+    ProtobufError,
+    Table,
+    map_entry,
+    text,
+    unwrap,
+)
 
 # -- Lists and watches -----------------------------------------------------------------------------
 
@@ -57,10 +71,6 @@ class ApiError(Exception):
 
 class RelistError(Exception):
     """The watch cannot be resumed: a new list is needed. The message says why."""
-
-
-class LineTooLongError(ValueError):
-    """A line is longer than any event can be."""
 
 
 def shown(text: str) -> str:
@@ -126,11 +136,11 @@ class ObjectList(msgspec.Struct, frozen=True):
     items: msgspec.Raw = msgspec.Raw(b"[]")
 
 
-class WatchEvent(msgspec.Struct, frozen=True):
-    """A line of a watch; the object is still JSON."""
+class WatchEvent(NamedTuple):
+    """An event of a watch; the object is still JSON or protobuf."""
 
     type: str
-    object: msgspec.Raw
+    object: msgspec.Raw | Message
 
 
 class PartialObjectMetadata(msgspec.Struct, frozen=True, rename="camel"):
@@ -147,10 +157,65 @@ class _PartialObject(msgspec.Struct, frozen=True):
     metadata: PartialObjectMetadata = PartialObjectMetadata()
 
 
+class _JsonEvent(msgspec.Struct, frozen=True):
+    type: str
+    object: msgspec.Raw
+
+
+class _RawExtension(msgspec.Struct, frozen=True):
+    raw: bytes = b""
+
+
+class _ProtobufEvent(msgspec.Struct, frozen=True):
+    type: str = ""
+    object: _RawExtension = _RawExtension()
+
+
 _LIST = msgspec.json.Decoder(ObjectList)
-_EVENT = msgspec.json.Decoder(WatchEvent)
+_EVENT = msgspec.json.Decoder(_JsonEvent)
 _PARTIAL = msgspec.json.Decoder(_PartialObject)
 _STATUS = msgspec.json.Decoder(Status)
+
+# The same in protobuf.
+_CAUSE_TABLE = Table(_Cause, {1: Field("reason", text)})
+_DETAILS_TABLE = Table(
+    _Details,
+    {4: Field("causes", _CAUSE_TABLE, many=True), 5: Field("retry_after_seconds", int, 0)},
+)
+_STATUS_TABLE = Table(
+    Status,
+    {
+        3: Field("message", text),
+        4: Field("reason", text),
+        5: Field("details", _DETAILS_TABLE),
+        6: Field("code", int, 0),
+    },
+)
+# Fields around a malformed one are skipped, so that the name is found if it is well formed itself.
+_PARTIAL_TABLE = Table(
+    _PartialObject,
+    {
+        1: Field(
+            "metadata",
+            Table(
+                PartialObjectMetadata,
+                {
+                    1: Field("name", text),
+                    3: Field("namespace", text),
+                    6: Field("resource_version", text),
+                    12: Field("annotations", map_entry, many=True),
+                },
+            ),
+        )
+    },
+)
+_LIST_META_TABLE = Table(
+    ListMeta, {2: Field("resource_version", text), 3: Field("continue_", text)}
+)
+_EVENT_TABLE = Table(
+    _ProtobufEvent,
+    {1: Field("type", text), 2: Field("object", Table(_RawExtension, {1: Field("raw", bytes)}))},
+)
 
 
 def decode_list(kind: str, body: bytes | bytearray) -> ObjectList:
@@ -160,32 +225,65 @@ def decode_list(kind: str, body: bytes | bytearray) -> ObjectList:
         ApiError, msgspec.DecodeError: it is something else.
     """
     page = _LIST.decode(body)
-    wanted = f"{kind}List"
-    if page.kind != wanted:
-        raise ApiError("malformed", f"expected a {wanted}, got a {page.kind!r}")
-    if not page.metadata.resource_version:
-        raise ApiError("malformed", f"the {wanted} has no resourceVersion")
+    _check_list(kind, page.kind, page.metadata)
     if bytes(memoryview(page.items)[:4]) == b"null":  # Go's empty list
         return msgspec.structs.replace(page, items=msgspec.Raw(b"[]"))
     return page
 
 
-def decode_event(line: bytes) -> WatchEvent:
-    """Decode a line of a watch.
+def decode_list_meta(kind: str, found: str, metadata: bytes) -> ListMeta:
+    """Decode the ListMeta of a page in protobuf, and check the page as `decode_list` does.
+
+    Raises:
+        ApiError, ProtobufError: it is something else.
+    """
+    decoded = _LIST_META_TABLE(metadata)
+    _check_list(kind, found, decoded)
+    return decoded
+
+
+def _check_list(kind: str, found: str, metadata: ListMeta) -> None:
+    wanted = f"{kind}List"
+    if found != wanted:
+        raise ApiError("malformed", f"expected a {wanted}, got a {found!r}")
+    if not metadata.resource_version:
+        raise ApiError("malformed", f"the {wanted} has no resourceVersion")
+
+
+def decode_event(event: bytes) -> WatchEvent:
+    """Decode a line of a watch, or its Message.
 
     Raises:
         ApiError: it is an ERROR event.
-        msgspec.DecodeError: it is something else.
+        msgspec.DecodeError, ProtobufError: it is something else.
     """
-    event = _EVENT.decode(line)
-    if event.type == "ERROR":
-        raise _STATUS.decode(event.object).error()
-    return event
+    if isinstance(event, Message):
+        found = _EVENT_TABLE(event)
+        decoded = WatchEvent(found.type, Message(unwrap(found.object.raw)[1]))
+    else:
+        line = _EVENT.decode(event)
+        decoded = WatchEvent(line.type, line.object)
+    if decoded.type == "ERROR":
+        raise decode_status(decoded.object).error()
+    return decoded
 
 
-def decode_metadata(raw: msgspec.Raw) -> PartialObjectMetadata:
+def decode_status(raw: bytes | msgspec.Raw) -> Status:
+    """Decode a Status, in JSON or a Message.
+
+    Raises:
+        msgspec.DecodeError, ProtobufError: it is something else.
+    """
+    if isinstance(raw, Message):
+        return _STATUS_TABLE(raw)
+    return _STATUS.decode(raw)
+
+
+def decode_metadata(raw: bytes | msgspec.Raw) -> PartialObjectMetadata:
     """Return the name and resourceVersion of an object, as far as they are well formed."""
     try:
+        if isinstance(raw, Message):
+            return _PARTIAL_TABLE(raw).metadata
         return _PARTIAL.decode(raw).metadata
     except (ValueError, RecursionError):
         return PartialObjectMetadata()
@@ -199,11 +297,18 @@ def initial_end(event: WatchEvent) -> str:
     """
     meta = decode_metadata(event.object)
     annotations = meta.annotations
+    if isinstance(annotations, list):  # from protobuf
+        annotations = {key.decode(): value.decode() for key, value in annotations}
     if not isinstance(annotations, dict) or annotations.get(_INITIAL_END) != "true":
         raise ApiError("no_watch_list", "a bookmark before the end of the initial events")
     if not meta.resource_version:
         raise ApiError("malformed", "the bookmark has no resourceVersion")
     return meta.resource_version
+
+
+def splitter_for(content_type: str) -> LineSplitter | FrameSplitter:
+    """Return what splits a watch of this content type into events for `decode_event`."""
+    return FrameSplitter(MAX_LINE) if content_type == CONTENT_TYPE else LineSplitter()
 
 
 class LineSplitter:
@@ -264,7 +369,14 @@ def scope_of(kind: str, obj: KubeObject) -> str:
 
 
 def decode_object(kind: str, raw: bytes | msgspec.Raw) -> KubeObject | Finding:
-    """Decode one JSON object of a known kind; return a Finding if it is malformed."""
+    """Decode one object of a known kind, JSON or a Message; return a Finding if it is malformed."""
+    if isinstance(raw, Message):
+        try:
+            return _checked(kind, OBJECTS[kind](raw))
+        except ProtobufError as error:
+            meta = decode_metadata(raw)
+            named = {"metadata": {"namespace": meta.namespace, "name": meta.name}}
+            return _finding(kind, named, str(error))
     try:
         return _checked(kind, _DECODERS[kind].decode(raw))
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:

@@ -30,12 +30,11 @@ from steersman.source.base import Backoff, SourceStats, Timing
 from steersman.source.client import (
     ApiClient,
     Resolver,
-    TlsContexts,
-    TlsError,
     body_chunks,
     connection_error,
     keepalive_socket,
 )
+from steersman.source.credentials import TlsContexts, TlsError
 from steersman.source.kubeconfig import ClusterAccess, Material
 from steersman.source.wire import ApiError, decode_list, shown
 

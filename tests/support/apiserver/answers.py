@@ -8,9 +8,12 @@ import uuid
 
 from aiohttp import web
 
+from tests.support.apiserver import protobuf
 from tests.support.apiserver.world import Object, Selector, continue_token, status
 
 GZIP_ABOVE = 128 << 10
+JSON_ONLY = web.RequestKey("json_only", bool)
+"""Whether protobuf is not spoken."""
 
 
 def verb_of(request: web.Request) -> str:
@@ -36,22 +39,33 @@ def _headers() -> dict[str, str]:
     return {"Audit-Id": str(uuid.uuid4()), "Cache-Control": "no-cache, private"}
 
 
+def wants_protobuf(request: web.Request) -> bool:
+    """Whether protobuf is the first content type that the client accepts, and spoken here."""
+    accepted = request.headers.get("Accept", "").startswith(protobuf.CONTENT_TYPE)
+    return accepted and not request.get(JSON_ONLY, False)
+
+
 async def open_stream(request: web.Request) -> web.StreamResponse:
-    response = web.StreamResponse(headers=_headers())
-    response.content_type = "application/json"
+    stream = f"{protobuf.CONTENT_TYPE};stream=watch"
+    kind = stream if wants_protobuf(request) else "application/json"
+    response = web.StreamResponse(headers={**_headers(), "Content-Type": kind})
     response.enable_chunked_encoding()
     await response.prepare(request)
     return response
 
 
-def answer_json(
+def answer_value(
     request: web.Request, value: Object, code: int = 200, headers: dict[str, str] | None = None
 ) -> web.Response:
     """Answer as the real server does: indented for curl, gzipped where long."""
-    pretty = code != 200 or request.headers.get("User-Agent", "").startswith("curl")
-    indent, separators = (2, None) if pretty else (None, (",", ":"))
-    body = json.dumps(value, indent=indent, separators=separators).encode()
-    all_headers = {**_headers(), **(headers or {}), "Content-Type": "application/json"}
+    if wants_protobuf(request):
+        kind, body = protobuf.CONTENT_TYPE, protobuf.body_of(value)
+    else:
+        pretty = code != 200 or request.headers.get("User-Agent", "").startswith("curl")
+        indent, separators = (2, None) if pretty else (None, (",", ":"))
+        kind = "application/json"
+        body = json.dumps(value, indent=indent, separators=separators).encode()
+    all_headers = {**_headers(), **(headers or {}), "Content-Type": kind}
     if len(body) > GZIP_ABOVE and "gzip" in request.headers.get("Accept-Encoding", ""):
         body = gzip.compress(body, 1)
         all_headers |= {"Content-Encoding": "gzip", "Vary": "Accept-Encoding"}
@@ -66,7 +80,7 @@ def answer_status(
     details: Object | None = None,
     headers: dict[str, str] | None = None,
 ) -> web.Response:
-    return answer_json(request, status(code, message, details=details), code, headers)
+    return answer_value(request, status(code, message, details=details), code, headers)
 
 
 def answer_too_large(request: web.Request, wanted: int, current: int) -> web.Response:
@@ -89,7 +103,7 @@ def answer_expired(request: web.Request, start: str) -> web.Response:
     answer = status(410, message)
     fresh = tuple(start.rstrip("\0").rpartition("/")[::2])
     answer["metadata"] = {"continue": continue_token(-1, (fresh[0], fresh[1]))}
-    return answer_json(request, answer, 410)
+    return answer_value(request, answer, 410)
 
 
 def too_old(since: int, current: int) -> Object:
@@ -97,7 +111,10 @@ def too_old(since: int, current: int) -> Object:
     return {"type": "ERROR", "object": status(410, text)}
 
 
-def line(event: Object) -> bytes:
+def encoded_event(event: Object, request: web.Request) -> bytes:
+    """An event of a watch, as the client wants it."""
+    if wants_protobuf(request):
+        return protobuf.frame_of(event)
     return json.dumps(event, separators=(",", ":")).encode() + b"\n"
 
 

@@ -6,7 +6,8 @@ import json
 
 from aiohttp import web
 
-from tests.support.apiserver.answers import answer_json, answer_status
+from tests.support.apiserver import protobuf
+from tests.support.apiserver.answers import answer_status, answer_value
 from tests.support.apiserver.world import Kind, Object
 
 EVENT = Kind("Event", "events.k8s.io/v1", "/apis/events.k8s.io/v1/events", {})
@@ -16,7 +17,12 @@ _NEEDED = ("eventTime", "reportingController", "reportingInstance", "action", "r
 
 async def take(request: web.Request, known: list[Object]) -> web.Response:
     """Create an Event as the real server does: complete, and no name is used twice."""
-    event = json.loads(await request.read())
+    data = await request.read()
+    if request.content_type == protobuf.CONTENT_TYPE:
+        event = protobuf.decoded("Event", protobuf.message_of(data))
+        event |= {"kind": EVENT.kind, "apiVersion": EVENT.api_version}
+    else:
+        event = json.loads(data)
     metadata = event.get("metadata", {})
     if metadata.get("namespace") != request.match_info["namespace"]:
         return answer_status(request, 400, "the namespace of the object is not that of the request")
@@ -26,4 +32,4 @@ async def take(request: web.Request, known: list[Object]) -> web.Response:
     if any(metadata["name"] == other["metadata"]["name"] for other in known):
         return answer_status(request, 409, f'events "{metadata["name"]}" already exists')
     known.append(event)
-    return answer_json(request, event, 201)
+    return answer_value(request, event, 201)

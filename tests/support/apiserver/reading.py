@@ -107,10 +107,15 @@ async def until(condition: Callable[[], object], seconds: float = 10.0) -> None:
 
 @asynccontextmanager
 async def reading(
-    target: ApiServer | ClusterAccess, *, timing: Timing = FAST, **how: Any
+    target: ApiServer | ClusterAccess,
+    *,
+    timing: Timing = FAST,
+    protobuf: bool = True,
+    **how: Any,
 ) -> AsyncIterator[Reading]:
     """Run a source while the block runs."""
     if isinstance(target, ApiServer):
+        target.protobuf = target.protobuf and protobuf
         target = ClusterAccess(servers=(target.url,))
     source = ApiServerSource(target, NODE, timing=timing, **how)
     store = WatchedStore()

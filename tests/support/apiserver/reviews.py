@@ -9,7 +9,7 @@ from typing import Any
 
 from aiohttp import web
 
-from tests.support.apiserver.answers import answer_json
+from tests.support.apiserver.answers import answer_value
 from tests.support.apiserver.world import Object
 
 TOKENS = "/apis/authentication.k8s.io/v1/tokenreviews"
@@ -36,7 +36,7 @@ class Reviews:
             status["error"] = "[invalid bearer token, token lookup failed]"
         else:
             status |= {"authenticated": True, "user": user, "audiences": ["https://kubernetes"]}
-        return answer_json(request, {**review, "status": status}, 201)
+        return answer_value(request, {**review, "status": status}, 201)
 
     async def right(self, request: web.Request) -> web.Response:
         review = await self._review(request)
@@ -47,7 +47,7 @@ class Reviews:
         status = {"allowed": wanted in rights or wanted[:2] in rights}
         if not status["allowed"]:
             status["reason"] = "no RBAC policy matched"  # type: ignore[assignment]
-        return answer_json(request, {**review, "status": status}, 201)
+        return answer_value(request, {**review, "status": status}, 201)
 
     async def _review(self, request: web.Request) -> Object:
         review: Object = json.loads(await request.read())

@@ -26,19 +26,21 @@ from typing import Any, Self
 from aiohttp import web
 
 from tests.support.apiserver import events as apiserver_events
-from tests.support.apiserver import pods
+from tests.support.apiserver import pods, protobuf
 from tests.support.apiserver.answers import (
+    JSON_ONLY,
     answer_expired,
-    answer_json,
     answer_status,
     answer_too_large,
+    answer_value,
     bare,
-    line,
+    encoded_event,
     open_stream,
     selector_of,
     subject_of,
     too_old,
     verb_of,
+    wants_protobuf,
 )
 from tests.support.apiserver.reviews import RIGHTS, TOKENS, Reviews
 from tests.support.apiserver.world import (
@@ -100,6 +102,7 @@ class Request:
 @dataclass(eq=False)
 class Watcher:
     kind: str
+    request: web.Request
     selector: Selector
     after: int
     """The client has everything up to this resourceVersion."""
@@ -134,11 +137,12 @@ class ApiServer:
         self.forbidden: frozenset[str] = frozenset()
         self.absent: frozenset[str] = frozenset()
         self.watch_list = "on"  # off: 422 as servers do without the feature; ignore: as before it
+        self.protobuf = True
         self.bookmark_seconds = 60.0
         self.stalled = False
         self._faults: list[Fault] = []
         self._watchers: set[Watcher] = set()
-        self._encoded: dict[Selector, tuple[Change, bytes]] = {}
+        self._encoded: dict[tuple[Selector, bool], tuple[Change, bytes]] = {}
         self._connections: set[asyncio.Transport] = set()
         self._host, self._port, self._tls = host, port, tls
         self.load(objects)
@@ -239,7 +243,7 @@ class ApiServer:
         self.compact()
         for watcher in list(self._watchers):
             event = too_old(watcher.after, self.world.version)
-            watcher.queue.put_nowait(line(event))
+            watcher.queue.put_nowait(encoded_event(event, watcher.request))
             watcher.queue.put_nowait(None)
 
     def compact(self) -> None:
@@ -252,7 +256,7 @@ class ApiServer:
         self.world.restart(version)
 
     def configure(self, **settings: Any) -> None:
-        """Set tokens, forbidden, absent (lists), watch_list, bookmark_seconds."""
+        """Set tokens, forbidden, absent (lists), protobuf, watch_list, bookmark_seconds."""
         for name, value in settings.items():
             assert hasattr(self, name), name
             setattr(self, name, frozenset(value) if isinstance(value, list) else value)
@@ -303,6 +307,7 @@ class ApiServer:
         query, headers = dict(request.query), dict(request.headers)
         entry = Request(_now(), kind.kind, verb, query, headers, subject_of(request))
         self.log.append(entry)
+        request[JSON_ONLY] = not self.protobuf
         answer = self._refusal(request, kind) or await self._faulty(request, kind, verb)
         if answer is not None and answer.status >= 400:
             self.refused.append((entry, answer.status))
@@ -320,6 +325,11 @@ class ApiServer:
         return None
 
     def _refusal(self, request: web.Request, kind: Kind) -> web.Response | None:
+        accepted = request.headers.get("Accept", "*/*")
+        if not self.protobuf and not any(each in accepted for each in ("json", "*")):
+            return answer_status(request, 406, "only application/json is spoken here")
+        if not self.protobuf and request.content_type == protobuf.CONTENT_TYPE:
+            return answer_status(request, 415, "only application/json is understood here")
         bearer = request.headers.get("Authorization", "").removeprefix("Bearer ")
         if self.tokens and bearer not in self.tokens:
             return answer_status(request, 401, "Unauthorized")
@@ -349,9 +359,9 @@ class ApiServer:
             case "redirect":
                 return web.Response(status=302, headers={"Location": "/login"})
             case "empty":
-                return answer_json(request, {})
+                return answer_value(request, {})
             case "wrong_kind":
-                return answer_json(
+                return answer_value(
                     request, {"kind": "PodList", "metadata": {"resourceVersion": "1"}}
                 )
             case "drop":
@@ -369,15 +379,21 @@ class ApiServer:
         response = await open_stream(request)
         match fault.what:
             case "truncate":
+                if wants_protobuf(request):
+                    whole = protobuf.frame_of(bookmark(kind, self.world.version))
+                    await response.write(whole[:-3])
+                    return response
                 await response.write(b'{"kind":"' + kind.kind.encode() + b'List","metadata":{"re')
             case "huge_line":
+                if wants_protobuf(request):
+                    await response.write((10 << 20).to_bytes(4))
                 await response.write(b'{"type":"ADDED","object":{"metadata":{"name":"')
                 for _ in range(10):
                     await response.write(b"x" * (1 << 20))
                 await response.write(b'"}}}\n')
             case "error_event":
                 event = {"type": "ERROR", "object": status(fault.status, fault.message)}
-                await response.write(line(event))
+                await response.write(encoded_event(event, request))
             case "end":
                 pass
             case _:
@@ -412,7 +428,7 @@ class ApiServer:
             if not selector:
                 meta["remainingItemCount"] = len(rest) - len(page)  # type: ignore[assignment]
         head = {"kind": f"{kind.kind}List", "apiVersion": kind.api_version, "metadata": meta}
-        return answer_json(request, {**head, "items": [bare(obj) for obj in page]})
+        return answer_value(request, {**head, "items": [bare(obj) for obj in page]})
 
     async def _watch(self, request: web.Request, kind: Kind) -> web.StreamResponse:
         streaming = request.query.get("sendInitialEvents") == "true"
@@ -426,10 +442,11 @@ class ApiServer:
         response = await open_stream(request)
         since = int(request.query.get("resourceVersion") or 0)
         if 0 < since < self.world.compacted:
-            await response.write(line(too_old(since, self.world.version)))
+            gone = too_old(since, self.world.version)
+            await response.write(encoded_event(gone, request))
             return response
         transport = request.transport
-        watcher = Watcher(kind.kind, selector_of(request), since)
+        watcher = Watcher(kind.kind, request, selector_of(request), since)
         watcher.transport = transport if isinstance(transport, asyncio.Transport) else None
         self._begin(watcher, kind, streaming)
         self._watchers.add(watcher)
@@ -450,10 +467,11 @@ class ApiServer:
             return
         watcher.after = self.world.version
         for obj in self.world.select(kind.kind, watcher.selector):
-            watcher.queue.put_nowait(line({"type": "ADDED", "object": obj}))
+            added = {"type": "ADDED", "object": obj}
+            watcher.queue.put_nowait(encoded_event(added, watcher.request))
         if streaming and self.watch_list == "on":
             end = bookmark(kind, self.world.version, initial_end=True)
-            watcher.queue.put_nowait(line(end))
+            watcher.queue.put_nowait(encoded_event(end, watcher.request))
 
     async def _feed(
         self, response: web.StreamResponse, watcher: Watcher, kind: Kind, deadline: float
@@ -469,7 +487,7 @@ class ApiServer:
                 next_bookmark += self.bookmark_seconds
                 if self.stalled or watcher.after > self.world.version:
                     continue  # nothing is sent from the future (recordings)
-                text = line(bookmark(kind, self.world.version))
+                text = encoded_event(bookmark(kind, self.world.version), watcher.request)
             if text is None:
                 return
             if not self.stalled:
@@ -481,16 +499,18 @@ class ApiServer:
 
     def _enqueue(self, watcher: Watcher, change: Change) -> None:
         if watcher.kind == change.kind and change.version > watcher.after:
-            text = self._encode(change, watcher.selector)
+            text = self._encode(change, watcher)
             if text:
                 watcher.queue.put_nowait(text)
 
-    def _encode(self, change: Change, selector: Selector) -> bytes:
-        """The line of an event, made once for all watches alike; b"" if they do not see it."""
-        known = self._encoded.get(selector)
+    def _encode(self, change: Change, watcher: Watcher) -> bytes:
+        """An event as sent, made once for all watches alike; b"" if they do not see it."""
+        key = watcher.selector, wants_protobuf(watcher.request)
+        known = self._encoded.get(key)
         if known is None or known[0] is not change:
-            event = watch_event(change, selector)
-            known = self._encoded[selector] = (change, line(event) if event else b"")
+            event = watch_event(change, watcher.selector)
+            text = encoded_event(event, watcher.request) if event else b""
+            known = self._encoded[key] = (change, text)
         return known[1]
 
 

@@ -5,8 +5,7 @@ from pathlib import Path
 import pytest
 from cryptography.hazmat.primitives import serialization
 
-from steersman.source.client import TlsContexts, TlsError
-from steersman.source.credentials import KeyPair
+from steersman.source.credentials import KeyPair, TlsContexts, TlsError
 from steersman.source.kubeconfig import ClusterAccess, Material
 from tests.support.apiserver.certificates import Authority
 

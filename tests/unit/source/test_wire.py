@@ -8,10 +8,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from steersman.source.protobuf import LineTooLongError
 from steersman.source.wire import (
     ApiError,
     LineSplitter,
-    LineTooLongError,
     Status,
     decode_event,
     decode_list,

@@ -1,0 +1,223 @@
+"""Protobuf decodes to the same objects as JSON, and any bytes to an object or a clear error."""
+
+from __future__ import annotations
+
+import json
+from contextlib import suppress
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from steersman.model.findings import Finding
+from steersman.model.kube import KINDS as STRUCTS
+from steersman.source.protobuf import LineTooLongError, ListReader, Message, ProtobufError
+from steersman.source.wire import ApiError, decode_event, decode_object, splitter_for
+from tests.support.apiserver import protobuf
+from tests.support.apiserver.protobuf import CONTENT_TYPE, encoded, field, varint
+from tests.support.apiserver.world import Object
+
+names = st.text(st.characters(codec="utf-8", exclude_characters="\0"), min_size=1, max_size=300)
+texts = st.text(max_size=200).filter(bool)
+int32 = st.integers(1, (1 << 31) - 1)
+times = st.datetimes().map(lambda when: when.replace(microsecond=0).isoformat() + "Z")
+maps = st.dictionaries(
+    st.sampled_from([
+        "kubernetes.io/service-name", "service.kubernetes.io/headless", "app", "a" * 200,
+        "endpoints.kubernetes.io/last-change-trigger-time", "steersman/weight", "steersman/probe",
+        "topology.kubernetes.io/zone",
+    ]),
+    st.text(max_size=150), min_size=1,
+)  # fmt: skip
+
+
+def record(**fields: st.SearchStrategy[Any]) -> st.SearchStrategy[Object]:
+    """Objects of some of these fields."""
+    return st.fixed_dictionaries({}, optional=fields)
+
+
+def full(**fields: st.SearchStrategy[Any]) -> st.SearchStrategy[Object]:
+    return st.fixed_dictionaries(fields)
+
+
+def many(item: st.SearchStrategy[Any]) -> st.SearchStrategy[list[Any]]:
+    return st.lists(item, min_size=1, max_size=3)
+
+
+meta = st.builds(
+    lambda needed, more: {**needed, **more},
+    full(name=names, namespace=names, uid=texts, resourceVersion=texts),
+    record(
+        generateName=texts, creationTimestamp=times, deletionTimestamp=times,
+        labels=maps, annotations=maps, generation=int32,
+    ),
+)  # fmt: skip
+references = full(kind=texts, namespace=texts, name=texts)
+zones = many(full(name=texts))
+endpoints = st.builds(
+    lambda needed, more: {**needed, **more},
+    full(conditions=record(ready=st.booleans(), serving=st.booleans(), terminating=st.booleans())),
+    record(
+        addresses=many(texts), hostname=texts, targetRef=references, nodeName=texts, zone=texts,
+        hints=record(forZones=zones, forNodes=zones),
+    ),
+)  # fmt: skip
+slices = st.builds(
+    lambda needed, more: {**needed, **more},
+    full(metadata=meta, addressType=texts),
+    record(
+        endpoints=many(endpoints),
+        ports=many(record(name=texts, protocol=texts, port=st.integers(-5, 70000))),
+    ),
+)
+ports = st.builds(
+    lambda needed, more: {**needed, **more},
+    full(port=int32, targetPort=st.one_of(int32, texts)),
+    record(name=texts, protocol=texts, nodePort=int32),
+)
+services = full(
+    metadata=meta,
+    spec=record(
+        ports=many(ports), selector=maps, clusterIP=texts, type=texts, externalIPs=many(texts),
+        sessionAffinity=texts, loadBalancerSourceRanges=many(texts), externalName=texts,
+        externalTrafficPolicy=texts, healthCheckNodePort=int32, clusterIPs=many(texts),
+        ipFamilies=many(texts), internalTrafficPolicy=texts, ipFamilyPolicy=texts,
+        sessionAffinityConfig=record(clientIP=record(timeoutSeconds=int32)),
+    ),
+    status=full(
+        loadBalancer=record(ingress=many(record(ip=texts, hostname=texts, ipMode=texts)))
+    ),
+)  # fmt: skip
+nodes = full(
+    metadata=meta,
+    spec=record(
+        podCIDR=texts, podCIDRs=many(texts), taints=many(full(key=texts, value=texts, effect=texts))
+    ),
+    status=record(addresses=many(full(type=texts, address=texts))),
+)
+cidrs = full(metadata=meta, spec=record(cidrs=many(texts)))
+objects = st.one_of(
+    st.tuples(st.just("EndpointSlice"), slices),
+    st.tuples(st.just("Service"), services),
+    st.tuples(st.just("Node"), nodes),
+    st.tuples(st.just("ServiceCIDR"), cidrs),
+)
+
+
+@given(objects)
+def test_protobuf_and_json_decode_to_the_same(drawn: tuple[str, Object]) -> None:
+    kind, value = drawn
+    wanted = decode_object(kind, json.dumps(value).encode())
+    assert not isinstance(wanted, Finding)
+    message = encoded(kind, value)
+    assert decode_object(kind, Message(message)) == wanted
+    # Once more: parts that are looked up by their bytes are the same, too.
+    assert decode_object(kind, Message(message)) == wanted
+    # Fields of a later version are skipped.
+    later = field(500, b"x") + varint(501 << 3) + varint(7) + varint(502 << 3 | 5) + b"1234"
+    assert decode_object(kind, Message(message + later)) == wanted
+
+
+@given(slices, st.randoms(use_true_random=False))
+def test_the_order_of_fields_does_not_matter(value: Object, dice: Any) -> None:
+    """Except for that of the items of one list."""
+
+    def shuffled(message: bytes, inner: bool) -> bytes:
+        parts = [
+            varint(number << 3) + varint(item)
+            if isinstance(item, int)
+            else field(number, shuffled(item, inner=False) if inner and number < 3 else item)
+            for number, item in protobuf.fields_of(message)
+        ]
+        keys = [number for number, _ in protobuf.fields_of(message)]
+        order = {number: dice.random() for number in set(keys)}
+        indices = sorted(range(len(parts)), key=lambda at: (order[keys[at]], at))
+        return b"".join(parts[at] for at in indices)
+
+    message = encoded("EndpointSlice", value)
+    wanted = decode_object("EndpointSlice", Message(message))
+    assert decode_object("EndpointSlice", Message(shuffled(message, inner=True))) == wanted
+
+
+def finish(kind: str, message: bytes) -> None:
+    """An object of the kind, or a Finding that describes the error."""
+    found = decode_object(kind, Message(message))
+    if isinstance(found, Finding):
+        assert found.object.startswith(f"{kind} ")
+        assert found.reason
+    else:
+        assert isinstance(found, STRUCTS[kind])
+
+
+@given(st.sampled_from(sorted(STRUCTS)), st.binary(max_size=300))
+def test_any_bytes_are_an_object_or_a_finding(kind: str, message: bytes) -> None:
+    finish(kind, message)
+
+
+@given(objects, st.data())
+def test_damaged_objects_are_an_object_or_a_finding(
+    drawn: tuple[str, Object], data: st.DataObject
+) -> None:
+    kind, value = drawn
+    message = bytearray(encoded(kind, value))
+    for _ in range(data.draw(st.integers(1, 4))):
+        message[data.draw(st.integers(0, len(message) - 1))] = data.draw(st.integers(0, 255))
+    finish(kind, bytes(message))
+    finish(kind, bytes(message[: data.draw(st.integers(0, len(message)))]))
+
+
+@given(st.lists(st.binary(max_size=200), max_size=5))
+def test_any_bytes_are_a_list_or_an_error(chunks: list[bytes]) -> None:
+    for start in (b"", b"k8s\0", b"k8s\0\x12\xff\x01"):
+        reader = ListReader(1000)
+        with suppress(ProtobufError, LineTooLongError):
+            for chunk in (start, *chunks):
+                assert all(isinstance(item, Message) for item in reader.feed(chunk))
+
+
+@given(st.binary(max_size=300))
+def test_any_bytes_are_events_or_an_error(data: bytes) -> None:
+    splitter = splitter_for(CONTENT_TYPE)
+    with suppress(ProtobufError, LineTooLongError, ApiError):
+        for each in splitter.feed(len(data).to_bytes(4) + data):
+            assert isinstance(decode_event(each).type, str)
+
+
+NAME = field(1, b"cart") + field(3, b"shop")
+GOOD = field(1, NAME)
+
+
+@pytest.mark.parametrize(
+    ("message", "path", "words"),
+    [
+        (GOOD + b"\x12", "", "ends within"),
+        (GOOD + b"\x12\x05abc", "endpoints", "a length beyond its end"),
+        (GOOD + b"\x12\xff", "", "ends within"),
+        (GOOD + b"\x12" + b"\xff" * 10 + b"\x01", "endpoints", "more than ten bytes"),
+        (GOOD + field(4, b"\xff\xfe"), "addressType", "not UTF-8"),
+        (GOOD + varint(4 << 3) + varint(1), "addressType", "wire type 0"),
+        (GOOD + varint(9 << 3 | 3), "", "wire type 3"),
+        (GOOD + varint(9 << 3 | 1) + b"123", "", "ends within"),
+        (GOOD + field(3, varint(3 << 3) + varint(1 << 40)), "ports.port", "into 32 bits"),
+        (GOOD + field(2, field(8, field(1, field(1, b"\xff")))),
+         "endpoints.hints.forZones.name", "not UTF-8"),
+        (field(1, NAME + field(8, b"\x08" + varint(1 << 50))), "metadata.creationTimestamp",
+         "is no time"),
+        (GOOD + field(2, field(1, b"\xff") + field(2, b"")), "endpoints.addresses", "not UTF-8"),
+    ],
+)  # fmt: skip
+def test_a_finding_says_where_the_error_lies(message: bytes, path: str, words: str) -> None:
+    found = decode_object("EndpointSlice", Message(message))
+    assert isinstance(found, Finding)
+    assert found.field == path
+    assert words in found.reason
+
+
+def test_a_finding_names_the_object_if_its_name_is_well_formed() -> None:
+    found = decode_object("EndpointSlice", Message(GOOD + field(4, b"\xff")))
+    assert isinstance(found, Finding)
+    assert found.object == "EndpointSlice shop/cart"
+    found = decode_object("EndpointSlice", Message(field(4, b"IPv4")))
+    assert isinstance(found, Finding)
+    assert (found.object, found.field) == ("EndpointSlice ", "metadata.name")
