@@ -29,6 +29,7 @@ from benchmarks import (
     start,
     stream,
     ui,
+    wire,
 )
 from benchmarks.figures import Figure, table
 
@@ -50,10 +51,11 @@ BENCHMARKS: dict[str, Callable[[bool], list[Figure]]] = {
     "operate": operate.run,
     "stream": stream.run,
     "ui": ui.run,
+    "wire": wire.run,
     "failover": failover_cost.run,
     "fleet": fleet.run,
 }
-NEED_ROOT = set(BENCHMARKS) - {"memory", "proxy", "ui", "fleet"}
+NEED_ROOT = set(BENCHMARKS) - {"memory", "proxy", "ui", "wire", "fleet"}
 
 
 def main() -> int:

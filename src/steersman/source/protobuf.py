@@ -250,6 +250,55 @@ _TYPE_META = Table(_TypeMeta, {2: Field("kind", text)})
 _UNKNOWN = Table(_Unknown, {1: Field("type", Memo(_TYPE_META)), 2: Field("raw", bytes)})
 
 
+_TYPE = Memo(text)
+
+
+def event_parts(data: bytes) -> tuple[str, Message]:
+    """Return the type of a WatchEvent and the message of its object.
+
+    Four messages are one within the other, so their heads are read here, in the order in which the
+    API server writes them: a third of the time that tables take. Anything else is left to those.
+
+    Raises:
+        ProtobufError: it is malformed.
+    """
+    try:
+        at = 2 + data[1]
+        kind, end = data[2:at], len(data)
+        wanted = data[0] == 0x0A and at < 128
+        for tag in (0x12, 0x0A):  # the RawExtension, and its only field
+            length, after = varint(data, at + 1)
+            wanted &= data[at] == tag and after + length == end
+            at = after
+        wanted &= data.startswith(_MAGIC + b"\x0a", at)
+        at += len(_MAGIC) + 1
+        at += 1 + data[at]  # typeMeta
+        length, after = varint(data, at + 1)
+        wanted &= data[at] == 0x12 and after + length <= end
+        # Unknown ends with two texts, which are empty.
+        if wanted and data[after + length :] == b"\x1a\0\x22\0":
+            return _TYPE(kind), Message(data[after : after + length])
+    except (IndexError, UnicodeDecodeError):
+        pass
+    event = _EVENT(data)
+    return event.type, Message(unwrap(event.object.raw)[1])
+
+
+class _RawExtension(msgspec.Struct, frozen=True):
+    raw: bytes = b""
+
+
+class _Event(msgspec.Struct, frozen=True):
+    type: str = ""
+    object: _RawExtension = _RawExtension()
+
+
+_EVENT = Table(
+    _Event,
+    {1: Field("type", text), 2: Field("object", Table(_RawExtension, {1: Field("raw", bytes)}))},
+)
+
+
 class FrameSplitter:
     """Splits the stream of a watch into its events; the same interface as LineSplitter."""
 

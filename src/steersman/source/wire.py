@@ -28,9 +28,9 @@ from steersman.source.protobuf import (
     Message,
     ProtobufError,
     Table,
+    event_parts,
     map_entry,
     text,
-    unwrap,
 )
 
 # -- Lists and watches -----------------------------------------------------------------------------
@@ -162,15 +162,6 @@ class _JsonEvent(msgspec.Struct, frozen=True):
     object: msgspec.Raw
 
 
-class _RawExtension(msgspec.Struct, frozen=True):
-    raw: bytes = b""
-
-
-class _ProtobufEvent(msgspec.Struct, frozen=True):
-    type: str = ""
-    object: _RawExtension = _RawExtension()
-
-
 _LIST = msgspec.json.Decoder(ObjectList)
 _EVENT = msgspec.json.Decoder(_JsonEvent)
 _PARTIAL = msgspec.json.Decoder(_PartialObject)
@@ -211,10 +202,6 @@ _PARTIAL_TABLE = Table(
 )
 _LIST_META_TABLE = Table(
     ListMeta, {2: Field("resource_version", text), 3: Field("continue_", text)}
-)
-_EVENT_TABLE = Table(
-    _ProtobufEvent,
-    {1: Field("type", text), 2: Field("object", Table(_RawExtension, {1: Field("raw", bytes)}))},
 )
 
 
@@ -258,8 +245,7 @@ def decode_event(event: bytes) -> WatchEvent:
         msgspec.DecodeError, ProtobufError: it is something else.
     """
     if isinstance(event, Message):
-        found = _EVENT_TABLE(event)
-        decoded = WatchEvent(found.type, Message(unwrap(found.object.raw)[1]))
+        decoded = WatchEvent(*event_parts(event))
     else:
         line = _EVENT.decode(event)
         decoded = WatchEvent(line.type, line.object)
