@@ -7,12 +7,11 @@ import sys
 from collections.abc import Callable
 from pathlib import Path
 
-import msgspec
-
 from benchmarks import (
     change,
     churn,
     cold,
+    draw,
     ebpf,
     failover_cost,
     fleet,
@@ -25,6 +24,7 @@ from benchmarks import (
     path,
     proxy,
     rollout,
+    scale,
     scrape,
     start,
     stream,
@@ -47,6 +47,7 @@ BENCHMARKS: dict[str, Callable[[bool], list[Figure]]] = {
     "start": start.run,
     "footprint": footprint.run,
     "proxy": proxy.run,
+    "scale": scale.run,
     "scrape": scrape.run,
     "operate": operate.run,
     "stream": stream.run,
@@ -59,7 +60,7 @@ NEED_ROOT = set(BENCHMARKS) - {"memory", "proxy", "ui", "wire", "fleet"}
 
 
 def main() -> int:
-    """Run the benchmarks asked for; print a table and write build/bench.json."""
+    """Run the benchmarks asked for; print a table, write build/bench.json and its drawings."""
     only, quick = os.environ.get("ONLY", ""), os.environ.get("QUICK", "") not in ("", "0")
     if only and only not in BENCHMARKS:
         print(f"ONLY={only}: there is {', '.join(BENCHMARKS)}", file=sys.stderr)
@@ -74,8 +75,9 @@ def main() -> int:
     print(table(figures))
     build = Path(__file__).parents[1] / "build"
     build.mkdir(exist_ok=True)
-    encoded = msgspec.json.format(msgspec.json.encode(figures), indent=2)
-    (build / "bench.json").write_bytes(encoded + b"\n")
+    (build / "bench.json").write_bytes(draw.encoded(figures))
+    for name, drawn in draw.made(figures).items():
+        (build / name).write_text(drawn)
     return 0
 
 

@@ -79,8 +79,8 @@ class Ranking(Generic[K]):
                 found = levels[after] = OrderedDict()
             found[key] = None
             self._highest = max(self._highest, after)
-        elif before:
-            del counts[key]
+        else:
+            counts.pop(key, None)
         # Counts change by a few at a time, so the next level is near.
         while self._highest and self._highest not in levels:
             self._highest -= 1

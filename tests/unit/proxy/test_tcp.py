@@ -233,6 +233,7 @@ async def test_streams_are_copied_if_splicing_fails(
             assert await ask(made.port(key()), data) == data
 
 
+@EVERY_WAY
 async def test_the_next_endpoint_is_dialled_and_the_failed_one_comes_last() -> None:
     gone = await refusing()
     async with endpoint(answering(b"one")) as one, proxy() as made:
@@ -470,3 +471,31 @@ def test_the_header_of_the_proxy_protocol(
 ) -> None:
     header = proxy_protocol_header(client, destination)
     assert header == b"\r\n\r\n\0\r\nQUIT\n" + bytes.fromhex(body)
+
+
+@pytest.mark.parametrize("after", [0, 1 << 60], ids=["spliced", "copied"])
+async def test_a_stream_without_pause_leaves_others_their_turn(
+    monkeypatch: pytest.MonkeyPatch, after: int
+) -> None:
+    monkeypatch.setattr(relay, "SPLICE_AFTER", after)
+
+    async def pour(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        while True:
+            writer.write(bytes(1 << 20))
+            await writer.drain()
+
+    async with endpoint(pour) as one, endpoint(answering(b"2")) as two, proxy() as made:
+        other = key(address="10.96.0.2")
+        await made.start({key(): listener(one), other: listener(two)})
+        reader, writer = await asyncio.open_connection(LOCAL, made.port(key()), limit=1 << 20)
+
+        async def take() -> None:
+            while await reader.read(1 << 20):
+                pass
+
+        taking = asyncio.create_task(take())
+        for _ in range(20):
+            assert await ask(made.port(other), b"?") == b"2?"
+        assert not taking.done()
+        taking.cancel()
+        writer.close()

@@ -1,0 +1,119 @@
+"""Cold start and one change against the number of Services: each mode, and upstream's shape.
+
+Ours is timed from the JSON of an API server to the kernel. Of upstream's shape only the command is
+(`iptables-restore`, `nft -f`); what makes its input is not. No upstream mode is like the ebpf mode.
+"""
+
+from __future__ import annotations
+
+import itertools
+import statistics
+import time
+from collections.abc import Callable
+
+from benchmarks import world
+from benchmarks.figures import Figure, figure
+from benchmarks.nft_world import NftFlat, endpoints, service
+from benchmarks.node import Flat, Node
+
+MODES = ("iptables-nft", "iptables-legacy", "nftables", "ebpf")
+SIZES = (100, 1_000, 5_000)
+_SMALL = 1_000
+COLD, CHANGE = "cold start, from JSON", "one endpoint replaced, from JSON"
+
+
+def run(quick: bool) -> list[Figure]:
+    """Measure every mode at every size (only 50 Services when quick)."""
+    sizes, changes = ((50,), 3) if quick else (SIZES, 9)
+    return [each for mode in MODES for size in sizes for each in measured(mode, size, changes)]
+
+
+def measured(mode: str, services: int, changes: int) -> list[Figure]:
+    """Fill a node and then change it, beside a node with upstream's shape, in turns."""
+    runs = 3 if services <= _SMALL else 1  # upstream's shape takes up to a minute
+    starts: list[tuple[float, ...]] = []
+    for left in reversed(range(runs)):
+        pair = _Pair(mode, services)
+        starts.append(pair.seconds)
+        took = [] if left else [pair.replace(count) for count in range(1, changes + 1)]
+        pair.close()
+    return [_median(COLD, mode, services, starts), _median(CHANGE, mode, services, took)]
+
+
+def _median(name: str, mode: str, services: int, took: list[tuple[float, ...]]) -> Figure:
+    """Return the medians of ours and of upstream's, which the ebpf mode has not."""
+    factor, unit = (1.0, "s") if name == COLD else (1e3, "ms")
+    ours, *theirs = (statistics.median(each) * factor for each in zip(*took, strict=True))
+    return figure(name, mode, services, (ours, unit), *theirs)
+
+
+def _timed(do: Callable[[], object]) -> float:
+    begun = time.perf_counter()
+    do()
+    return time.perf_counter() - begun
+
+
+class _Pair:
+    """A node in a mode, and one with upstream's shape."""
+
+    def __init__(self, mode: str, services: int) -> None:
+        self._services = services
+        self._node = Node(mode.removeprefix("iptables-"), 0)
+        self._upstream: _Upstream | None = None
+        self.seconds: tuple[float, ...] = (_timed(self._fill),)
+        """That it took to fill them."""
+        if mode != "ebpf":
+            self._upstream = _Upstream(mode, services)
+            self.seconds += (self._upstream.seconds,)
+
+    def _fill(self) -> None:
+        for number in range(self._services):
+            self._node.add(number)
+        self._node.sync()
+
+    def replace(self, count: int) -> tuple[float, ...]:
+        """Replace an endpoint of a Service; return the seconds of each node."""
+        number = count * 37 % self._services
+        pods = world.pods(number, count)
+
+        def ours() -> None:
+            self._node.event("EndpointSlice", world.endpoint_slice(number, pods))
+            self._node.sync()
+
+        if self._upstream is None:
+            return (_timed(ours),)
+        upstream = self._upstream
+        return _timed(ours), _timed(lambda: upstream.replace(number, pods))
+
+    def close(self) -> None:
+        self._node.close()
+        if self._upstream:
+            self._upstream.close()
+
+
+class _Upstream:
+    """A node with upstream's shape, written at once."""
+
+    def __init__(self, mode: str, services: int) -> None:
+        self._numbers = range(services)
+        if mode == "nftables":
+            self._node: NftFlat | Flat = NftFlat(0)
+            lines = [service(number, world.pods(number)) for number in self._numbers]
+            flat = self._node
+            self.seconds = _timed(lambda: flat.load(itertools.chain.from_iterable(lines)))
+        else:
+            own = [line for n in self._numbers for line in world.service_rules(n, world.pods(n))]
+            text = world.restore_text(self._numbers, own, world.JUMPS)
+            tables = Flat(mode.removeprefix("iptables-"))
+            self._node = tables
+            self.seconds = _timed(lambda: tables.restore(text))
+
+    def replace(self, number: int, pods: list[str]) -> None:
+        if isinstance(self._node, NftFlat):
+            self._node.load(endpoints(number, pods))
+        else:
+            own = world.service_rules(number, pods)
+            self._node.restore(world.restore_text(self._numbers, own))
+
+    def close(self) -> None:
+        self._node.close()
