@@ -13,6 +13,7 @@ from urllib.parse import parse_qsl
 
 from tests.sim.network import Address, Peer
 from tests.sim.universe import Universe
+from tests.support.apiserver import protobuf
 from tests.support.apiserver.world import (
     KINDS,
     Change,
@@ -254,7 +255,10 @@ class ApiServer:
             self._universe.note(f"api: {fault.what} {fault.code} for {kind}")
             self._misbehave(peer, fault)
         elif request.kind is None:
-            self.events.append(json.loads(body) if body else {})
+            if body.startswith(protobuf.MAGIC):
+                self.events.append(protobuf.decoded("Event", protobuf.message_of(body)))
+            else:
+                self.events.append(json.loads(body) if body else {})
             _reply(peer, 201, {})
         elif request.query.get("watch") == "true":
             self._watch(peer, request, request.kind)
