@@ -170,7 +170,8 @@ class StaleEntryCleaner:
         result, written = report.result, report.written
         starting = result is not None and result.reason == "start"
         repaired = starting or (report.compared and bool(written.added or written.changed))
-        if repaired:  # connections made while rules were missing are not translated
+        # Connections made while rules were missing are not translated, if conntrack has any.
+        if repaired and plan.settings.traits.tracks_connections:
             for family in plan.settings.families:
                 self._owed[_UNTRANSLATED, family].owe(_ALL)
             self._wake.set()
