@@ -19,6 +19,8 @@ from steersman.model.errors import ApplyError
 from steersman.model.plan import Endpoint
 from steersman.modes.ebpf import bpf, datapath, layout, loader
 from steersman.modes.ebpf.bpf import ArrayMap, HashMap
+from steersman.modes.ebpf.dump import open_tables
+from steersman.modes.ebpf.loader import ObjectError
 from tests.support.builders.ebpf_node_plan import (
     CLIENT,
     LAYOUT,
@@ -165,6 +167,15 @@ def test_a_map_of_another_version_goes(node: Node, shape: str) -> None:
         asyncio.run(bring(node.mode(), PLAN))
         talk(ends)
     assert "unknown" not in {path.name for path in (node.pins / "maps").iterdir()}
+
+
+def test_maps_of_an_older_version_are_a_sentence(node: Node) -> None:
+    (node.pins / "maps" / "devices").unlink()
+    with pytest.raises(ObjectError, match="those of another version: there is no map 'devices'"):
+        open_tables(node.pins / "maps")
+    asyncio.run(node.modes[-1].aclose())
+    asyncio.run(bring(node.mode(), PLAN))  # which has all of them again
+    assert open_tables(node.pins / "maps").read()
 
 
 def trusted(node: Node, maps: str) -> int:

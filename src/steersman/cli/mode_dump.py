@@ -22,4 +22,8 @@ def dump_table(spec: ModeSpec, words: Sequence[str]) -> int:
         raise QuestionError(
             f"the maps of the {spec.name} mode cannot be read: this needs root"
         ) from error
+    except BrokenPipeError:
+        raise
+    except OSError as error:
+        raise QuestionError(error.strerror or str(error)) from error
     return 0

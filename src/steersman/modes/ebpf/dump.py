@@ -5,6 +5,7 @@
 
 from __future__ import annotations
 
+import errno
 import time
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
@@ -23,6 +24,7 @@ from steersman.modes.ebpf.layout import (
     is_ipv4,
     print_address,
 )
+from steersman.modes.ebpf.loader import ObjectError
 from steersman.modes.ebpf.tables import Tables
 
 # -- Dumps -----------------------------------------------------------------------------------------
@@ -177,8 +179,18 @@ DUMPS: Mapping[str, Callable[[Path], Iterator[str]]] = {
 
 
 def open_tables(maps: Path) -> Tables:
-    """Open the maps that are pinned in a directory."""
-    return Tables({path.name: bpf.Object.pinned(path).fd for path in maps.iterdir()})
+    """Open the maps that are pinned in a directory.
+
+    Raises:
+        FileNotFoundError: nothing is pinned.
+        ObjectError: another version has pinned its maps.
+    """
+    pinned = {path.name: bpf.Object.pinned(path).fd for path in maps.iterdir()}
+    try:
+        return Tables(pinned)
+    except KeyError as missing:
+        text = f"the maps in {maps} are those of another version: there is no map {missing}"
+        raise ObjectError(errno.ESTALE, text) from None
 
 
 # -- Lookups ---------------------------------------------------------------------------------------
