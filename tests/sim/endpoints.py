@@ -8,6 +8,7 @@ attacker makes up. Each ejection is judged at once; whether it ends, when all is
 from __future__ import annotations
 
 import asyncio
+import time
 from collections.abc import Callable, Collection, Iterable
 from typing import Any
 
@@ -191,7 +192,9 @@ class Endpoints:
             if backend in known:
                 continue
             since = self._answers_since(backend.ip)
-            if since is not None and now - since > _SERIES:
+            # A limit may have kept it in the pool for a part of its hold.
+            decided = now - (time.time() - ejection.since)
+            if since is not None and decided - since > _SERIES:
                 self._fail(f"{backend} is ejected ({ejection.reason}), and it answers")
             broken = any(key in self._faults for key in self._keys(backend.ip))
             # For its own Service the attacker may do without them.
