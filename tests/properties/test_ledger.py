@@ -55,6 +55,18 @@ def test_the_kernel_has_what_is_in_force(
                 assert of(world, owner).items() <= kernel.items()
 
 
+def test_a_change_may_come_before_what_is_in_force_is_packed() -> None:
+    ledger = ObjectLedger()
+    ledger.put("a", {1: 1})
+    ledger.mark_written()
+    ledger.put("a", {1: 2})
+    ledger.pack()
+    assert dict(ledger.in_force()) == {1: 1}
+    change = ledger.changes()
+    assert change is not None
+    assert patch({1: 1}, change) == {1: 2}
+
+
 @given(worlds, worlds, st.booleans())
 def test_changes_lead_from_one_world_to_the_next(
     first: dict[int, tuple[Owner, int]], second: dict[int, tuple[Owner, int]], packs: bool
