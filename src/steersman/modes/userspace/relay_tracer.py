@@ -137,7 +137,12 @@ def parse_address(text: str) -> tuple[str, int]:
 
 
 def find_process(inodes: set[int], proc: Path = Path("/proc")) -> tuple[str, frozenset[int]] | None:
-    """Return name and pid, and the inodes of all sockets, of the process that has one of these."""
+    """Return name and pid, and the inodes of all sockets, of the process that has one of these.
+
+    A child that was just forked has the sockets of its parent, except for those that came later: of
+    several processes it is the one with most sockets.
+    """
+    found: list[tuple[int, str, frozenset[int]]] = []
     for folder in proc.glob("[0-9]*"):
         own = set()
         with suppress(OSError):  # it has ended, or is another user's
@@ -147,7 +152,6 @@ def find_process(inodes: set[int], proc: Path = Path("/proc")) -> tuple[str, fro
                     if target.startswith("socket:["):
                         own.add(int(target[8:-1]))
             if own & inodes:
-                return f"{(folder / 'comm').read_text().strip()} (pid {folder.name})", frozenset(
-                    own
-                )
-    return None
+                name = f"{(folder / 'comm').read_text().strip()} (pid {folder.name})"
+                found.append((len(own), name, frozenset(own)))
+    return max(found, key=lambda each: each[0])[1:] if found else None

@@ -49,3 +49,13 @@ def test_nothing_is_found_where_nothing_is(tmp_path: Path) -> None:
     assert read_sockets(Protocol.SCTP) == []
     assert read_sockets(Protocol.TCP, tmp_path) == []
     assert find_process({1}, tmp_path) is None
+
+
+def test_a_child_that_was_forked_before_is_not_taken_for_its_parent(tmp_path: Path) -> None:
+    for pid, inodes in (("5", [1]), ("9", [1, 2]), ("12", [3, 4, 5])):
+        folder = tmp_path / pid
+        (folder / "fd").mkdir(parents=True)
+        (folder / "comm").write_text("steersman\n")
+        for number, inode in enumerate(inodes):
+            (folder / "fd" / str(number)).symlink_to(f"socket:[{inode}]")
+    assert find_process({1}, tmp_path) == ("steersman (pid 9)", frozenset({1, 2}))
