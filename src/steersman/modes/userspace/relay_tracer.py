@@ -140,9 +140,9 @@ def find_process(inodes: set[int], proc: Path = Path("/proc")) -> tuple[str, fro
     """Return name and pid, and the inodes of all sockets, of the process that has one of these.
 
     A child that was just forked has the sockets of its parent, except for those that came later: of
-    several processes it is the one with most sockets.
+    several processes it is the one with most sockets, and of those the oldest.
     """
-    found: list[tuple[int, str, frozenset[int]]] = []
+    found: list[tuple[tuple[int, int], str, frozenset[int]]] = []
     for folder in proc.glob("[0-9]*"):
         own = set()
         with suppress(OSError):  # it has ended, or is another user's
@@ -153,5 +153,7 @@ def find_process(inodes: set[int], proc: Path = Path("/proc")) -> tuple[str, fro
                         own.add(int(target[8:-1]))
             if own & inodes:
                 name = f"{(folder / 'comm').read_text().strip()} (pid {folder.name})"
-                found.append((len(own), name, frozenset(own)))
+                # Field 22 of proc_pid_stat(5): when it started.
+                started = int((folder / "stat").read_text().rpartition(")")[2].split()[19])
+                found.append(((len(own), -started), name, frozenset(own)))
     return max(found, key=lambda each: each[0])[1:] if found else None

@@ -52,10 +52,16 @@ def test_nothing_is_found_where_nothing_is(tmp_path: Path) -> None:
 
 
 def test_a_child_that_was_forked_before_is_not_taken_for_its_parent(tmp_path: Path) -> None:
-    for pid, inodes in (("5", [1]), ("9", [1, 2]), ("12", [3, 4, 5])):
+    for pid, started, inodes in (
+        ("5", 30, [1]),
+        ("6", 40, [1, 2]),
+        ("9", 20, [1, 2]),
+        ("12", 10, [3, 4, 5]),
+    ):
         folder = tmp_path / pid
         (folder / "fd").mkdir(parents=True)
         (folder / "comm").write_text("steersman\n")
+        (folder / "stat").write_text(f"{pid} (steersman) S {'0 ' * 18}{started} 0\n")
         for number, inode in enumerate(inodes):
             (folder / "fd" / str(number)).symlink_to(f"socket:[{inode}]")
     assert find_process({1}, tmp_path) == ("steersman (pid 9)", frozenset({1, 2}))
