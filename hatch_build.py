@@ -1,8 +1,13 @@
-"""Build hook: compiles the BPF programs of the ebpf mode, one object each per byte order.
+"""Build hook: compiles the BPF programs of the ebpf mode, and the decoder of protobuf.
 
-They are bytecode, the same for every processor, so that one wheel serves all. A checkout is
-compiled at each build, which fails without clang: a wheel without the mode would look complete. An
-sdist has the objects, and is built as it is. `python hatch_build.py` only compiles.
+The programs are one object each per byte order: bytecode, the same for every processor. A checkout
+is compiled at each build, which fails without clang: a wheel without the mode would look complete.
+An sdist has the objects, and is built as it is.
+
+The decoder is an extension in C for CPython 3.11 and later (the limited API). Where it cannot be
+compiled, the build says so and goes on: then its twin in Python decodes (source/protobuf.py).
+
+`python hatch_build.py` only compiles.
 """
 
 from __future__ import annotations
@@ -30,6 +35,10 @@ SOURCES = {
     "failures": "failures.bpf.c",
 }
 FLAGS = ("-g", "-O2", "-mcpu=v3", "-Wall", "-Werror")
+
+DECODER = Path("src/steersman/source/_protobuf.c")
+EXTENSION = DECODER.with_suffix(".abi3.so")
+EXTENSION_FLAGS = ("-O2", "-s", "-shared", "-fPIC", "-fvisibility=hidden", "-Wall", "-Wextra")
 
 
 def objects(root: Path) -> list[Path]:
@@ -76,6 +85,33 @@ def compile_object(source: Path, target: str, out: Path) -> None:
         part.unlink(missing_ok=True)
 
 
+def compile_extension(root: Path) -> str:
+    """Compile the decoder, whole or not at all; return why it could not be compiled, or ""."""
+    include = sysconfig.get_path("include")
+    names = [os.environ.get("CC", ""), "clang", "gcc", "cc"]
+    compiler = next((found for name in names if name and (found := shutil.which(name))), None)
+    problem = ""
+    if sysconfig.get_config_var("Py_GIL_DISABLED"):
+        problem = "Python without a global lock does not have the limited API"
+    elif compiler is None:
+        problem = "there is no C compiler"
+    elif not Path(include, "Python.h").exists():
+        problem = f"there is no Python.h in {include} (python3-dev on Debian)"
+    else:
+        # The source is named relative to its folder, so that no path gets into the file.
+        source, out = (root / DECODER).absolute(), (root / EXTENSION).absolute()
+        part = out.with_name(f"{out.name}.{os.getpid()}")
+        argv = [compiler, *EXTENSION_FLAGS, f"-I{include}", "-o", str(part), source.name]
+        try:
+            subprocess.run(argv, cwd=source.parent, check=True)
+            part.replace(out)
+        except subprocess.CalledProcessError as error:
+            problem = f"{error}"
+        finally:
+            part.unlink(missing_ok=True)
+    return problem and f"protobuf is decoded in Python, which takes four times as long: {problem}"
+
+
 class BpfBuildHook(BuildHookInterface):  # type: ignore[type-arg]
     """What hatchling calls."""
 
@@ -99,9 +135,13 @@ class BpfBuildHook(BuildHookInterface):  # type: ignore[type-arg]
             raise SystemExit(problem)
         if problem:  # a developer may work on other modes; this one says what it lacks
             self.app.display_warning(problem)
+        if version == "editable" and (reason := compile_extension(root)):
+            self.app.display_warning(reason)
 
 
 if __name__ == "__main__":
     if reason := missing_tools():
         sys.exit(reason)
     compile_objects(Path(__file__).parent)
+    if reason := compile_extension(Path(__file__).parent):
+        print(reason)

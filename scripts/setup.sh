@@ -142,7 +142,7 @@ make_venv() {
 }
 
 # The directory is part of it: a virtual environment does not survive being moved.
-wanted=$(cat requirements.lock pyproject.toml scripts/setup.sh <(pwd) | sha256sum)
+wanted=$(cat requirements.lock pyproject.toml scripts/setup.sh src/steersman/source/*.c <(pwd) | sha256sum)
 is_current() { [ -x "$venv/bin/python" ] && [ "$(cat "$stamp" 2>/dev/null)" = "$wanted" ]; }
 
 kinds=(missing_packages)

@@ -8,21 +8,35 @@
 
 A `Table` has a row for each field that is read; the others are skipped by their length. The tables
 of all kinds are in messages.py.
+
+Tables are decoded twice: by _protobuf.c, which takes as long as msgspec takes for JSON, and by
+`Table.twin`, in Python, in four times as long. The twin runs where the extension could not be
+compiled, and decodes what the extension cannot, to name its error. Both accept the same
+messages and make the same objects (tests/properties/test_protobuf.py).
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
+from enum import IntEnum
 from typing import Any, Generic, NamedTuple, TypeVar
 
 import msgspec
 
 from steersman.model.kube import ObjectMeta
 
+try:
+    from steersman.source import _protobuf
+except ImportError:  # there is no wheel with it for this platform, and no compiler
+    _protobuf = None  # type: ignore[assignment]
+
+NATIVE = _protobuf is not None
+"""Whether the extension is there."""
+
 T = TypeVar("T", bound=msgspec.Struct)
 
 CONTENT_TYPE = "application/vnd.kubernetes.protobuf"
-_MAGIC = b"k8s\0"
+MAGIC = b"k8s\0"
 _TOGETHER = 256  # bytes; a longer message is hardly ever equal to another one
 _MOST = 4096  # entries of a memo
 
@@ -66,23 +80,24 @@ def varint(data: bytes | bytearray, at: int) -> tuple[int, int]:
     return value, at
 
 
-class Memo:
-    """What short messages decoded to, by their bytes; bounded, so that no tenant can fill it."""
+class Kind(IntEnum):
+    """What a field is decoded to; the numbers are known to _protobuf.c."""
 
-    def __init__(self, read: Callable[[bytes], Any]) -> None:
-        self._read = read
-        self.known: dict[bytes, Any] = {}
-
-    def __call__(self, data: bytes) -> Any:
-        """Decode a message, or return what it was decoded to before."""
-        value = self.known.get(data)
-        if value is None:
-            value = self._read(data)
-            if len(data) <= _TOGETHER:
-                if len(self.known) >= _MOST:
-                    self.known.clear()
-                self.known[data] = value
-        return value
+    TEXT = 0
+    TEXT_OR_NONE = 1
+    """None if it is empty."""
+    BYTES = 2
+    MESSAGE = 3
+    """Field.read is a Table."""
+    ENTRIES = 4
+    """Field.read is an Entries."""
+    CALL = 5
+    """Field.read is a function that converts the bytes."""
+    BOOL = 6  # this and the next ones are varints
+    INT32 = 7
+    INT32_OR_NONE = 8
+    """None if it is 0."""
+    UINT64 = 9
 
 
 class Field(NamedTuple):
@@ -90,52 +105,70 @@ class Field(NamedTuple):
 
     name: str
     """Of the struct."""
-    read: Callable[[Any], Any]
-    """Converts the bytes, or the number of a varint."""
-    wire: int = 2
+    read: Kind | Table[Any] | Entries | Callable[[bytes], Any]
     many: bool = False
+    memo: bool = False
+    """Whether equal bytes become one object: for messages of which there are few different ones."""
+
+    @property
+    def kind(self) -> Kind:
+        """What it is decoded to."""
+        match self.read:
+            case Kind():
+                return self.read
+            case Table():
+                return Kind.MESSAGE
+            case Entries():
+                return Kind.ENTRIES
+            case _:
+                return Kind.CALL
 
 
 class Table(Generic[T]):
-    """Decodes one kind of message to a struct."""
+    """Decodes one kind of message to a struct, in C if that is there."""
 
-    def __init__(
-        self,
-        struct: type[T],
-        fields: Mapping[int, Field],
-        make: Callable[..., T] | None = None,
-    ) -> None:
-        """Make a table of fields by number; `make` replaces the struct's constructor."""
+    def __init__(self, struct: type[T], fields: Mapping[int, Field]) -> None:
+        """Make a table of fields by number."""
         names = struct.__struct_fields__
+        self._struct = struct
         self._paths = dict(zip(names, struct.__struct_encode_fields__, strict=True))
         # Missing fields have the struct's defaults; required ones (metadata) that of their type.
         self._blank: list[Any] = [
             ObjectMeta() if each.required else each.default
             for each in msgspec.structs.fields(struct)
         ]
-        self._make = make or struct
         self._numbers = frozenset(fields)
         self._rows = {
-            number << 3 | field.wire: (names.index(field.name), field.read, field.many)
+            number << 3 | (2 if field.kind < Kind.BOOL else 0): (
+                names.index(field.name),
+                _read(field),
+                field.many or field.kind == Kind.ENTRIES,
+            )
             for number, field in fields.items()
         }
+        self._entries = [
+            (names.index(field.name), field.read)
+            for field in fields.values()
+            if isinstance(field.read, Entries)
+        ]
         self._names = {number: field.name for number, field in fields.items()}
+        self.decode: Callable[[bytes], T] = self.twin
+        """Decodes a message; raises the same as `twin`."""
+        if _protobuf is not None:
+            rows = tuple(
+                (number, names.index(field.name), field.kind, _native(field.read), *field[2:])
+                for number, field in fields.items()
+            )
+            self.native = _protobuf.Decoder(struct, tuple(self._blank), rows, self.twin)
+            self.decode = self.native.decode
 
-    def __call__(self, data: bytes) -> T:
-        """Decode a message.
+    def twin(self, data: bytes) -> T:  # noqa: PLR0912 - wire types
+        """Decode a message in Python.
 
         Raises:
             ProtobufError: it is malformed; `path` says where.
         """
-        return self.decode(data, 0, self._blank.copy())
-
-    def decode(self, data: bytes, at: int, values: list[Any]) -> T:  # noqa: PLR0912 - wire types
-        """Decode a message of which the fields before `at` are decoded: `values` of the struct.
-
-        Raises:
-            ProtobufError: it is malformed; `path` says where.
-        """
-        rows, end, tag = self._rows, len(data), 0
+        rows, values, at, end, tag = self._rows, self._blank.copy(), 0, len(data), 0
         try:
             while at < end:
                 tag = data[at]
@@ -174,7 +207,10 @@ class Table(Generic[T]):
                     raise ProtobufError(f"wire type {tag & 7}, which is another field's")
                 if at > end:
                     raise ProtobufError("it ends within a field")
-            return self._make(*values)
+            for index, entries in self._entries:
+                if values[index] is not None:
+                    values[index] = entries.made(values[index])
+            return self._struct(*values)
         except IndexError:
             raise ProtobufError("it ends within a field") from None
         except UnicodeDecodeError:
@@ -189,22 +225,100 @@ class Table(Generic[T]):
         return self._paths.get(name, name)
 
 
-text: Callable[[bytes], str] = bytes.decode
-"""Decodes UTF-8."""
+class Entries:
+    """Decodes a map of texts, such as labels, to a struct of those that are read."""
+
+    def __init__(self, struct: type[msgspec.Struct]) -> None:
+        self.struct = struct
+        self.keys = tuple(name.encode() for name in struct.__struct_encode_fields__)
+        self._indices = {key: index for index, key in enumerate(self.keys)}
+
+    def read(self, data: bytes) -> tuple[int, str] | None:
+        """Return the index of the struct's field and the value; None if it is not read."""
+        # The key comes first, so most entries need not be decoded.
+        if data[:1] == b"\x0a":
+            length, start = varint(data, 1)
+            if start + length <= len(data) and data[start : start + length] not in self._indices:
+                return None
+        entry = _ENTRY.twin(data)
+        index = self._indices.get(entry.key)
+        return None if index is None else (index, entry.value.decode())
+
+    def made(self, entries: Iterable[tuple[int, str] | None]) -> Any:
+        """Return the struct of these entries."""
+        values: list[str | None] = [None] * len(self.keys)
+        for entry in entries:
+            if entry is not None:
+                values[entry[0]] = entry[1]
+        return self.struct(*values)
 
 
-class _Entry(msgspec.Struct, frozen=True):
-    key: bytes = b""
-    value: bytes = b""
+def _read(field: Field) -> Callable[[Any], Any]:
+    """Return what converts the bytes or the number of a field in Python."""
+    read: Any = field.read
+    match field.kind:
+        case Kind.MESSAGE:
+            read = read.twin
+        case Kind.ENTRIES:
+            read = read.read
+        case Kind.CALL:
+            pass
+        case kind:
+            read = _CONVERT[kind]
+    return Memo(read) if field.memo else read
 
 
-_ENTRY = Table(_Entry, {1: Field("key", bytes), 2: Field("value", bytes)})
+def _native(read: Any) -> object:
+    """Return what a row of a Decoder has for a MESSAGE, ENTRIES or CALL."""
+    match read:
+        case Table():
+            return read.native
+        case Entries():
+            return read.struct, read.keys
+        case _:
+            return read
 
 
-def map_entry(data: bytes) -> tuple[bytes, bytes]:
-    """Decode an entry of a map of texts, such as a label."""
-    entry = _ENTRY(data)
-    return entry.key, entry.value
+class Memo:
+    """What short messages decoded to, by their bytes; bounded, so that no tenant can fill it."""
+
+    def __init__(self, read: Callable[[bytes], Any]) -> None:
+        self._read = read
+        self.known: dict[bytes, Any] = {}
+
+    def __call__(self, data: bytes) -> Any:
+        """Decode a message, or return what it was decoded to before."""
+        value = self.known.get(data)
+        if value is None:
+            value = self._read(data)
+            if len(data) <= _TOGETHER:
+                if len(self.known) >= _MOST:
+                    self.known.clear()
+                self.known[data] = value
+        return value
+
+
+def _text_or_none(data: bytes) -> str | None:
+    return data.decode() or None
+
+
+def _int32(number: int) -> int:
+    if number >> 63:
+        number -= 1 << 64
+    if not -(1 << 31) <= number < 1 << 31:
+        raise ProtobufError(f"{number} does not fit into 32 bits")
+    return number
+
+
+_CONVERT: Mapping[Kind, Callable[[Any], Any]] = {
+    Kind.TEXT: bytes.decode,
+    Kind.TEXT_OR_NONE: _text_or_none,
+    Kind.BYTES: bytes,
+    Kind.BOOL: bool,
+    Kind.INT32: _int32,
+    Kind.INT32_OR_NONE: lambda number: _int32(number) or None,
+    Kind.UINT64: int,
+}
 
 
 def _fixed(tag: int) -> int:
@@ -214,6 +328,14 @@ def _fixed(tag: int) -> int:
     if tag & 7 == 5:
         return 4
     raise ProtobufError(f"wire type {tag & 7}, which is not used")
+
+
+class _Entry(msgspec.Struct, frozen=True):
+    key: bytes = b""
+    value: bytes = b""
+
+
+_ENTRY = Table(_Entry, {1: Field("key", Kind.BYTES), 2: Field("value", Kind.BYTES)})
 
 
 # -- Bodies ----------------------------------------------------------------------------------------
@@ -231,9 +353,9 @@ def unwrap(body: bytes) -> tuple[str, bytes]:
     Raises:
         ProtobufError: it is something else.
     """
-    if not body.startswith(_MAGIC):
+    if not body.startswith(MAGIC):
         raise ProtobufError("it does not begin with k8s and a zero byte")
-    unknown = _UNKNOWN(body[len(_MAGIC) :])
+    unknown = _UNKNOWN.decode(body[len(MAGIC) :])
     return unknown.type.kind, unknown.raw
 
 
@@ -246,41 +368,17 @@ class _Unknown(msgspec.Struct, frozen=True):
     raw: bytes = b""
 
 
-_TYPE_META = Table(_TypeMeta, {2: Field("kind", text)})
-_UNKNOWN = Table(_Unknown, {1: Field("type", Memo(_TYPE_META)), 2: Field("raw", bytes)})
-
-
-_TYPE = Memo(text)
+_TYPE_META = Table(_TypeMeta, {2: Field("kind", Kind.TEXT)})
+_UNKNOWN = Table(_Unknown, {1: Field("type", _TYPE_META, memo=True), 2: Field("raw", Kind.BYTES)})
 
 
 def event_parts(data: bytes) -> tuple[str, Message]:
     """Return the type of a WatchEvent and the message of its object.
 
-    Four messages are one within the other, so their heads are read here, in the order in which the
-    API server writes them: a third of the time that tables take. Anything else is left to those.
-
     Raises:
         ProtobufError: it is malformed.
     """
-    try:
-        at = 2 + data[1]
-        kind, end = data[2:at], len(data)
-        wanted = data[0] == 0x0A and at < 128
-        for tag in (0x12, 0x0A):  # the RawExtension, and its only field
-            length, after = varint(data, at + 1)
-            wanted &= data[at] == tag and after + length == end
-            at = after
-        wanted &= data.startswith(_MAGIC + b"\x0a", at)
-        at += len(_MAGIC) + 1
-        at += 1 + data[at]  # typeMeta
-        length, after = varint(data, at + 1)
-        wanted &= data[at] == 0x12 and after + length <= end
-        # Unknown ends with two texts, which are empty.
-        if wanted and data[after + length :] == b"\x1a\0\x22\0":
-            return _TYPE(kind), Message(data[after : after + length])
-    except (IndexError, UnicodeDecodeError):
-        pass
-    event = _EVENT(data)
+    event = _EVENT.decode(data)
     return event.type, Message(unwrap(event.object.raw)[1])
 
 
@@ -293,10 +391,8 @@ class _Event(msgspec.Struct, frozen=True):
     object: _RawExtension = _RawExtension()
 
 
-_EVENT = Table(
-    _Event,
-    {1: Field("type", text), 2: Field("object", Table(_RawExtension, {1: Field("raw", bytes)}))},
-)
+_RAW = Table(_RawExtension, {1: Field("raw", Kind.BYTES)})
+_EVENT = Table(_Event, {1: Field("type", Kind.TEXT), 2: Field("object", _RAW)})
 
 
 class FrameSplitter:
@@ -356,10 +452,10 @@ class ListReader:
         self._open += chunk
         found: list[Message] = []
         at = 0
-        if not self._begun and len(self._open) >= len(_MAGIC):
-            if self._open[: len(_MAGIC)] != _MAGIC:
+        if not self._begun and len(self._open) >= len(MAGIC):
+            if self._open[: len(MAGIC)] != MAGIC:
                 raise ProtobufError("it does not begin with k8s and a zero byte")
-            self._begun, at = True, len(_MAGIC)
+            self._begun, at = True, len(MAGIC)
         while self._begun:
             try:
                 tag, start = varint(self._open, at)
@@ -387,7 +483,7 @@ class ListReader:
                 elif tag >> 3 == 1:
                     self.metadata = bytes(self._open[start:end])
             elif tag >> 3 == 1:
-                self.kind = _TYPE_META(bytes(self._open[start:end])).kind
+                self.kind = _TYPE_META.decode(bytes(self._open[start:end])).kind
             at = end
         del self._open[:at]
         return found
@@ -396,46 +492,3 @@ class ListReader:
     def complete(self) -> bool:
         """Whether the list has ended."""
         return self._left == 0 and not self._open
-
-
-# -- Encoding --------------------------------------------------------------------------------------
-
-
-def encoded_varint(number: int) -> bytes:
-    """Encode a number that is not negative."""
-    out = bytearray()
-    while number > 127:
-        out.append(number & 127 | 128)
-        number >>= 7
-    out.append(number)
-    return bytes(out)
-
-
-def encoded(value: Mapping[str, Any], fields: Mapping[str, tuple[int, Any]]) -> bytes:
-    """Encode a JSON object as a message.
-
-    Args:
-        value: texts, numbers and objects; fields that are absent are left out.
-        fields: the number of each field, and for an object its own `fields`, or a function that
-            encodes the value.
-
-    Raises:
-        KeyError: the value has a field that `fields` does not know.
-    """
-    out = b""
-    for name, each in value.items():
-        number, how = fields[name]
-        if isinstance(each, int):
-            out += encoded_varint(number << 3) + encoded_varint(each)
-            continue
-        data = encoded(each, how) if isinstance(how, dict) else how(each)
-        out += encoded_varint(number << 3 | 2) + encoded_varint(len(data)) + data
-    return out
-
-
-def wrapped(api_version: str, kind: str, message: bytes) -> bytes:
-    """Return the body of a message."""
-    type_meta = {"apiVersion": api_version, "kind": kind}
-    fields = {"apiVersion": (1, str.encode), "kind": (2, str.encode)}
-    outer = {"type": encoded(type_meta, fields), "raw": message}
-    return _MAGIC + encoded(outer, {"type": (1, bytes), "raw": (2, bytes)})

@@ -22,15 +22,15 @@ from steersman.model.kube import KINDS, KubeObject
 from steersman.source.messages import OBJECTS
 from steersman.source.protobuf import (
     CONTENT_TYPE,
+    Entries,
     Field,
     FrameSplitter,
+    Kind,
     LineTooLongError,
     Message,
     ProtobufError,
     Table,
     event_parts,
-    map_entry,
-    text,
 )
 
 # -- Lists and watches -----------------------------------------------------------------------------
@@ -150,7 +150,13 @@ class PartialObjectMetadata(msgspec.Struct, frozen=True, rename="camel"):
     namespace: str = ""
     resource_version: str = ""
     annotations: Any = None
-    """A dict, unless malformed: a malformed one must not hide the name."""
+    """A dict or a BookmarkAnnotations, unless malformed: a malformed one must not hide the name."""
+
+
+class BookmarkAnnotations(msgspec.Struct, frozen=True):
+    """Annotations from protobuf, as far as they are read."""
+
+    initial_end: str | None = msgspec.field(name=_INITIAL_END, default=None)
 
 
 class _PartialObject(msgspec.Struct, frozen=True):
@@ -168,18 +174,18 @@ _PARTIAL = msgspec.json.Decoder(_PartialObject)
 _STATUS = msgspec.json.Decoder(Status)
 
 # The same in protobuf.
-_CAUSE_TABLE = Table(_Cause, {1: Field("reason", text)})
+_CAUSE_TABLE = Table(_Cause, {1: Field("reason", Kind.TEXT)})
 _DETAILS_TABLE = Table(
     _Details,
-    {4: Field("causes", _CAUSE_TABLE, many=True), 5: Field("retry_after_seconds", int, 0)},
+    {4: Field("causes", _CAUSE_TABLE, many=True), 5: Field("retry_after_seconds", Kind.UINT64)},
 )
 _STATUS_TABLE = Table(
     Status,
     {
-        3: Field("message", text),
-        4: Field("reason", text),
+        3: Field("message", Kind.TEXT),
+        4: Field("reason", Kind.TEXT),
         5: Field("details", _DETAILS_TABLE),
-        6: Field("code", int, 0),
+        6: Field("code", Kind.UINT64),
     },
 )
 # Fields around a malformed one are skipped, so that the name is found if it is well formed itself.
@@ -191,17 +197,17 @@ _PARTIAL_TABLE = Table(
             Table(
                 PartialObjectMetadata,
                 {
-                    1: Field("name", text),
-                    3: Field("namespace", text),
-                    6: Field("resource_version", text),
-                    12: Field("annotations", map_entry, many=True),
+                    1: Field("name", Kind.TEXT),
+                    3: Field("namespace", Kind.TEXT),
+                    6: Field("resource_version", Kind.TEXT),
+                    12: Field("annotations", Entries(BookmarkAnnotations)),
                 },
             ),
         )
     },
 )
 _LIST_META_TABLE = Table(
-    ListMeta, {2: Field("resource_version", text), 3: Field("continue_", text)}
+    ListMeta, {2: Field("resource_version", Kind.TEXT), 3: Field("continue_", Kind.TEXT)}
 )
 
 
@@ -224,7 +230,7 @@ def decode_list_meta(kind: str, found: str, metadata: bytes) -> ListMeta:
     Raises:
         ApiError, ProtobufError: it is something else.
     """
-    decoded = _LIST_META_TABLE(metadata)
+    decoded = _LIST_META_TABLE.decode(metadata)
     _check_list(kind, found, decoded)
     return decoded
 
@@ -261,7 +267,7 @@ def decode_status(raw: bytes | msgspec.Raw) -> Status:
         msgspec.DecodeError, ProtobufError: it is something else.
     """
     if isinstance(raw, Message):
-        return _STATUS_TABLE(raw)
+        return _STATUS_TABLE.decode(raw)
     return _STATUS.decode(raw)
 
 
@@ -269,7 +275,7 @@ def decode_metadata(raw: bytes | msgspec.Raw) -> PartialObjectMetadata:
     """Return the name and resourceVersion of an object, as far as they are well formed."""
     try:
         if isinstance(raw, Message):
-            return _PARTIAL_TABLE(raw).metadata
+            return _PARTIAL_TABLE.decode(raw).metadata
         return _PARTIAL.decode(raw).metadata
     except (ValueError, RecursionError):
         return PartialObjectMetadata()
@@ -283,9 +289,11 @@ def initial_end(event: WatchEvent) -> str:
     """
     meta = decode_metadata(event.object)
     annotations = meta.annotations
-    if isinstance(annotations, list):  # from protobuf
-        annotations = {key.decode(): value.decode() for key, value in annotations}
-    if not isinstance(annotations, dict) or annotations.get(_INITIAL_END) != "true":
+    if isinstance(annotations, BookmarkAnnotations):
+        ended = annotations.initial_end
+    else:
+        ended = annotations.get(_INITIAL_END) if isinstance(annotations, dict) else None
+    if ended != "true":
         raise ApiError("no_watch_list", "a bookmark before the end of the initial events")
     if not meta.resource_version:
         raise ApiError("malformed", "the bookmark has no resourceVersion")
@@ -358,7 +366,7 @@ def decode_object(kind: str, raw: bytes | msgspec.Raw) -> KubeObject | Finding:
     """Decode one object of a known kind, JSON or a Message; return a Finding if it is malformed."""
     if isinstance(raw, Message):
         try:
-            return _checked(kind, OBJECTS[kind](raw))
+            return _checked(kind, OBJECTS[kind].decode(raw))
         except ProtobufError as error:
             meta = decode_metadata(raw)
             named = {"metadata": {"namespace": meta.namespace, "name": meta.name}}

@@ -1,0 +1,520 @@
+/*
+ * The decoder of protobuf.py in C: messages to structs, by the same tables.
+ *
+ * A Decoder accepts what its twin in Python accepts (`Table.twin`), and makes the same objects. It
+ * knows no names of fields and has no texts of errors: the twin decodes what fails here once more,
+ * and raises. So errors are the same with and without it.
+ *
+ * The limited API serves CPython 3.11 and later with one file. Bounds are checked in read_varint()
+ * and read_field(), nowhere else. Recursion is as deep as tables are nested, as a Decoder only
+ * refers to those that were made before it.
+ */
+
+#define Py_LIMITED_API 0x030B0000
+#define PY_SSIZE_T_CLEAN
+#include <Python.h>
+#include <stdint.h>
+#include <string.h>
+
+#define MOST_FIELDS 16 /* of a struct */
+#define MOST_NUMBER 31 /* of a field */
+#define LONGEST 256 /* bytes of a message in a memo, as in protobuf.py */
+#define MOST_KNOWN 4096
+
+/* Conversions, numbered as Kind in protobuf.py; the last four are of varints. */
+enum kind { TEXT, TEXT_OR_NONE, BYTES, MESSAGE, ENTRIES, CALL, BOOL, INT32, INT32_OR_NONE, UINT64 };
+
+struct row {
+	int used;
+	enum kind kind;
+	int many;
+	Py_ssize_t index; /* of the struct's field */
+	PyObject *with; /* MESSAGE: a Decoder, ENTRIES: (struct, keys), CALL: a function */
+	PyObject *memo; /* values by their bytes; NULL: none */
+};
+
+typedef struct {
+	PyObject_HEAD PyObject *type; /* the struct */
+	PyObject *blank; /* a tuple: the values of missing fields */
+	PyObject *twin;
+	Py_ssize_t size; /* of blank */
+	struct row rows[MOST_NUMBER + 1];
+} Decoder;
+
+/* -- The wire -- */
+
+struct field {
+	uint64_t tag;
+	uint64_t number; /* of a varint */
+	const uint8_t *data; /* of wire type 2 */
+	Py_ssize_t length;
+};
+
+/* Return what follows a number; NULL if it is malformed. */
+static const uint8_t *read_varint(const uint8_t *at, const uint8_t *end, uint64_t *number)
+{
+	uint64_t value = 0;
+	int shift;
+
+	for (shift = 0; at < end && shift < 70; shift += 7) {
+		uint8_t byte = *at++;
+
+		if (shift == 63 && (byte & 127) > 1)
+			return NULL; /* above 64 bits */
+		value |= (uint64_t)(byte & 127) << shift;
+		if (byte < 128) {
+			*number = value;
+			return at;
+		}
+	}
+	return NULL;
+}
+
+/* Return what follows a field; NULL if it is malformed. */
+static const uint8_t *read_field(const uint8_t *at, const uint8_t *end, struct field *field)
+{
+	uint64_t length = 0;
+
+	at = read_varint(at, end, &field->tag);
+	if (at == NULL)
+		return NULL;
+	switch (field->tag & 7) {
+	case 0:
+		return read_varint(at, end, &field->number);
+	case 1:
+		length = 8;
+		break;
+	case 2:
+		at = read_varint(at, end, &length);
+		if (at == NULL)
+			return NULL;
+		break;
+	case 5:
+		length = 4;
+		break;
+	default:
+		return NULL;
+	}
+	if (length > (uint64_t)(end - at))
+		return NULL;
+	field->data = at;
+	field->length = (Py_ssize_t)length;
+	return at + length;
+}
+
+/* -- Values: functions return a new reference; NULL without an exception if it is malformed -- */
+
+static PyObject *decode_message(Decoder *self, const uint8_t *at, const uint8_t *end);
+
+static PyObject *decode_number(struct row *row, uint64_t number)
+{
+	int64_t value = (int64_t)number;
+
+	switch (row->kind) {
+	case BOOL:
+		return PyBool_FromLong(number != 0);
+	case UINT64:
+		return PyLong_FromUnsignedLongLong(number);
+	default:
+		if (value < INT32_MIN || value > INT32_MAX)
+			return NULL;
+		if (value == 0 && row->kind == INT32_OR_NONE)
+			return Py_NewRef(Py_None);
+		return PyLong_FromLong((long)value);
+	}
+}
+
+static PyObject *decode_bytes(struct row *row, const struct field *field)
+{
+	const char *data = (const char *)field->data;
+	PyObject *raw, *value;
+
+	switch (row->kind) {
+	case TEXT_OR_NONE:
+		if (field->length == 0)
+			return Py_NewRef(Py_None);
+		/* fall through */
+	case TEXT:
+		return PyUnicode_FromStringAndSize(data, field->length);
+	case BYTES:
+		return PyBytes_FromStringAndSize(data, field->length);
+	case MESSAGE:
+		return decode_message((Decoder *)row->with, field->data,
+				      field->data + field->length);
+	default:
+		raw = PyBytes_FromStringAndSize(data, field->length);
+		if (raw == NULL)
+			return NULL;
+		value = PyObject_CallFunctionObjArgs(row->with, raw, NULL);
+		Py_DECREF(raw);
+		return value;
+	}
+}
+
+/* As decode_bytes(), for a row with a memo. */
+static PyObject *decode_known(struct row *row, const struct field *field)
+{
+	PyObject *key, *value;
+
+	if (field->length > LONGEST)
+		return decode_bytes(row, field);
+	key = PyBytes_FromStringAndSize((const char *)field->data, field->length);
+	if (key == NULL)
+		return NULL;
+	value = PyDict_GetItemWithError(row->memo, key);
+	if (value != NULL) {
+		Py_INCREF(value);
+	} else if (!PyErr_Occurred() && (value = decode_bytes(row, field)) != NULL) {
+		if (PyDict_Size(row->memo) >= MOST_KNOWN)
+			PyDict_Clear(row->memo);
+		if (PyDict_SetItem(row->memo, key, value) < 0)
+			Py_CLEAR(value);
+	}
+	Py_DECREF(key);
+	return value;
+}
+
+/* Return the index of an entry's key among those that are read; -1: it is not. */
+static Py_ssize_t known_key(PyObject *keys, const struct field *key)
+{
+	Py_ssize_t each;
+
+	for (each = PyTuple_Size(keys) - 1; each >= 0; each--) {
+		PyObject *known = PyTuple_GetItem(keys, each);
+
+		if (PyBytes_Size(known) == key->length &&
+		    memcmp(PyBytes_AsString(known), key->data, (size_t)key->length) == 0)
+			break;
+	}
+	return each;
+}
+
+/* Put an entry of a map into the tuple of those that are read; return 0, or -1 for NULL. */
+static int decode_entry(PyObject *keys, PyObject *values, const struct field *entry)
+{
+	const uint8_t *at = entry->data, *end = at + entry->length;
+	struct field field, key = { 0 }, value = { .data = (const uint8_t *)"" };
+	PyObject *text;
+	Py_ssize_t index;
+
+	while (at < end) {
+		int first = at == entry->data && *at == 0x0A;
+
+		at = read_field(at, end, &field);
+		if (at == NULL)
+			return -1;
+		if (field.tag == (1 << 3 | 2)) {
+			key = field;
+			/* The rest of what nobody reads is not looked at. */
+			if (first && known_key(keys, &key) < 0)
+				return 0;
+		} else if (field.tag == (2 << 3 | 2)) {
+			value = field;
+		} else if (field.tag >> 3 == 1 || field.tag >> 3 == 2) {
+			return -1;
+		}
+	}
+	index = known_key(keys, &key);
+	if (index < 0)
+		return 0;
+	text = PyUnicode_FromStringAndSize((const char *)value.data, value.length);
+	return text == NULL ? -1 : PyTuple_SetItem(values, index, text);
+}
+
+/* Add an entry to those of a field, or an item to a list; return 0, or -1 for NULL. */
+static int add(struct row *row, PyObject **values, const struct field *field)
+{
+	PyObject *item;
+	int result;
+
+	if (row->kind == ENTRIES) {
+		PyObject *keys = PyTuple_GetItem(row->with, 1);
+
+		if (*values == NULL) {
+			Py_ssize_t each = PyTuple_Size(keys);
+
+			*values = PyTuple_New(each);
+			if (*values == NULL)
+				return -1;
+			while (--each >= 0)
+				PyTuple_SetItem(*values, each, Py_NewRef(Py_None));
+		}
+		return decode_entry(keys, *values, field);
+	}
+	if (*values == NULL && (*values = PyList_New(0)) == NULL)
+		return -1;
+	item = row->memo != NULL ? decode_known(row, field) : decode_bytes(row, field);
+	if (item == NULL)
+		return -1;
+	result = PyList_Append(*values, item);
+	Py_DECREF(item);
+	return result;
+}
+
+/* Replace the tuples of entries by their structs; return 0, or -1 for NULL. */
+static int close_entries(Decoder *self, PyObject **values)
+{
+	int number;
+
+	for (number = 0; number <= MOST_NUMBER; number++) {
+		struct row *row = &self->rows[number];
+		PyObject *entries = values[row->index];
+
+		if (!row->used || row->kind != ENTRIES || entries == NULL)
+			continue;
+		values[row->index] = PyObject_Call(PyTuple_GetItem(row->with, 0), entries, NULL);
+		Py_DECREF(entries);
+		if (values[row->index] == NULL)
+			return -1;
+	}
+	return 0;
+}
+
+static PyObject *decode_message(Decoder *self, const uint8_t *at, const uint8_t *end)
+{
+	PyObject *values[MOST_FIELDS] = { NULL }, *made = NULL, *given;
+	Py_ssize_t each;
+
+	while (at < end) {
+		PyObject **value, *found;
+		struct field field;
+		struct row *row;
+
+		at = read_field(at, end, &field);
+		if (at == NULL)
+			goto failed;
+		if (field.tag >> 3 > MOST_NUMBER || !self->rows[field.tag >> 3].used)
+			continue;
+		row = &self->rows[field.tag >> 3];
+		value = &values[row->index];
+		if ((field.tag & 7) != (row->kind < BOOL ? 2 : 0))
+			goto failed;
+		if (row->many) {
+			if (add(row, value, &field) < 0)
+				goto failed;
+			continue;
+		}
+		if (row->kind >= BOOL)
+			found = decode_number(row, field.number);
+		else if (row->memo != NULL)
+			found = decode_known(row, &field);
+		else
+			found = decode_bytes(row, &field);
+		Py_XDECREF(*value);
+		*value = found;
+		if (found == NULL)
+			goto failed;
+	}
+	if (close_entries(self, values) < 0)
+		goto failed;
+	given = PyTuple_New(self->size);
+	if (given == NULL)
+		goto failed;
+	for (each = 0; each < self->size; each++) {
+		PyObject *value = values[each];
+
+		values[each] = NULL;
+		if (value == NULL)
+			value = Py_NewRef(PyTuple_GetItem(self->blank, each));
+		PyTuple_SetItem(given, each, value);
+	}
+	made = PyObject_Call(self->type, given, NULL);
+	Py_DECREF(given);
+failed:
+	for (each = 0; each < self->size; each++)
+		Py_XDECREF(values[each]);
+	return made;
+}
+
+/* -- The type -- */
+
+static PyObject *decode(Decoder *self, PyObject *message)
+{
+	Py_ssize_t size;
+	PyObject *found;
+	char *data;
+
+	if (PyBytes_AsStringAndSize(message, &data, &size) < 0)
+		return NULL;
+	found = decode_message(self, (const uint8_t *)data, (const uint8_t *)data + size);
+	if (found != NULL)
+		return found;
+	/* Texts that are not UTF-8, and errors of functions in CALL, are ValueErrors. */
+	if (PyErr_Occurred() && !PyErr_ExceptionMatches(PyExc_ValueError))
+		return NULL;
+	PyErr_Clear();
+	return PyObject_CallFunctionObjArgs(self->twin, message, NULL);
+}
+
+/* Whether an object is what a row of ENTRIES has: (struct, keys). */
+static int is_entries(PyObject *with)
+{
+	PyObject *keys;
+	Py_ssize_t each;
+
+	if (!PyTuple_Check(with) || PyTuple_Size(with) != 2)
+		return 0;
+	keys = PyTuple_GetItem(with, 1);
+	if (!PyTuple_Check(keys))
+		return 0;
+	for (each = 0; each < PyTuple_Size(keys); each++) {
+		if (!PyBytes_Check(PyTuple_GetItem(keys, each)))
+			return 0;
+	}
+	return 1;
+}
+
+/* Take a row: (number, index, kind, with, many, memo); return 0, or -1 with an exception. */
+static int set_row(Decoder *self, PyTypeObject *type, PyObject *given)
+{
+	int number, kind, many, memo;
+	Py_ssize_t index;
+	struct row *row;
+	PyObject *with;
+
+	if (!PyTuple_Check(given)) {
+		PyErr_SetString(PyExc_TypeError, "a row that is not a tuple");
+		return -1;
+	}
+	if (!PyArg_ParseTuple(given, "iniOpp", &number, &index, &kind, &with, &many, &memo))
+		return -1;
+	if (number < 1 || number > MOST_NUMBER || self->rows[number].used || index < 0 ||
+	    index >= self->size || kind < TEXT || kind > UINT64 ||
+	    ((many || memo) && kind >= BOOL)) {
+		PyErr_SetString(PyExc_ValueError, "a row beyond the limits of the decoder");
+		return -1;
+	}
+	if ((kind == MESSAGE && !PyObject_TypeCheck(with, type)) ||
+	    (kind == ENTRIES && !is_entries(with))) {
+		PyErr_SetString(PyExc_TypeError, "a row of another type");
+		return -1;
+	}
+	row = &self->rows[number];
+	if (memo && (row->memo = PyDict_New()) == NULL)
+		return -1;
+	row->used = 1;
+	row->kind = (enum kind)kind;
+	row->many = many || kind == ENTRIES;
+	row->index = index;
+	row->with = Py_NewRef(with);
+	return 0;
+}
+
+static PyObject *decoder_new(PyTypeObject *type, PyObject *args, PyObject *Py_UNUSED(keywords))
+{
+	PyObject *struct_type, *blank, *rows, *twin;
+	Decoder *self;
+	Py_ssize_t each;
+
+	if (!PyArg_ParseTuple(args, "OO!O!O:Decoder", &struct_type, &PyTuple_Type, &blank,
+			      &PyTuple_Type, &rows, &twin))
+		return NULL;
+	if (PyTuple_Size(blank) > MOST_FIELDS) {
+		PyErr_SetString(PyExc_ValueError, "a struct of too many fields");
+		return NULL;
+	}
+	self = (Decoder *)((allocfunc)PyType_GetSlot(type, Py_tp_alloc))(type, 0);
+	if (self == NULL)
+		return NULL;
+	self->type = Py_NewRef(struct_type);
+	self->blank = Py_NewRef(blank);
+	self->size = PyTuple_Size(blank);
+	self->twin = Py_NewRef(twin);
+	for (each = 0; each < PyTuple_Size(rows); each++) {
+		if (set_row(self, type, PyTuple_GetItem(rows, each)) < 0) {
+			Py_DECREF(self);
+			return NULL;
+		}
+	}
+	return (PyObject *)self;
+}
+
+static int decoder_traverse(Decoder *self, visitproc visit, void *arg)
+{
+	int number;
+
+	Py_VISIT(Py_TYPE((PyObject *)self));
+	Py_VISIT(self->type);
+	Py_VISIT(self->blank);
+	Py_VISIT(self->twin);
+	for (number = 0; number <= MOST_NUMBER; number++) {
+		Py_VISIT(self->rows[number].with);
+		Py_VISIT(self->rows[number].memo);
+	}
+	return 0;
+}
+
+static int decoder_clear(Decoder *self)
+{
+	int number;
+
+	Py_CLEAR(self->twin);
+	for (number = 0; number <= MOST_NUMBER; number++)
+		Py_CLEAR(self->rows[number].memo);
+	return 0;
+}
+
+static void decoder_dealloc(Decoder *self)
+{
+	PyTypeObject *type = Py_TYPE((PyObject *)self);
+	int number;
+
+	PyObject_GC_UnTrack(self);
+	decoder_clear(self);
+	Py_XDECREF(self->type);
+	Py_XDECREF(self->blank);
+	for (number = 0; number <= MOST_NUMBER; number++)
+		Py_XDECREF(self->rows[number].with);
+	((freefunc)PyType_GetSlot(type, Py_tp_free))(self);
+	Py_DECREF(type);
+}
+
+static PyMethodDef decoder_methods[] = {
+	{ "decode", (PyCFunction)decode, METH_O, "Decode a message (bytes)." },
+	{ NULL, NULL, 0, NULL },
+};
+
+static PyType_Slot decoder_slots[] = {
+	{ Py_tp_doc, "Decoder(struct, blank, rows, twin), see Table in protobuf.py." },
+	{ Py_tp_new, decoder_new },
+	{ Py_tp_traverse, decoder_traverse },
+	{ Py_tp_clear, decoder_clear },
+	{ Py_tp_dealloc, decoder_dealloc },
+	{ Py_tp_methods, decoder_methods },
+	{ 0, NULL },
+};
+
+static PyType_Spec decoder_spec = {
+	.name = "steersman.source._protobuf.Decoder",
+	.basicsize = sizeof(Decoder),
+	.flags = Py_TPFLAGS_DEFAULT | Py_TPFLAGS_HAVE_GC,
+	.slots = decoder_slots,
+};
+
+static int module_exec(PyObject *module)
+{
+	PyObject *type = PyType_FromModuleAndSpec(module, &decoder_spec, NULL);
+	int result;
+
+	if (type == NULL)
+		return -1;
+	result = PyModule_AddType(module, (PyTypeObject *)type);
+	Py_DECREF(type);
+	return result;
+}
+
+static PyModuleDef_Slot module_slots[] = {
+	{ Py_mod_exec, module_exec },
+	{ 0, NULL },
+};
+
+static struct PyModuleDef module = {
+	PyModuleDef_HEAD_INIT,
+	.m_name = "_protobuf",
+	.m_slots = module_slots,
+};
+
+PyMODINIT_FUNC PyInit__protobuf(void)
+{
+	return PyModuleDef_Init(&module);
+}
