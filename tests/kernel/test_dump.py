@@ -4,21 +4,32 @@ from __future__ import annotations
 
 import asyncio
 import json
-from collections.abc import Sequence
+import os
+import signal
+import subprocess
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from steersman.compile.planner import compile_all
+from steersman.host.exec import SubprocessExec
 from steersman.model.inputs import HostFacts, NodeConfig
 from steersman.model.names import Family, ObjectName
 from steersman.model.ruleset import diff
 from steersman.model.world import Origin, World
+from steersman.modes.base import Words
+from steersman.modes.nftables.words import NftablesWords
+from steersman.netfilter.rule_reader import read_rule_book
+from steersman.netfilter.trace_steps import TraceEvent
 from steersman.operate.dump import compare
 from steersman.source.store import Store
 from tests.support.builders.ebpf_node_plan import NODE as NODE_IP
 from tests.support.builders.ebpf_node_plan import POD, VIP
+from tests.support.builders.objects import plan_of, settings_of
+from tests.support.builders.objects import service as make_service
 from tests.support.builders.store import service, slice_
 from tests.support.lab.ebpf_node import MARKS, Node, serving
 from tests.support.lab.namespace import in_namespace, sh
@@ -113,6 +124,59 @@ def test_chains_of_nftables_are_listed_as_nft_does(tmp_path: Path) -> None:
             rule = next(line for line in lines["context"] if "vmap @service-ips" in line)
             assert rule in chain
             assert any("map @service-endpoints" in line for line in lines["context"])
+
+    in_namespace(body)
+
+
+_MANY = ", ".join(f"10.{n >> 16}.{n >> 8 & 255}.{n & 255}" for n in range(60_000))
+_TABLES = f"""
+table ip another {{
+    chain lb-1 {{ drop; }}
+}}
+table ip kube-proxy {{
+    set many {{ type ipv4_addr; elements = {{ {_MANY} }}; }}
+    chain lb-1 {{ ip daddr {{ 192.0.2.1, 192.0.2.9 }} accept; }}
+    chain nat-prerouting {{ ip daddr @many goto lb-1; }}
+}}
+"""
+_ONE = "element ip kube-proxy many { 203.0.113.1 }"
+
+
+@contextmanager
+def busy_rules() -> Iterator[None]:
+    """Tables with many elements, one of which comes and goes all the time."""
+    subprocess.run(["nft", "-f", "-"], input=_TABLES, text=True, check=True)
+    busy = f"yes 'add {_ONE}\ndelete {_ONE}' | nft -i >/dev/null"
+    with subprocess.Popen(["sh", "-c", busy], start_new_session=True) as process:
+        try:
+            yield
+        finally:
+            os.killpg(process.pid, signal.SIGKILL)
+
+
+def test_chains_are_listed_while_elements_change() -> None:
+    """To list a chain nft reads all elements of its table, again after each change of them."""
+    rule = "ip daddr { 192.0.2.1, 192.0.2.9 } accept"
+
+    async def body() -> None:
+        with busy_rules():
+            words = NftablesWords(None, SubprocessExec())
+            plans = [*plan_of(make_service()).services.values()]
+            async with asyncio.timeout(PATIENCE):
+                lines = await words.beyond((), plans, settings_of())
+            assert [line.text for line in lines] == ["ip daddr @many goto lb-1"]
+            place = "table ip kube-proxy, map service-ips"
+            async with asyncio.timeout(PATIENCE):
+                lines = await words.beyond([Words(place, "x : goto lb-1")], plans, settings_of())
+            assert [line.text for line in lines if line.place.endswith("lb-1")] == [rule]
+
+            # Rules that a trace names by their handles
+            listed = sh("nft -a -t list ruleset ip").partition("kube-proxy")[2]
+            handle = int(listed.partition(rule)[2].split()[2])
+            event = TraceEvent("nft", "ip", "kube-proxy", "lb-1", "rule", handle, "", 1, None)
+            async with asyncio.timeout(PATIENCE):
+                book = await read_rule_book(SubprocessExec(), [event])
+            assert book.text(event) == rule
 
     in_namespace(body)
 

@@ -134,3 +134,11 @@ class World(msgspec.Struct, frozen=True):
     """Services that this proxy does not serve: headless, ExternalName, or another proxy's."""
     process: ProcessStatus | None = None
     """The running process that this World is of; None if it is read from elsewhere."""
+
+    @property
+    def not_yet(self) -> str:
+        """Why a process that has just started serves no Service yet; "" if it may."""
+        process = self.process
+        if process is None or process.synced is not None or self.plan.services:
+            return ""
+        return f"not yet: the process waits for {process.waiting or 'its first sync'}"

@@ -7,6 +7,7 @@ place of each handle is asked from the kernel.
 from __future__ import annotations
 
 import asyncio
+import re
 from collections.abc import Collection, Iterable
 
 from steersman.host.exec import Exec
@@ -56,12 +57,31 @@ async def read_rule_book(execute: Exec, events: Iterable[TraceEvent]) -> RuleBoo
         for rule_id, place in places.items():
             if rule_id[1] == family and (rule_id[2], rule_id[3], place) in by_place:
                 rules[rule_id] = by_place[rule_id[2], rule_id[3], place]
+    listings: dict[str, str] = {}  # by family
     for backend, family, table in sorted(tables):
         if backend == "nft" and not any(key[:3] == (backend, family, table) for key in rules):
-            argv = ["nft", "-a", "-t", "list", "table", family, table]
-            for (chain, handle), line in parse_nft(await _output(execute, argv)).items():
+            if family not in listings:
+                listings[family] = await _output(execute, list_family(family, "-a"))
+            listed = parse_nft(table_of(listings[family], family, table))
+            for (chain, handle), line in listed.items():
                 rules["nft", family, table, chain, handle] = line
     return RuleBook(rules, bases, policies)
+
+
+def list_family(family: str, *options: str) -> list[str]:
+    """Return the command that lists all tables of a family.
+
+    To list one table or one chain, nft 1.0.6 reads every element of its sets, also with --terse,
+    and begins again if anything has changed meanwhile: on a node with 10,000 Services, of which
+    twenty change in a second, it never ends. This command takes 0.2 s there.
+    """
+    return ["nft", "--terse", *options, "list", "ruleset", family]
+
+
+def table_of(listing: str, family: str, name: str) -> str:
+    """Return a table as `list_family` prints it; "" if it is not there."""
+    begin = re.search(rf'^table {family} "?{re.escape(name)}"? {{', listing, re.MULTILINE)
+    return listing[begin.start() :].partition("\n}")[0] if begin else ""
 
 
 async def _save(execute: Exec, family: str, backend: str) -> str:

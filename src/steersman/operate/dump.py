@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import os
 import re
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Awaitable, Callable, Iterable, Iterator, Mapping
 from difflib import SequenceMatcher
 from typing import Any, Literal
 
@@ -12,7 +13,8 @@ import msgspec
 from steersman.config import ProxyConfig, to_mode_options
 from steersman.host.exec import Exec, SubprocessExec
 from steersman.model.errors import ApplyError, BusyError
-from steersman.model.names import ObjectName
+from steersman.model.names import ObjectName, PlanKey
+from steersman.model.plan import NodeSettings, ServicePlan
 from steersman.model.ruleset import Ruleset
 from steersman.model.world import World
 from steersman.modes.base import KernelWords, Mode, Words
@@ -20,9 +22,11 @@ from steersman.modes.registry import create
 from steersman.modes.specs import spec_of
 from steersman.operate.answer import Answer, Block, Line, QuestionError
 from steersman.operate.explain_flow import ExplainedFlow
+from steersman.operate.load import world_again
 from steersman.operate.names import Names
 
 State = Literal["planned", "missing", "unexpected", "context"]
+_LOOKS = 3  # at a Service that changes while the kernel is read
 _MARKS: Mapping[State, str] = {"missing": "- ", "unexpected": "+ "}
 
 
@@ -147,7 +151,11 @@ def find_service(world: World, text: str, namespace: str = "") -> ObjectName:
 
 
 async def dump_service(
-    world: World, name: ObjectName, config: ProxyConfig, execute: Exec | None = None
+    world: World,
+    name: ObjectName,
+    config: ProxyConfig,
+    execute: Exec | None = None,
+    renew: Callable[[World], Awaitable[World]] = world_again,
 ) -> KernelDump:
     """Read what the kernel of this machine has for a Service.
 
@@ -156,6 +164,7 @@ async def dump_service(
         name: the Service.
         config: options of the mode that the World does not tell.
         execute: runs the tools; None for this network namespace.
+        renew: returns the World as it is now.
 
     Raises:
         QuestionError: the Service is not served, or the kernel cannot be read.
@@ -165,16 +174,30 @@ async def dump_service(
         support = await mode.probe()
         if not support.usable:
             raise QuestionError(f"the kernel cannot be read: {' '.join(support.missing)}")
-        lines = await compare(world, name, mode)
+        for _ in range(_LOOKS):
+            lines = await compare(world, name, mode)
+            if not any(line.state in _MARKS for line in lines):
+                break
+            # Only a difference from a plan that has stayed the same is one.
+            before, world = world, await renew(world)
+            if _plans_of(before, name) == _plans_of(world, name):
+                break
     except FileNotFoundError as error:
         raise QuestionError(f"the {mode.name} mode does not run here: {error}") from error
     except (ApplyError, BusyError, OSError) as error:
-        raise QuestionError(f"the kernel cannot be read: {error}; this needs root") from error
+        hint = "" if os.geteuid() == 0 else "; this needs root"
+        raise QuestionError(f"the kernel cannot be read: {error}{hint}") from error
     finally:
         await mode.aclose()  # sockets of this command; what the process serves is not touched
     return KernelDump(
         source=world.origin.text, service=str(name), mode=mode.name, lines=tuple(lines)
     )
+
+
+def _plans_of(world: World, name: ObjectName) -> tuple[NodeSettings, dict[PlanKey, ServicePlan]]:
+    """Return all that the kernel objects of a Service are made of."""
+    plans = world.plan.services.items()
+    return world.plan.settings, {k: p for k, p in plans if k.name.object_name == name}
 
 
 def mode_of(world: World, config: ProxyConfig, execute: Exec) -> Mode:
@@ -201,8 +224,7 @@ async def compare(world: World, name: ObjectName, mode: Mode) -> list[KernelLine
         QuestionError: the Service is not served.
         BusyError, OSError: the kernel cannot be read.
     """
-    settings = world.plan.settings
-    plans = {k: p for k, p in world.plan.services.items() if k.name.object_name == name}
+    settings, plans = _plans_of(world, name)
     if not plans:
         known = name in world.snapshot.services or name in world.unserved
         why = "is not served here; `steersman services` says why" if known else "is not known"

@@ -167,7 +167,7 @@ def explain_service(explainer: FlowExplainer, name: ObjectName, node: str = "") 
     )
     notes: tuple[str, ...] = ()
     if service is not None and not plans:
-        notes = (why_unserved(service),)
+        notes = (why_unserved(service, world),)
     elif explainer.names.nodes.get(at) is None:
         notes = (f"the Node object of {at} is not known: its zone and addresses are not",)
     return ServiceAnswer(
@@ -180,8 +180,8 @@ def explain_service(explainer: FlowExplainer, name: ObjectName, node: str = "") 
     )
 
 
-def why_unserved(service: Service) -> str:
-    """Tell why a Service has no plan: no proxy serves it, or not this one."""
+def why_unserved(service: Service, world: World) -> str:
+    """Tell why a Service has no plan: no proxy serves it, or not this one, or not yet."""
     spec, labels = service.spec, service.metadata.labels
     if labels is not None and labels.proxy_name is not None:
         return (
@@ -203,7 +203,8 @@ def why_unserved(service: Service) -> str:
         return "it is not served: it has no port"
     if not spec.cluster_ip:
         return "it is not served: it has no clusterIP yet, which the API server assigns"
-    return "it is not served here: it has no valid clusterIP in a family that this node serves"
+    where = "here: it has no valid clusterIP in a family that this node serves"
+    return f"it is not served {world.not_yet or where}"
 
 
 def findings_of(world: World, name: ObjectName) -> tuple[Finding, ...]:
@@ -366,7 +367,7 @@ def explain_pod(explainer: FlowExplainer, target: Target, node: str = "") -> Pod
         if each.endpoint.ip in wanted and target.port in (0, each.endpoint.port)
     ]
     notes = [
-        f"{owner}: {why_unserved(service)}"
+        f"{owner}: {why_unserved(service, explainer.world)}"
         for owner in sorted(owners)
         if (service := explainer.world.unserved.get(owner)) is not None
     ]
@@ -414,8 +415,7 @@ class ProblemsAnswer(Answer, frozen=True, kw_only=True):
         """Yield the problems."""
         counted = "1 Service" if self.services == 1 else f"{self.services} Services"
         errors = sum(each.severity is Severity.ERROR for each in self.problems)
-        total = len(self.problems)
-        if not self.problems:
+        if not (total := len(self.problems)):
             yield Line(f"No problem on node {self.node} ({counted}).", "good")
             return
         words = f"{total} {'object' if total == 1 else 'objects'} in trouble on node {self.node}"
@@ -456,7 +456,7 @@ def explain_problems(explainer: FlowExplainer, namespace: str = "") -> ProblemsA
     planned = {key.name.object_name for key in world.plan.services}
     for name, service in world.snapshot.services.items():
         if name not in planned and str(name) not in found and namespace in ("", name.namespace):
-            found[str(name)] = [(Severity.WARNING, why_unserved(service))]
+            found[str(name)] = [(Severity.WARNING, why_unserved(service, world))]
     problems = []
     for label, each in found.items():
         each.sort(key=lambda one: one[0] is not Severity.ERROR)

@@ -192,6 +192,8 @@ class Lister:
             return f"another proxy serves it: {labels.proxy_name}"
         if findings := self._findings.get(f"Service {name}"):
             return findings[0]
+        if not_yet := self._world.not_yet:
+            return not_yet
         return "it has no port, or no clusterIP in a family of this node"
 
     # One ServicePort

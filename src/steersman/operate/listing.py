@@ -181,7 +181,8 @@ class ServiceList(_Listing, frozen=True, kw_only=True, rename="camel"):
             else:
                 row.append(("ok", "good"))
             rows.append(row)
-        yield Table(columns, rows, empty=_nothing(self.filtered, "Services"))
+        empty = "" if self.unserved else _nothing(self.filtered, "Services")
+        yield Table(columns, rows, empty=empty)
         if self.unserved:
             title = "Not served by this proxy:" if rows else ""
             others = [[each.service, each.type, each.reason] for each in self.unserved]

@@ -67,6 +67,20 @@ async def world_of_process(client: Client | None = None) -> World:
     return msgspec.structs.replace(world, origin=Origin("process", text))
 
 
+async def world_again(world: World) -> World:
+    """Return the World as a running process has it now; the same one if it is of something else.
+
+    Looking at the kernel takes seconds, in which a busy node has changed some of its Services: what
+    differs from the plan counts only if the plan has not changed meanwhile.
+    """
+    if world.origin.kind != "process":
+        return world
+    try:
+        return await world_of_process()
+    except QuestionError:  # it has ended, or does not answer: there is no later plan
+        return world
+
+
 async def _from_api_server(config: ProxyConfig) -> World:
     server = cluster_access(config).servers[0]
     return await _read(config, Origin("apiserver", f"the API server {server}"))

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Iterator
+from collections.abc import Awaitable, Callable, Iterator
 from contextlib import suppress
 from pathlib import Path
+from typing import TypeAlias
 
 import msgspec
 
@@ -20,6 +21,7 @@ from steersman.modes.base import Tracer
 from steersman.modes.registry import create
 from steersman.modes.specs import ModeOptions
 from steersman.operate.answer import Answer, Block, Cell, Line, QuestionError, Table
+from steersman.operate.load import world_again
 from steersman.operate.probe_packet import ProbePacket, Reply
 from steersman.operate.trace_compare import (
     Difference,
@@ -146,10 +148,15 @@ def make_tracer(world: World) -> Tracer:
 
 
 _TOOLS = ("nft", "legacy")
+_Seen: TypeAlias = tuple[WatchedFlow, Observation, Reply | None]
+"""The packet, what the kernel did with it, and the answer to a probe."""
 
 
 async def trace_packet(
-    world: World, question: TraceQuestion, tracer: Tracer | None = None
+    world: World,
+    question: TraceQuestion,
+    tracer: Tracer | None = None,
+    renew: Callable[[World], Awaitable[World]] = world_again,
 ) -> TraceAnswer:
     """Follow one packet through the kernel of this machine, and compare with the plan.
 
@@ -157,6 +164,7 @@ async def trace_packet(
         world: the plan to compare with.
         question: the packet.
         tracer: None for that of the World's mode.
+        renew: returns the World as it is now.
 
     Raises:
         QuestionError: the packet cannot be sent, or did not come in time.
@@ -164,15 +172,21 @@ async def trace_packet(
     """
     tracer = tracer or make_tracer(world)
     try:
-        if question.wait:
-            return await _wait(world, question, tracer)
-        return await _probe(world, question, tracer)
+        flow, seen, reply = await (_wait if question.wait else _probe)(world, question, tracer)
     finally:
         await tracer.aclose()
+    predicted = predict(world, flow)
+    if compare(predicted, seen):
+        # The plan may have changed since it was asked for, with --wait long ago.
+        later = await renew(world)
+        now = predict(later, flow)
+        if len(compare(now, seen)) < len(compare(predicted, seen)):
+            world, predicted = later, now
+    return _answer(world, flow, predicted, seen, reply)
 
 
-async def _probe(world: World, question: TraceQuestion, tracer: Tracer) -> TraceAnswer:
-    """Send a packet, and report."""
+async def _probe(world: World, question: TraceQuestion, tracer: Tracer) -> _Seen:
+    """Send a packet, and see what happens to it."""
     netns = question.netns
     if netns is None and question.source:
         netns = await asyncio.to_thread(find_namespace, question.source)
@@ -195,11 +209,11 @@ async def _probe(world: World, question: TraceQuestion, tracer: Tracer) -> Trace
         with suppress(TimeoutError):
             async with asyncio.timeout(_SEEN_WITHIN):
                 flow = await tracer.first_packet()
-        return await _report(world, flow, tracer, reply)
+        return await _seen(world, flow, tracer, reply)
 
 
-async def _wait(world: World, question: TraceQuestion, tracer: Tracer) -> TraceAnswer:
-    """Wait for a packet of real traffic, and report."""
+async def _wait(world: World, question: TraceQuestion, tracer: Tracer) -> _Seen:
+    """Wait for a packet of real traffic, and see what happens to it."""
     watched = WatchedFlow(question.protocol, question.destination, question.port, question.source)
     await tracer.start(watched)
     try:
@@ -220,19 +234,18 @@ async def _wait(world: World, question: TraceQuestion, tracer: Tracer) -> TraceA
                 if now is None and connection is not None:
                     break
                 connection = now
-    return await _report(world, flow, tracer, None, connection)
+    return await _seen(world, flow, tracer, None, connection)
 
 
-async def _report(
+async def _seen(
     world: World,
     flow: WatchedFlow,
     tracer: Tracer,
     reply: Reply | None,
     connection: TrackedConnection | None = None,
-) -> TraceAnswer:
+) -> _Seen:
     steps = await tracer.steps()
     connection = connection or await tracer.connection(flow)
-    predicted = predict(world, flow)
     silent = reply is not None and reply.kind == "none" and flow.protocol is Protocol.UDP
     seen = Observation(
         steps,
@@ -242,9 +255,19 @@ async def _report(
         world.plan.settings.traits.terminates_connections,
         world.plan.settings.family(flow.family).local_addresses,
     )
+    return flow, seen, reply
+
+
+def _answer(
+    world: World,
+    flow: WatchedFlow,
+    predicted: TraceResult,
+    seen: Observation,
+    reply: Reply | None,
+) -> TraceAnswer:
     shown = tuple(
         ShownStep(number, step, *expectation(predicted, seen, step))
-        for number, step in enumerate(steps, 1)
+        for number, step in enumerate(seen.steps, 1)
     )
     return TraceAnswer(
         source=world.origin.text,
@@ -254,7 +277,7 @@ async def _report(
         predicted=prediction(predicted, seen.terminates),
         reasons=predicted.reasons,
         steps=shown,
-        connection=connection,
+        connection=seen.connection,
         reply=reply,
         endpoint=seen.endpoint,
         differences=compare(predicted, seen),

@@ -238,7 +238,7 @@ def test_a_service_without_a_plan_has_nothing(name: ObjectName, says: str) -> No
     ("failure", "says"),
     [
         (Support(usable=False, missing=("No tool.",)), "the kernel cannot be read: No tool."),
-        (BusyError("locked"), "the kernel cannot be read: locked; this needs root"),
+        (BusyError("locked"), "the kernel cannot be read: locked$"),
         (FileNotFoundError("pins"), "the memory mode does not run here: pins"),
     ],
 )
@@ -254,8 +254,31 @@ def test_a_kernel_that_cannot_be_read_is_an_error(
 
     monkeypatch.setattr(mode, "probe", probe)
     monkeypatch.setattr(dump, "create", lambda *_: mode)
+    monkeypatch.setattr("os.geteuid", lambda: 0)
     with pytest.raises(QuestionError, match=says):
         asyncio.run(dump.dump_service(shop(mode), CART, ProxyConfig()))
+    monkeypatch.setattr("os.geteuid", lambda: 1000)
+    hint = "; this needs root" if isinstance(failure, BusyError) else ""
+    with pytest.raises(QuestionError, match=says.replace("$", hint)):
+        asyncio.run(dump.dump_service(shop(mode), CART, ProxyConfig()))
+
+
+def test_a_service_that_changes_meanwhile_is_compared_again(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    mode = MemoryMode()
+    old, new = shop(mode), shop(mode, ports=[port(number=81)])
+    mode.kernel = dict(render(new.plan, mode))
+    monkeypatch.setattr(dump, "create", lambda *_: mode)
+
+    def dumped(now: World) -> KernelDump:
+        async def renew(_: World) -> World:
+            return now
+
+        return asyncio.run(dump.dump_service(old, CART, ProxyConfig(), renew=renew))
+
+    assert dumped(new).exit_code == 0
+    assert (dumped(old).exit_code, mode.reads) == (1, 3)
 
 
 def test_purposes_stand_once_above_the_lines_that_share_them() -> None:

@@ -12,7 +12,7 @@ from steersman.model.findings import Finding, Severity
 from steersman.model.kube import EndpointSlice, Node, Service
 from steersman.model.names import ObjectName
 from steersman.model.stats import ConnectionStats
-from steersman.model.world import World
+from steersman.model.world import LastSync, ProcessStatus, World
 from steersman.operate.answer import Table
 from steersman.operate.lister import Filter, Lister, Sample
 from steersman.operate.listing import ServiceList, age_text
@@ -23,6 +23,7 @@ from tests.support.builders.objects import (
     NODE,
     endpoint,
     node,
+    plan_of,
     port,
     service,
     slice_,
@@ -186,6 +187,15 @@ def test_services_that_are_not_served_are_listed_with_the_reason() -> None:
     only = lister(unserved=unserved).services(Filter(name="pods"))
     assert (len(only.unserved), only.exit_code) == (1, 0)
     assert "Not served by this proxy:" not in text(only)
+    assert "there are no Services" not in text(lister(unserved=unserved).services())
+
+
+def test_before_the_first_sync_no_service_is_blamed() -> None:
+    starting = ProcessStatus(waiting="the addresses of this node")
+    (row,) = lister(service(), plan=plan_of(), process=starting).services().unserved
+    assert row.reason == "not yet: the process waits for the addresses of this node"
+    later = lister(service(ports=[]), process=ProcessStatus(synced=LastSync(NOON)))
+    assert later.services().unserved[0].reason.startswith("it has no port")
 
 
 # Endpoints

@@ -2,13 +2,18 @@
 
 from __future__ import annotations
 
+import asyncio
 from typing import Any
 
+import msgspec
 import pytest
 
 from steersman.compile.trace import TraceResult
 from steersman.model.plan import Endpoint
-from steersman.model.tracing import TraceStep, TrackedConnection
+from steersman.model.tracing import TraceStep, TrackedConnection, WatchedFlow
+from steersman.model.world import World
+from steersman.modes.base import Tracer
+from steersman.operate.trace import TraceAnswer, trace_packet
 from steersman.operate.trace_compare import (
     Observation,
     compare,
@@ -17,6 +22,9 @@ from steersman.operate.trace_compare import (
     prediction,
     short_rule,
 )
+from steersman.operate.trace_question import TraceQuestion
+from tests.support.builders.doctor import world_of
+from tests.support.builders.objects import endpoint, service, slice_
 
 A, B = Endpoint("10.1.0.5", 8080), Endpoint("10.1.1.7", 8080)
 FORWARD = TraceResult("forward", (A, B))
@@ -117,6 +125,41 @@ def test_another_endpoint() -> None:
 )
 def test_what_became_of_it(predicted: TraceResult, steps: tuple[TraceStep, ...], text: str) -> None:
     assert texts(predicted, seen(*steps, connection=None))[0][1].startswith(text)
+
+
+class _Waited(Tracer):
+    """A packet of real traffic to 10.96.0.10:80 that was sent to 10.1.0.6."""
+
+    async def start(self, flow: WatchedFlow) -> None:
+        self.flow = msgspec.structs.replace(flow, source="192.0.2.9", source_port=4000)
+
+    async def first_packet(self) -> WatchedFlow:
+        return self.flow
+
+    async def steps(self) -> tuple[TraceStep, ...]:
+        return (msgspec.structs.replace(DNAT, endpoint="10.1.0.6:8080"),)
+
+    async def connection(self, flow: WatchedFlow) -> TrackedConnection | None:
+        return None
+
+    async def aclose(self) -> None:
+        pass
+
+
+def test_a_packet_is_compared_with_the_plan_of_its_time() -> None:
+    """`trace --wait` may wait for minutes, in which a Service gets other endpoints."""
+    before, later = (world_of(service(), slice_(endpoint(f"10.1.0.{n}"))) for n in (5, 6))
+
+    def traced(now: World) -> TraceAnswer:
+        async def renew(_: World) -> World:
+            return now
+
+        question = TraceQuestion("10.96.0.10", 80, wait=True, timeout=60.0)
+        return asyncio.run(trace_packet(before, question, _Waited(), renew))
+
+    assert not traced(later).differences
+    assert traced(later).predicted.startswith("forwarded to 10.1.0.6:8080")
+    assert traced(before).first_difference.startswith("the packet went to 10.1.0.6:8080 instead")
 
 
 def test_masquerading() -> None:

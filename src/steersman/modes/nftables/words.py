@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Collection, Iterable, Iterator
+from collections.abc import Collection, Iterable, Iterator, Mapping
 from hashlib import blake2b
 from typing import Any
 
@@ -38,6 +38,7 @@ from steersman.modes.nftables.layout import (
     unpack_slot,
 )
 from steersman.modes.nftables.skeleton import HEADER
+from steersman.netfilter.rule_reader import list_family, table_of
 from steersman.proxy.listeners import ListenerPlan
 
 _LEVELS = 4
@@ -210,6 +211,7 @@ class NftablesWords(KernelWords):
         out: list[Words] = []
         for family in sorted({plan.key.family for plan in plans}):
             table = f"{HEADER[family]} {TABLE}"
+            chains = await self._chains(HEADER[family])
             names = ["nat-prerouting", "nat-output"]
             for line in lines:
                 if line.place.startswith(f"table {table}, "):
@@ -220,16 +222,21 @@ class NftablesWords(KernelWords):
                 seen.update(wanted)
                 names = []
                 for name in wanted:
-                    argv = ["nft", "--stateless", "list", "chain", *table.split(), name]
-                    result = await run_program(self._exec, argv, package="nftables")
-                    for chain, body in _BLOCK.findall(result.stdout.decode(errors="replace")):
-                        place, purpose = f"table {table}, chain {chain}", _chain_purpose(chain)
-                        rules = [rule for each in body.splitlines() if (rule := each.strip())]
-                        out += [Words(place, rule, purpose) for rule in rules]
+                    body = chains.get(name, "")
+                    place, purpose = f"table {table}, chain {name}", _chain_purpose(name)
+                    rules = [rule for each in body.splitlines() if (rule := each.strip())]
+                    out += [Words(place, rule, purpose) for rule in rules]
                     # Only what forwarding passes: the base chains lead to everything.
                     if not name.startswith("nat-"):
-                        names += _TARGETS.findall(result.stdout.decode(errors="replace"))
+                        names += _TARGETS.findall(body)
         return out
+
+    async def _chains(self, family: str) -> Mapping[str, str]:
+        """Return the rules of each chain of our table, as nft lists them."""
+        argv = list_family(family, "--stateless")
+        result = await run_program(self._exec, argv, package="nftables")
+        listing = result.stdout.decode(errors="replace")
+        return dict(_BLOCK.findall(table_of(listing, family, TABLE)))
 
 
 def _element(kind: Kind, key: bytes, value: bytes, table: str) -> Words:

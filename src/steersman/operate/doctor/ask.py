@@ -25,7 +25,7 @@ from steersman.operate.client import Client, NotRunningError
 from steersman.operate.doctor import CHECKS
 from steersman.operate.doctor.check import ApiReply, Context, Diagnosis, Question, diagnose
 from steersman.operate.dump import mode_of
-from steersman.operate.load import load_world
+from steersman.operate.load import load_world, world_again
 from steersman.operate.names import Names, Target, UnknownNameError, split_words
 from steersman.run.startup import cluster_access, new_mode, node_config
 from steersman.source.apiserver import fetch_reply
@@ -96,6 +96,7 @@ async def examine(world: World, asked: Asked, config: ProxyConfig) -> Diagnosis:
         here=await is_here(world),
         ask_api=ask_api if access else None,
         ask_process=ask_process if world.process else None,
+        renew=world_again,
     )
     # Looking must leave nothing open: the mode may have sockets of netlink by now.
     try:

@@ -167,6 +167,7 @@ class Context:
         now: Callable[[], float] = time.time,
         ask_api: Callable[[str], Awaitable[ApiReply]] | None = None,
         ask_process: Callable[[str], Awaitable[Any]] | None = None,
+        renew: Callable[[World], Awaitable[World]] | None = None,
     ) -> None:
         """Describe the question and the place to look at.
 
@@ -184,6 +185,7 @@ class Context:
             ask_api: sends a GET request to the API server; None if it is not known.
             ask_process: returns a page of the running process's local socket, decoded from JSON;
                 None if the World is not of a running process.
+            renew: returns the World as it is now; None if it cannot change.
         """
         self.world = world
         self.question = question or Question()
@@ -196,6 +198,7 @@ class Context:
         self.now = now
         self.ask_api = ask_api
         self.ask_process = ask_process
+        self.renew = renew
         self._shared: dict[object, asyncio.Future[Any]] = {}
 
     async def once(self, fact: Callable[[Context], Awaitable[T]]) -> T:
@@ -219,7 +222,11 @@ class Context:
     @property
     def plans(self) -> tuple[ServicePlan, ...]:
         """The plans that the question is about; all of them if it names no Service."""
-        asked, plans = self.question, self.world.plan.services.items()
+        return self.plans_in(self.world)
+
+    def plans_in(self, world: World) -> tuple[ServicePlan, ...]:
+        """Return the plans of a World that the question is about."""
+        asked, plans = self.question, world.plan.services.items()
         if asked.service is None:
             return tuple(plan for _, plan in plans)
         return tuple(

@@ -9,7 +9,9 @@ from typing import Any, Final, NamedTuple
 
 from steersman.host.files import lock_holder
 from steersman.host.sysctl import SysctlError, read
+from steersman.model.plan import NodeSettings, ServicePlan
 from steersman.model.ruleset import Diff, Ruleset
+from steersman.model.world import World
 from steersman.modes.base import Mode
 from steersman.operate.doctor.check import (
     Cause,
@@ -63,18 +65,12 @@ class KernelRules(NamedTuple):
 
 async def kernel_rules(context: Context) -> KernelRules:
     """Read the kernel's rules back, and compare those of the question and of the node."""
-    mode, settings, plans = context.mode, context.world.plan.settings, context.plans
+    mode, world, plans = context.mode, context.world, context.plans
     assert mode is not None
     await context.once(support)
 
     # Rendering comes first: some modes recognise texts in the kernel only by having rendered them.
-    def render() -> dict[Any, Any]:
-        wanted = dict(mode.render_node(settings))
-        for plan in plans:
-            wanted.update(mode.render_service(plan, settings))
-        return wanted
-
-    rendered = await asyncio.to_thread(render)
+    rendered = await asyncio.to_thread(_rendered, mode, world.plan.settings, plans)
     words = mode.words()
     have = await words.read()
     wanted = words.wanted(rendered, have)
@@ -90,7 +86,45 @@ async def kernel_rules(context: Context) -> KernelRules:
         {key: have[key] for key in extra},
         {k: (have[k], v) for k, v in wanted.items() if k in have and differs(k, v)},
     )
+    if change and context.renew is not None:
+        # On a busy node Services change while all of this is read: that is no fault.
+        unsettled = await _unsettled(context, mode, await context.renew(world))
+        added, removed, changed = (
+            {key: value for key, value in part.items() if key not in unsettled}
+            for part in change.parts
+        )
+        change = Diff(added, removed, changed)
     return KernelRules(have, change, len(wanted))
+
+
+async def _unsettled(context: Context, mode: Mode, now: World) -> set[Any]:
+    """Return the keys of the objects that are planned otherwise than in the World before."""
+    settings = context.world.plan.settings, now.plan.settings
+    before, after = (
+        {plan.key: plan for plan in context.plans_in(world)} for world in (context.world, now)
+    )
+    moved = [
+        key
+        for key in before.keys() | after.keys()
+        if settings[0] != settings[1] or before.get(key) != after.get(key)
+    ]
+
+    def render() -> set[Any]:
+        old, new = (
+            _rendered(mode, settings[number], [plans[key] for key in moved if key in plans])
+            for number, plans in enumerate((before, after))
+        )
+        return {key for key in old.keys() | new.keys() if old.get(key) != new.get(key)}
+
+    return await asyncio.to_thread(render)
+
+
+def _rendered(mode: Mode, settings: NodeSettings, plans: Iterable[ServicePlan]) -> dict[Any, Any]:
+    """Render the node and some plans."""
+    wanted = dict(mode.render_node(settings))
+    for plan in plans:
+        wanted.update(mode.render_service(plan, settings))
+    return wanted
 
 
 def lines_of(mode: Mode, change: Diff) -> list[str]:

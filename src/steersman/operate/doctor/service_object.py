@@ -34,7 +34,7 @@ async def service_exists(context: Context) -> Iterable[CheckResult]:
     if service := world.snapshot.services.get(name):
         plans = [p for key, p in world.plan.services.items() if key.name.object_name == name]
         if not any(plan.frontends for plan in plans):
-            return why_not_planned(service)
+            return why_not_planned(service, world)
         if not context.plans:
             ports = ", ".join(
                 dict.fromkeys(
@@ -64,9 +64,17 @@ async def service_exists(context: Context) -> Iterable[CheckResult]:
     return [error(f"there is no Service {name}, as {world.origin.text} knows it", remedy=remedy)]
 
 
-def why_not_planned(service: Service) -> Iterable[CheckResult]:
+def why_not_planned(service: Service, world: World) -> Iterable[CheckResult]:
     """Say why a Service that this proxy should serve has no frontend here."""
     name, spec = service.metadata.object_name, service.spec
+    if world.not_yet:
+        return [
+            error(
+                f"{name} is not served {world.not_yet}",
+                remedy="wait; if this lasts, steersman status and its log say why",
+                cause=Cause.PROXY,
+            )
+        ]
     if not spec.ports:
         return [error(f"{name} has no ports, so nothing is served", remedy="add spec.ports")]
     families = ", ".join(spec.ip_families or ()) or "its only family"

@@ -13,11 +13,11 @@ from typing import Any
 import pytest
 
 from steersman.host.sysctl import Setting
-from steersman.model.world import ProcessStatus
+from steersman.model.world import ProcessStatus, World
 from steersman.modes.base import Requirements, Support
 from steersman.operate.doctor import node_rules
 from steersman.operate.doctor.check import CheckResult, Question, Verdict
-from tests.support.builders.doctor import context_of, only
+from tests.support.builders.doctor import context_of, only, world_of
 from tests.support.builders.objects import endpoint, service, slice_
 from tests.support.modes.memory import MemoryMode
 
@@ -40,10 +40,10 @@ class NeedyMode(MemoryMode):
         return self.needs
 
 
-def synced(needs: Requirements | None = None) -> NeedyMode:
+def synced(things: Any = THINGS, needs: Requirements | None = None) -> NeedyMode:
     """A mode whose kernel has all that the plan asks for."""
     mode = NeedyMode(needs)
-    world = context_of(*THINGS).world
+    world = world_of(*things)
     mode.kernel = dict(mode.render_node(world.plan.settings))
     for plan in world.plan.services.values():
         mode.kernel |= mode.render_service(plan, world.plan.settings)
@@ -97,6 +97,25 @@ def test_rules_of_other_services_are_not_looked_at() -> None:
     assert rules(mode, question=Question()).verdict is Verdict.ERROR
 
 
+def test_what_changes_while_the_kernel_is_read_is_no_difference() -> None:
+    """The kernel has endpoints that came after the World was asked for."""
+    later = (service(), slice_(endpoint("10.0.0.6")), THINGS[2])
+    mode = synced(later)
+
+    def said(*now: Any, question: Question | None) -> CheckResult:
+        async def renew(_: World) -> World:
+            return world_of(*now)
+
+        return rules(mode, renew=renew, question=question)
+
+    for question in (None, Question()):
+        assert said(*later, question=question).verdict is Verdict.OK
+        assert said(*THINGS, question=question).verdict is Verdict.ERROR
+    # What has not changed is compared.
+    del mode.kernel["node"]
+    assert said(*later, question=None).evidence == ("missing: node: node-1",)
+
+
 def test_a_kernel_without_rules() -> None:
     result = rules(NeedyMode())
     assert result.text == "the kernel has no rules of the memory mode"
@@ -140,9 +159,9 @@ def test_a_lock_that_many_use(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -
 
 
 def test_too_many_rules() -> None:
-    few = context_of(*THINGS, mode=synced(Requirements(most_rules=100)))
+    few = context_of(*THINGS, mode=synced(needs=Requirements(most_rules=100)))
     assert only(NUMBER, few).text == "4 rules"
-    many = context_of(*THINGS, mode=synced(Requirements(most_rules=3, instead="use maps")))
+    many = context_of(*THINGS, mode=synced(needs=Requirements(most_rules=3, instead="use maps")))
     result = only(NUMBER, many)
     assert (result.verdict, result.remedy) == (Verdict.WARNING, "use maps")
     assert only(NUMBER, context_of(mode=synced())).verdict is Verdict.SKIPPED
@@ -163,7 +182,7 @@ def test_sysctls_of_the_mode(tmp_path: Path) -> None:
 
 
 def test_checks_of_rules_share_one_reading() -> None:
-    mode = synced(Requirements(most_rules=100))
+    mode = synced(needs=Requirements(most_rules=100))
 
     async def both() -> None:
         context = context_of(*THINGS, mode=mode)
