@@ -112,7 +112,8 @@ async def test_the_world_is_never_emptied(reason: str, fault: dict[str, Any]) ->
         assert r.source.stats.kind("Service").relists >= 1
 
 
-async def test_a_dropped_watch_resumes_where_it_was() -> None:
+async def test_a_dropped_watch_resumes_where_it_was(caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level(logging.INFO, "steersman.source")
     async with ApiServer(WORLD) as server, reading(server) as r:
         await r.synced()
         version = server.add(service("first"))
@@ -122,6 +123,8 @@ async def test_a_dropped_watch_resumes_where_it_was() -> None:
         await until(lambda: "till" not in r.store.services)
         assert server.requests("Service", "watch")[-1].query["resourceVersion"] == version
         assert r.source.stats.kind("Service").lists == 1
+    broke = "Service: the connection broke in the middle of an answer; keeping previous state"
+    assert [line for line in caplog.messages if line.startswith(broke)]
 
 
 async def test_a_stalled_watch_is_dropped() -> None:

@@ -463,5 +463,7 @@ def connection_error(error: Exception) -> ApiError:
             return ApiError("connect", f"cannot connect to {proxy}{where}: {why}")
         case asyncio.TimeoutError():
             return ApiError("timeout", f"the server stopped sending: {text}")
+        case aiohttp.ClientPayloadError():  # its text is about chunks and lengths
+            return ApiError("connection", "the connection broke in the middle of an answer")
         case _:
             return ApiError("connection", f"the connection broke: {text}")
