@@ -42,7 +42,9 @@ _YOUNG, _YOUNG_AT_START = 50_000, 1_000_000
 """New containers before the collector runs."""
 _SWITCH_SECONDS = 0.001
 """Time after which a computing thread lets the event loop run; Python's default is 0.005."""
-_M_ARENA_MAX = -8  # malloc.h
+_M_TRIM_THRESHOLD, _M_MMAP_THRESHOLD, _M_ARENA_MAX = -1, -3, -8  # malloc.h
+_LARGE = 128 << 10
+"""Bytes of an allocation that is a mapping of its own; glibc's default, until it is raised."""
 
 
 def collect_rarely() -> None:
@@ -65,6 +67,10 @@ def tune_at_start() -> None:
     """Prepare the interpreter and the C library for reading a cluster."""
     # All threads share a heap: each would keep the memory it once used, and few work at a time.
     _libc("mallopt", _M_ARENA_MAX, 1)
+    # Large allocations go back to the system as soon as they are freed. glibc would raise these
+    # limits up to 32 and 64 MB by what it sees at the start, and keep as much for later.
+    _libc("mallopt", _M_MMAP_THRESHOLD, _LARGE)
+    _libc("mallopt", _M_TRIM_THRESHOLD, _LARGE)
     collect_rarely()
     sys.setswitchinterval(_SWITCH_SECONDS)
 

@@ -149,12 +149,15 @@ class Failover:
         """Give the policy the endpoints of Services that changed."""
         number = 0
         while self._unread and self._state is not None:
-            name = next(iter(self._unread))
-            del self._unread[name]
-            self._read_service(name, self._state)
-            number += 1
-            if number % _SLICE == 0:
-                await asyncio.sleep(0)
+            # A dictionary that is emptied from its front finds its next first key ever later.
+            for name in tuple(self._unread):
+                del self._unread[name]
+                self._read_service(name, self._state)
+                number += 1
+                if number % _SLICE == 0:
+                    await asyncio.sleep(0)
+            if not self._unread:  # and keeps room for all that it once held
+                self._unread = {}
 
     def _read_service(self, name: ObjectName, state: State) -> None:
         snapshot, settings = state.snapshot, state.plan.settings

@@ -6,6 +6,7 @@ few of them are looked at between two syncs, and unpacking one takes a microseco
 microsecond for each endpoint.
 
     length of the plan's part | the plan's part: EndpointSlice without targetRefs | targets
+    | name | length of the name
 
 The names of the pods behind endpoints are kept for answers to people. They are a part of their own,
 so that plans are made without decoding them, and a change of nothing else is no change.
@@ -26,8 +27,6 @@ from msgspec.structs import replace
 from steersman.model.kube import (
     Annotations,
     EndpointSlice,
-    Labels,
-    Lean,
     Node,
     NodeSpec,
     NodeStatus,
@@ -211,19 +210,8 @@ def _with_targets(slice_: EndpointSlice, packed: memoryview) -> EndpointSlice:
     return replace(slice_, endpoints=endpoints)
 
 
-class _LabelledMeta(Lean, frozen=True):
-    labels: Labels = Labels()
-
-
-class _Labelled(Lean, frozen=True):
-    """The part of a packed EndpointSlice that names its Service."""
-
-    metadata: _LabelledMeta
-
-
 _ENCODER = msgspec.msgpack.Encoder()
 _DECODER = msgspec.msgpack.Decoder(EndpointSlice)
-_LABELS_DECODER = msgspec.msgpack.Decoder(_Labelled)
 _TARGETS_DECODER = msgspec.msgpack.Decoder(list[str | list[str] | None])
 _LENGTH = 4  # bytes
 
@@ -238,109 +226,150 @@ def _unpacked_plan_part(packed: bytes) -> EndpointSlice:
     return _DECODER.decode(_plan_part(packed))
 
 
+def _tail(name: str) -> bytes:
+    """Return the end of the packed slice of this name, and of no other."""
+    encoded = name.encode()
+    return encoded + len(encoded).to_bytes(_LENGTH)
+
+
+def _name(packed: bytes) -> bytes:
+    """Return the name of a packed slice in UTF-8, which sorts as the text does."""
+    return packed[-_LENGTH - int.from_bytes(packed[-_LENGTH:]) : -_LENGTH]
+
+
 def unpacked(packed: bytes) -> EndpointSlice:
     """Return an EndpointSlice of `PackedSlices.packed`, with the targetRefs of its endpoints."""
     part = _plan_part(packed)
-    return _with_targets(_DECODER.decode(part), memoryview(packed)[_LENGTH + len(part) :])
+    targets = memoryview(packed)[_LENGTH + len(part) : -_LENGTH - len(_name(packed))]
+    return _with_targets(_DECODER.decode(part), targets)
 
 
 class PackedSlices(Mapping[ObjectName, Mapping[str, EndpointSlice]]):
-    """EndpointSlices by the Service they belong to, then by their own name."""
+    """EndpointSlices by the Service they belong to, then by their own name.
+
+    An index by name would take as much memory as the slices. It is not needed, since the name of a
+    slice is that of its Service and a suffix, as controllers generate it; others are listed.
+    """
 
     def __init__(self) -> None:
-        self._packed: dict[ObjectName, bytes] = {}
-        self._by_service: dict[ObjectName, tuple[ObjectName, ...]] = {}
+        self._held: dict[ObjectName, bytes | tuple[bytes, ...]] = {}
+        """A single slice is stored as itself; several in order of their names."""
+        self._elsewhere: dict[ObjectName, ObjectName] = {}
+        """The Services of slices whose names do not tell them."""
+        self._count = 0
         self._decode: Callable[[bytes], EndpointSlice] = _unpacked_plan_part
 
     @property
     def with_targets(self) -> PackedSlices:
         """A live view of the same slices, with the targetRefs of their endpoints."""
         view = PackedSlices()
-        view._packed, view._by_service = self._packed, self._by_service
-        view._decode = unpacked
+        view._held, view._decode = self._held, unpacked
         return view
 
     def __getitem__(self, service: ObjectName) -> Mapping[str, EndpointSlice]:
-        return _ServiceSlices(self._packed, self._by_service[service], self._decode)
+        held = self._held[service]
+        return _ServiceSlices((held,) if isinstance(held, bytes) else held, self._decode)
 
     def __contains__(self, service: object) -> bool:
-        return service in self._by_service
+        return service in self._held
 
     def __iter__(self) -> Iterator[ObjectName]:
-        return iter(self._by_service)
+        return iter(self._held)
 
     def __len__(self) -> int:
-        return len(self._by_service)
+        return len(self._held)
 
     @property
-    def names(self) -> Mapping[ObjectName, object]:
-        """The names of all slices, as keys."""
-        return self._packed
+    def count(self) -> int:
+        """Number of slices."""
+        return self._count
+
+    def names(self) -> Iterator[ObjectName]:
+        """Yield the names of all slices."""
+        for service in self._held:
+            for packed in self._of(service):
+                yield ObjectName(service.namespace, _name(packed).decode())
 
     @property
     def packed(self) -> list[bytes]:
         """All slices as of this call; the bytes are no msgpack, but input of `unpacked`."""
-        return list(self._packed.values())
+        return self.packed_of(self._held)
 
     def packed_of(self, services: Iterable[ObjectName]) -> list[bytes]:
         """Return the slices of some Services as of this call, in the form of `packed`."""
-        return [self._packed[name] for each in services for name in self._by_service.get(each, ())]
+        return [packed for service in services for packed in self._of(service)]
+
+    def _of(self, service: ObjectName) -> tuple[bytes, ...]:
+        held = self._held.get(service, ())
+        return (held,) if isinstance(held, bytes) else held
 
     def owner(self, name: ObjectName) -> ObjectName | None:
         """Return the Service that a slice belongs to; None if there is no such slice."""
-        # Decoding the labels is cheap and rare; an index by name would take memory all the time.
-        packed = self._packed.get(name)
-        if packed is None:
-            return None
-        labels = _LABELS_DECODER.decode(_plan_part(packed)).metadata.labels
-        return ObjectName(name.namespace, labels.service_name or "")
+        likely = self._elsewhere.get(name) or _likely_owner(name)
+        return likely if self.find(name, likely) is not None else None
 
-    def belongs(self, name: ObjectName, service: ObjectName | None) -> bool:
-        """Whether there is such a slice of this Service. Cheaper than `owner`."""
-        if service is None or name not in self._packed:
-            return False
-        return name in self._by_service.get(service, ())
+    def find(self, name: ObjectName, service: ObjectName) -> bytes | None:
+        """Return a slice of a Service as it is held; None if it has no slice of this name."""
+        held, tail = self._held.get(service), _tail(name.name)
+        if isinstance(held, tuple):
+            at = _place(held, name.name)
+            held = held[at] if at < len(held) else None
+        return held if held is not None and held.endswith(tail) else None
 
-    def put(self, name: ObjectName, owner: ObjectName, slice_: EndpointSlice) -> bool:
+    def put(self, owner: ObjectName, slice_: EndpointSlice, old: bytes | None) -> bool:
         """Add or replace a slice of a Service; return whether it is new or different to plans.
 
-        A slice that belonged to another Service must have been removed before.
+        Args:
+            owner: the Service.
+            slice_: the slice; no other Service may have one of this name.
+            old: what `find` returns for it.
         """
-        part = _ENCODER.encode(trimmed_slice(slice_))
-        packed = b"".join((len(part).to_bytes(_LENGTH), part, _targets(slice_)))
-        old = self._packed.get(name)
+        part, name = _ENCODER.encode(trimmed_slice(slice_)), slice_.metadata.name
+        packed = b"".join((len(part).to_bytes(_LENGTH), part, _targets(slice_), _tail(name)))
         if old == packed:
             return False
-        if old is not None and _plan_part(old) == part:
-            self._packed[name] = packed
-            return False
+        held = self._of(owner)
         if old is None:
-            name = ObjectName(owner.namespace, name.name)  # with the interned namespace
-            self._by_service[owner] = (*self._by_service.get(owner, ()), name)
-        self._packed[name] = packed
-        return True
+            self._count += 1
+            if owner != _likely_owner(key := slice_.metadata.object_name):
+                self._elsewhere[key] = owner
+        if len(held) > (old is not None):
+            at = _place(held, name)
+            self._held[owner] = (*held[:at], packed, *held[at + (old is not None) :])
+        else:
+            self._held[owner] = packed
+        return old is None or _plan_part(old) != part
 
     def remove(self, name: ObjectName, owner: ObjectName) -> None:
         """Remove a slice of a Service; it must exist."""
-        del self._packed[name]
-        left = tuple(other for other in self._by_service.pop(owner) if other != name)
+        held = self._of(owner)
+        at = _place(held, name.name)
+        left = held[:at] + held[at + 1 :]
         if left:
-            self._by_service[owner] = left
+            self._held[owner] = left if len(left) > 1 else left[0]
+        else:
+            del self._held[owner]
+        self._elsewhere.pop(name, None)
+        self._count -= 1
+
+
+def _place(held: tuple[bytes, ...], name: str) -> int:
+    """Return the index of a Service's slice, or the one that it would have."""
+    return bisect_left(held, name.encode(), key=_name)
+
+
+def _likely_owner(name: ObjectName) -> ObjectName:
+    """Return the Service whose controller generates slices of such a name."""
+    return ObjectName(name.namespace, name.name.rpartition("-")[0])
 
 
 class _ServiceSlices(Mapping[str, EndpointSlice]):
     """The slices of one Service in order of name, each unpacked when it is read."""
 
-    __slots__ = ("_decode", "_names", "_packed")
+    __slots__ = ("_decode", "_held")
 
-    def __init__(
-        self,
-        packed: Mapping[ObjectName, bytes],
-        names: tuple[ObjectName, ...],
-        decode: Callable[[bytes], EndpointSlice],
-    ) -> None:
-        self._packed = packed
-        self._names = names if len(names) == 1 else tuple(sorted(names))
+    def __init__(self, held: tuple[bytes, ...], decode: Callable[[bytes], EndpointSlice]) -> None:
+        self._held = held
         self._decode = decode
 
     def values(self) -> _SliceValues:
@@ -348,21 +377,19 @@ class _ServiceSlices(Mapping[str, EndpointSlice]):
         return _SliceValues(self)
 
     def _unpacked(self) -> Iterator[EndpointSlice]:
-        return map(self._decode, map(self._packed.__getitem__, self._names))
+        return map(self._decode, self._held)
 
     def __getitem__(self, name: str) -> EndpointSlice:
-        # The names are sorted, and of one namespace: that of the Service.
-        key = ObjectName(self._names[0].namespace, name)
-        at = bisect_left(self._names, key)
-        if self._names[at : at + 1] != (key,):
+        at = _place(self._held, name)
+        if at == len(self._held) or not self._held[at].endswith(_tail(name)):
             raise KeyError(name)
-        return self._decode(self._packed[key])
+        return self._decode(self._held[at])
 
     def __iter__(self) -> Iterator[str]:
-        return (name.name for name in self._names)
+        return (_name(packed).decode() for packed in self._held)
 
     def __len__(self) -> int:
-        return len(self._names)
+        return len(self._held)
 
 
 class _SliceValues(ValuesView[EndpointSlice]):

@@ -266,7 +266,7 @@ class Store:
     @property
     def slices(self) -> int:
         """Number of EndpointSlices."""
-        return len(self._slices.names)
+        return self._slices.count
 
     def packed_slices(self, services: Iterable[ObjectName] | None = None) -> list[bytes]:
         """Return all EndpointSlices, or those of some Services; `packed.unpacked` reads each."""
@@ -361,7 +361,7 @@ class Store:
             case "Service":
                 known = [*self._services, *self._unserved]
             case "EndpointSlice":
-                known = self._slices.names
+                known = self._slices.names()
             case "ServiceCIDR":
                 known = self._cidrs
             case _:
@@ -425,8 +425,11 @@ class Store:
         if meta.name and meta.namespace and labels.service_name and labels.headless is None:
             owner = ObjectName(intern(meta.namespace), labels.service_name)
         # A slice can move to another Service: both have changed.
-        moved = not self._slices.belongs(name, owner) and self._remove_slice(name)
-        if owner is None or not self._slices.put(name, owner, slice_):
+        old = self._slices.find(name, owner) if owner is not None else None
+        moved = old is None and self._remove_slice(name)
+        if owner is not None and old is None and (service := self._services.get(owner)):
+            owner = service.metadata.object_name  # made of strings that are kept anyway
+        if owner is None or not self._slices.put(owner, slice_, old):
             return moved
         self._endpoints.add(owner)
         self.seen["EndpointSlice"] += 1

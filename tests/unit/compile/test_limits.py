@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +19,7 @@ from steersman.model.findings import Finding, Severity
 from steersman.model.kube import EndpointSlice
 from steersman.model.names import Family, ObjectName, Protocol
 from steersman.model.plan import NodePlan, ServicePlan
+from steersman.source import packed
 from steersman.source.packed import PackedSlices
 from tests.support.builders import objects
 from tests.support.builders.objects import (
@@ -83,7 +84,7 @@ def test_no_more_slices_are_looked_at_than_are_served() -> None:
     held, owner = PackedSlices(), ObjectName("shop", "cart")
     for number in range(MAX_LISTED // 1000 + 50):
         meta = msgspec.structs.replace(big.metadata, name=f"s{number:04}")
-        held.put(meta.object_name, owner, msgspec.structs.replace(big, metadata=meta))
+        held.put(owner, msgspec.structs.replace(big, metadata=meta), None)
     looked: list[str] = []
 
     def each() -> Iterator[EndpointSlice]:
@@ -104,7 +105,7 @@ def test_no_more_slices_are_looked_at_than_are_served() -> None:
 def test_slices_of_a_service_are_a_mapping() -> None:
     held, owner = PackedSlices(), ObjectName("shop", "cart")
     for name in ("b", "a"):
-        held.put(ObjectName("shop", name), owner, slice_(*ends(1), name=name))
+        held.put(owner, slice_(*ends(1), name=name), None)
     slices: Mapping[str, EndpointSlice] = held[owner]
     assert (list(slices), len(slices), "b" in slices, "c" in slices) == (["a", "b"], 2, True, False)
     assert slices["a"].metadata.name == "a"
@@ -229,21 +230,20 @@ def test_the_page_on_limits_has_them_all() -> None:
         assert f"{number:,}" in page
 
 
-def test_many_slices_of_one_service_cost_no_more_than_those_of_many() -> None:
-    """Comparisons of names are counted: each slice of a list is looked up, none is searched for."""
-    compared = 0
+def test_many_slices_of_one_service_are_not_searched_one_by_one(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    read = 0
 
-    class Name(ObjectName):
-        def __eq__(self, other: object) -> bool:
-            nonlocal compared
-            compared += 1
-            return tuple(self) == tuple(other) if isinstance(other, tuple) else False
+    def name_of(held: bytes, name: Callable[[bytes], bytes] = packed._name) -> bytes:
+        nonlocal read
+        read += 1
+        return name(held)
 
-        __hash__ = ObjectName.__hash__
-
+    monkeypatch.setattr(packed, "_name", name_of)
     held, owner = PackedSlices(), ObjectName("shop", "cart")
     for number in range(500):
-        name = Name("shop", f"s{number}")
-        assert not held.belongs(name, owner)
-        held.put(name, owner, slice_(name=name.name))
-    assert compared < 5 * 500
+        name = ObjectName("shop", f"s{number}")
+        assert held.find(name, owner) is None
+        held.put(owner, slice_(name=name.name), None)
+    assert read < 30 * 500

@@ -138,13 +138,13 @@ REFS = st.one_of(
 
 def of_pods(*refs: ObjectReference | None) -> EndpointSlice:
     endpoints = [SliceEndpoint([f"10.1.0.{n}"], target_ref=ref) for n, ref in enumerate(refs)]
-    return EndpointSlice(META, address_type="IPv4", endpoints=endpoints)
+    return EndpointSlice(replace(META, name=NAME.name), address_type="IPv4", endpoints=endpoints)
 
 
 @given(st.lists(REFS, max_size=5))
 def test_targets_are_kept_beside_the_plans_part(refs: list[ObjectReference | None]) -> None:
     held = PackedSlices()
-    assert held.put(NAME, OWNER, of_pods(*refs))
+    assert held.put(OWNER, of_pods(*refs), None)
     (lean,), (whole,) = held[OWNER].values(), held.with_targets[OWNER].values()
     assert [each.target_ref for each in lean.endpoints or ()] == [None] * len(refs)
     got = [each.target_ref for each in whole.endpoints or ()]
@@ -163,7 +163,7 @@ def test_slices_of_a_service_are_in_order_of_their_names() -> None:
     for name in ("web-3", "web-1", "web-2"):
         slice_ = of_pods(POD)
         slice_ = replace(slice_, metadata=replace(slice_.metadata, name=name))
-        assert held.put(ObjectName("shop", name), OWNER, slice_)
+        assert held.put(OWNER, slice_, held.find(slice_.metadata.object_name, OWNER))
     slices = held[OWNER]
     assert list(slices) == ["web-1", "web-2", "web-3"]
     assert [each.metadata.name for each in slices.values()] == list(slices)
@@ -175,19 +175,36 @@ def test_slices_of_a_service_are_in_order_of_their_names() -> None:
 
 def test_a_new_pod_name_alone_is_kept_and_no_change() -> None:
     held = PackedSlices()
-    assert held.put(NAME, OWNER, of_pods(None))
-    assert not held.put(NAME, OWNER, of_pods(POD))
+    assert held.put(OWNER, of_pods(None), None)
+    assert not held.put(OWNER, of_pods(POD), held.find(NAME, OWNER))
     [kept] = held.with_targets[OWNER]["web-1"].endpoints or []
     assert kept.target_ref == POD
     assert held.owner(NAME) == OWNER
     assert [unpacked(each) for each in held.packed] == [held.with_targets[OWNER]["web-1"]]
 
 
+def test_slices_are_found_whatever_their_names() -> None:
+    held = PackedSlices()
+    named = ["web-1", "web-2", "web", "mirror-of-web-1", "web2-1"]
+    for text in named:
+        assert held.put(OWNER, replace(of_pods(POD), metadata=replace(META, name=text)), None)
+    names = [ObjectName("shop", text) for text in sorted(named)]
+    assert list(held.names()) == names
+    assert held.count == len(held.packed) == len(named)
+    assert [held.owner(name) for name in names] == [OWNER] * len(named)
+    assert held.owner(ObjectName("shop", "web-3")) is None
+    assert held.owner(ObjectName("other", "web-1")) is None
+    for name in names:
+        held.remove(name, OWNER)
+        assert held.owner(name) is None
+    assert (held.count, len(held), held.packed) == (0, 0, [])
+
+
 def test_pods_of_one_deployment_take_few_bytes() -> None:
     def size(*refs: ObjectReference | None) -> int:
         held = PackedSlices()
-        held.put(NAME, OWNER, of_pods(*refs))
-        return sum(len(packed) for packed in held._packed.values())
+        held.put(OWNER, of_pods(*refs), None)
+        return sum(map(len, held.packed))
 
     pods = [replace(POD, name=f"web-7d4b9c6f5-{n:05}") for n in range(100)]
     assert size(*pods) - size(*[None] * 100) <= 100 * 6 + 32

@@ -127,7 +127,7 @@ class NftablesMode(Mode):
         """Foreign generations that `wait_for_external_change` has reported."""
         self._writers: list[Writer] = []
         """The programs that made them, since `take_writers` was called."""
-        self.slots: dict[bytes, tuple[bytes, ...]] = {}
+        self.slots: dict[bytes, bytes] = {}
         """Endpoints by slot, the only state of rendering (render.py)."""
 
     async def probe(self) -> Support:
@@ -330,13 +330,13 @@ def create(execute: Exec, options: ModeOptions) -> NftablesMode:  # noqa: ARG001
     return NftablesMode(execute, relay=Relay())
 
 
-def slots_of(objects: Ruleset) -> dict[bytes, tuple[bytes, ...]]:
-    """Return the endpoints by slot that the kernel has, by the key of the first slot."""
+def slots_of(objects: Ruleset) -> dict[bytes, bytes]:
+    """Return the endpoints by slot that the kernel has, joined, by the key of the first slot."""
     found: defaultdict[bytes, list[tuple[int, bytes]]] = defaultdict(list)
     for key, endpoint in objects.items():
         if kind_of(key) in ENDPOINT_KINDS:
             found[pool_key(key)].append((unpack_slot(key), endpoint))
-    return {first: tuple([end for _, end in sorted(ends)]) for first, ends in found.items()}
+    return {first: b"".join([end for _, end in sorted(ends)]) for first, ends in found.items()}
 
 
 def _version(text: str) -> tuple[int, ...]:
