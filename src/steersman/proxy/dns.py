@@ -22,6 +22,8 @@ _RECORD = struct.Struct(">HHIH")
 _A, _CNAME, _AAAA = 1, 5, 28
 _POINTER = 0xC0
 _MAX_LABELS = 256  # and pointers of a name, so that pointers in a circle end
+_MAX_NAME = 255  # bytes (RFC 1035, 2.3.4)
+_MAX_RECORDS = 512  # a pointer in each may stand for a long name
 _QUESTION_AT = 12
 
 
@@ -82,6 +84,8 @@ def restored(reply: bytes, query: bytes) -> bytes:
     if asked == searched:
         return reply
     number, flags, _, count, _, _ = _HEADER.unpack_from(reply)
+    if count > _MAX_RECORDS:
+        raise BrokenMessageError(f"{count} records")
     at = _QUESTION_AT + len(searched.wire)
     records = []
     for _ in range(count):
@@ -122,7 +126,7 @@ def _wire(name: Iterable[bytes]) -> bytes:
 
 def _name(message: bytes, at: int) -> tuple[tuple[bytes, ...], int]:
     """Return the labels of a name, and the position after it."""
-    labels, end = [], 0
+    labels, end, length = [], 0, 0
     for _ in range(_MAX_LABELS):
         size = _byte(message, at)
         # A length, or a pointer of two bytes to another place in the message.
@@ -132,6 +136,9 @@ def _name(message: bytes, at: int) -> tuple[tuple[bytes, ...], int]:
         elif size:
             labels.append(message[at + 1 : at + 1 + size])
             at += 1 + size
+            length += 1 + size
+            if length > _MAX_NAME:
+                raise BrokenMessageError(f"a name is longer than {_MAX_NAME} bytes")
         else:
             return tuple(labels), end or at + 1
     raise BrokenMessageError("a name without an end")

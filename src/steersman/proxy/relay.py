@@ -21,7 +21,7 @@ from contextlib import ExitStack, suppress
 
 from steersman.model.plan import Endpoint
 from steersman.proxy.budget import DescriptorBudget, Reservation
-from steersman.proxy.poller import BUFFER, ENDING, READABLE, WRITABLE, Poller
+from steersman.proxy.poller import BROKEN, BUFFER, ENDING, READABLE, WRITABLE, Poller
 from steersman.proxy.sockets import RESET_ON_CLOSE
 from steersman.proxy.traffic import EndpointCounters
 
@@ -127,6 +127,9 @@ class Direction:
 
     def handle(self, events: int) -> None:
         """Take the events of the source, which is the target of the way back."""
+        if events & BROKEN and self.blocked:  # nothing will be read that would say so
+            self._connection.abort()
+            return
         if events & WRITABLE and self.back.blocked:
             self.back.resume()
         if events & READABLE:

@@ -81,6 +81,20 @@ def test_a_name_that_goes_in_circles_is_an_error() -> None:
         restored(reply(tried, circle), query("cart"))
 
 
+def test_a_reply_cannot_grow_without_bound() -> None:
+    """Pointers repeat a name that is sent once: 64 kB would become 100 MB."""
+    tried = query("cart.local")
+    name = (b"\x3f" + b"a" * 63) * 5 + b"\0"
+    text = record(b"\0", 16, name)
+    pointer = struct.pack(">H", 0xC000 | (len(tried) + len(text) - len(name)))
+    with pytest.raises(BrokenMessageError, match="longer than 255 bytes"):
+        restored(reply(tried, text, record(pointer, 5, pointer)), query("cart"))
+    many = [record(TO_QUESTION, 1, ADDRESS)] * 600
+    with pytest.raises(BrokenMessageError, match="600 records"):
+        restored(reply(tried, *many), query("cart"))
+    assert len(restored(reply(tried, *many[:500]), query("cart"))) > 8000
+
+
 @given(st.binary(max_size=80), st.integers(0, 40))
 def test_no_message_raises_another_error(junk: bytes, cut: int) -> None:
     asked = query("cart")

@@ -143,6 +143,33 @@ async def test_a_reset_is_passed_on_as_a_reset() -> None:
             await broken.wait()
 
 
+async def test_a_reset_is_noticed_while_the_endpoint_takes_no_more() -> None:
+    """Otherwise each client that gives up leaves two descriptors to a server that hangs."""
+    hangs = asyncio.Event()
+
+    async def hang(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        await hangs.wait()
+
+    async with endpoint(hang) as one, proxy() as made:
+        await made.start({key(): listener(one)})
+        client = socket.create_connection((LOCAL, made.port(key())))
+        client.setblocking(False)
+
+        def is_full() -> bool:
+            try:
+                client.send(bytes(1 << 16))
+            except BlockingIOError:
+                (pair,) = [p for li in made._listeners.values() for p in li.connections]  # type: ignore[union-attr]
+                return pair.forth.blocked
+            return False
+
+        await until(is_full)
+        client.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, RESET)
+        client.close()
+        await until(lambda: made.open_connections == 0)
+        hangs.set()
+
+
 @EVERY_WAY
 async def test_long_streams_arrive_whole_both_ways_at_once_and_are_counted() -> None:
     data = random.Random(1).randbytes(1 << 16) * 128
