@@ -14,6 +14,8 @@ from collections import deque
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, TypeAlias
 
+from tests.support.transports import SimulatedTransport
+
 if TYPE_CHECKING:
     from tests.sim.universe import SimLoop, Universe
 
@@ -68,17 +70,13 @@ class Peer:
         universe.after(self._arrives - universe.now, call)
 
 
-class SimTransport(asyncio.Transport):
+class SimTransport(SimulatedTransport):
     """A process's end of a connection."""
 
     def __init__(self, loop: SimLoop, protocol: asyncio.BaseProtocol, peer: Peer) -> None:
-        super().__init__()
+        super().__init__(protocol)
         self._loop = loop
-        self._protocol: Any = protocol
         self._peer = peer
-        self._paused = False
-        self._waiting: deque[Callable[[], object]] = deque()
-        self._closing = False
         self._leaves = 0.0
         peer.attach(self)
         loop.universe.network.open.setdefault(loop, {})[self] = None
@@ -99,9 +97,6 @@ class SimTransport(asyncio.Transport):
         self._leaves = max(self._leaves, universe.now + universe.dice.uniform(1e-4, 2e-3))
         universe.after(self._leaves - universe.now, call)
 
-    def writelines(self, list_of_data: Any) -> None:
-        self.write(b"".join(list_of_data))
-
     def close(self) -> None:
         if not self._closing:
             self._shut()
@@ -115,39 +110,6 @@ class SimTransport(asyncio.Transport):
         if not self._peer.closed:
             self._peer.closed = True
             self._leave(self._peer.on_close)
-
-    def is_closing(self) -> bool:
-        return self._closing
-
-    def get_protocol(self) -> asyncio.BaseProtocol:
-        protocol: asyncio.BaseProtocol = self._protocol
-        return protocol
-
-    def set_protocol(self, protocol: asyncio.BaseProtocol) -> None:
-        self._protocol = protocol
-
-    def get_extra_info(self, name: str, default: Any = None) -> Any:
-        return ("192.0.2.250", 40000) if name in ("peername", "sockname") else default
-
-    def pause_reading(self) -> None:
-        self._paused = True
-
-    def resume_reading(self) -> None:
-        self._paused = False
-        while self._waiting and not self._paused:
-            self._waiting.popleft()()
-
-    def is_reading(self) -> bool:
-        return not self._paused
-
-    def set_write_buffer_limits(self, high: int | None = None, low: int | None = None) -> None:
-        """Nothing is ever buffered here."""
-
-    def get_write_buffer_size(self) -> int:
-        return 0
-
-    def can_write_eof(self) -> bool:
-        return False
 
     # What the world does
 
@@ -167,9 +129,7 @@ class SimTransport(asyncio.Transport):
     def _give(self, call: Callable[[], object]) -> None:
         if self._closing or self._loop._closed:
             return
-        if self._paused:
-            self._waiting.append(call)
-        else:
+        if not self._when_reading(call):
             self._loop.universe.inside(self._loop, call)
 
 

@@ -16,6 +16,8 @@ import socket
 from collections.abc import Callable, Coroutine
 from typing import Any, TypeVar
 
+from tests.support.transports import SimulatedTransport
+
 Result = TypeVar("Result")
 Factory = Callable[[], asyncio.BaseProtocol]
 
@@ -69,33 +71,27 @@ class VirtualLoop(asyncio.SelectorEventLoop):
         here = MemoryTransport(self, protocol_factory())
         there = MemoryTransport(self, server(), serves=True)
         here.peer, there.peer = there, here
-        there.protocol.connection_made(there)
-        here.protocol.connection_made(here)
-        return here, here.protocol
+        there.get_protocol().connection_made(there)
+        here.get_protocol().connection_made(here)
+        return here, here.get_protocol()
 
 
-class MemoryTransport(asyncio.Transport):
+class MemoryTransport(SimulatedTransport):
     """One end of a connection; bytes arrive at the other end in order, after a latency."""
 
     def __init__(self, loop: VirtualLoop, protocol: Any, *, serves: bool = False) -> None:
-        super().__init__()
+        super().__init__(protocol)
         self._loop = loop
         self._serves = serves
-        self.protocol = protocol
         self.peer: MemoryTransport | None = None
         self._sent: list[bytes] = []
-        self._closing = self._lost = self._paused = False
-        self._held: list[bytes] = []
-        """Bytes that arrived while reading was paused."""
+        self._lost = False
 
     def write(self, data: Any) -> None:
         if not self._closing:
             if not self._sent:  # the first of this moment takes the others along
                 self._loop.call_later(_LATENCY, self._arrive)
             self._sent.append(bytes(data))
-
-    def writelines(self, list_of_data: Any) -> None:
-        self.write(b"".join(list_of_data))
 
     def _arrive(self) -> None:
         data, self._sent = b"".join(self._sent), []
@@ -104,10 +100,12 @@ class MemoryTransport(asyncio.Transport):
         peer = self.peer
         if peer is None or peer._lost:
             return
-        if peer._paused:
-            peer._held.append(data)
-        else:
-            peer.protocol.data_received(data)
+
+        def receive() -> None:
+            peer._protocol.data_received(data)
+
+        if not peer._when_reading(receive):
+            receive()
 
     def close(self) -> None:
         """End the connection after what was written."""
@@ -132,41 +130,7 @@ class MemoryTransport(asyncio.Transport):
     def _lose(self, error: Exception | None) -> None:
         if not self._lost:
             self._lost = True
-            self.protocol.connection_lost(error)
-
-    def is_closing(self) -> bool:
-        return self._closing
-
-    def get_protocol(self) -> asyncio.BaseProtocol:
-        protocol: asyncio.BaseProtocol = self.protocol
-        return protocol
-
-    def set_protocol(self, protocol: asyncio.BaseProtocol) -> None:
-        self.protocol = protocol
-
-    def get_extra_info(self, name: str, default: Any = None) -> Any:
-        return ("192.0.2.250", 40000) if name in ("peername", "sockname") else default
-
-    def pause_reading(self) -> None:
-        self._paused = True
-
-    def resume_reading(self) -> None:
-        self._paused = False
-        held, self._held = self._held, []
-        for data in held:
-            self.protocol.data_received(data)
-
-    def is_reading(self) -> bool:
-        return not self._paused
-
-    def set_write_buffer_limits(self, high: int | None = None, low: int | None = None) -> None:
-        """Nothing is ever buffered here."""
-
-    def get_write_buffer_size(self) -> int:
-        return 0
-
-    def can_write_eof(self) -> bool:
-        return False
+            self._protocol.connection_lost(error)
 
 
 class Network:
