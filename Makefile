@@ -7,7 +7,7 @@ WORKERS ?= $(shell cores=$$(nproc); echo $$((cores < 6 ? cores * 2 : cores < 12 
 # The tests of a module in one process and in our order, the longest modules first.
 TOGETHER := --dist loadscope --no-loadscope-reorder
 
-BPF := src/steersman/modes/ebpf/c/*.[ch]
+SOURCES_IN_C := src/steersman/modes/ebpf/c/*.[ch] src/steersman/source/*.c
 
 .DEFAULT_GOAL := help
 .PHONY: help setup check format test sim docs demo demo-ui screenshots bench image deb notice release krew lock clean
@@ -23,14 +23,14 @@ check: setup ## Format, lint, types, shape and the tests that need no root
 	ruff check
 	mypy
 	python scripts/shape.py
-	@if command -v clang-format >/dev/null; then clang-format --dry-run --Werror $(BPF); \
+	@if command -v clang-format >/dev/null; then clang-format --dry-run --Werror $(SOURCES_IN_C); \
 		else echo "clang-format is not installed: the programs in C are not looked at"; fi
 	pytest -q -m "not kernel"
 
 format: setup ## Put the code in shape
 	ruff format
 	ruff check --fix
-	@! command -v clang-format >/dev/null || clang-format -i $(BPF)
+	@! command -v clang-format >/dev/null || clang-format -i $(SOURCES_IN_C)
 
 test: ## Every test, kernel tests as root, and coverage; WORKERS=n processes
 	@scripts/setup.sh tests

@@ -18,11 +18,17 @@
 
 #define MOST_FIELDS 16 /* of a struct */
 #define MOST_NUMBER 31 /* of a field */
-#define LONGEST 256 /* bytes of a message in a memo, as in protobuf.py */
-#define MOST_KNOWN 4096
+#define LONGEST 256 /* bytes of what is in a memo, as in protobuf.py */
+#define KNOWN 512 /* places in a memo */
 
 /* Conversions, numbered as Kind in protobuf.py; the last four are of varints. */
 enum kind { TEXT, TEXT_OR_NONE, BYTES, MESSAGE, ENTRIES, CALL, BOOL, INT32, INT32_OR_NONE, UINT64 };
+
+/* A place in a memo: a value by its bytes. Of two that share a place the later one stays. */
+struct known {
+	PyObject *key; /* bytes; NULL: free */
+	PyObject *value;
+};
 
 struct row {
 	int used;
@@ -30,7 +36,7 @@ struct row {
 	int many;
 	Py_ssize_t index; /* of the struct's field */
 	PyObject *with; /* MESSAGE: a Decoder, ENTRIES: (struct, keys), CALL: a function */
-	PyObject *memo; /* values by their bytes; NULL: none */
+	struct known *memo; /* NULL: none */
 };
 
 typedef struct {
@@ -151,26 +157,48 @@ static PyObject *decode_bytes(struct row *row, const struct field *field)
 	}
 }
 
+/* Return the place of some bytes in a memo. */
+static struct known *place(struct row *row, const struct field *field)
+{
+	const uint64_t odd = 0x9E3779B97F4A7C15;
+	uint64_t hash = (uint64_t)field->length, word;
+	const uint8_t *at = field->data;
+	Py_ssize_t left = field->length;
+
+	for (; left > 0; left -= 8, at += 8) {
+		word = 0;
+		memcpy(&word, at, left < 8 ? (size_t)left : 8);
+		hash = (hash ^ word) * odd;
+		hash ^= hash >> 32;
+	}
+	return &row->memo[(hash * odd) >> 32 & (KNOWN - 1)];
+}
+
 /* As decode_bytes(), for a row with a memo. */
 static PyObject *decode_known(struct row *row, const struct field *field)
 {
-	PyObject *key, *value;
+	struct known *known, old;
+	PyObject *value, *key;
 
 	if (field->length > LONGEST)
 		return decode_bytes(row, field);
-	key = PyBytes_FromStringAndSize((const char *)field->data, field->length);
-	if (key == NULL)
+	known = place(row, field);
+	if (known->key != NULL && PyBytes_Size(known->key) == field->length &&
+	    memcmp(PyBytes_AsString(known->key), field->data, (size_t)field->length) == 0)
+		return Py_NewRef(known->value);
+	value = decode_bytes(row, field);
+	if (value == NULL)
 		return NULL;
-	value = PyDict_GetItemWithError(row->memo, key);
-	if (value != NULL) {
-		Py_INCREF(value);
-	} else if (!PyErr_Occurred() && (value = decode_bytes(row, field)) != NULL) {
-		if (PyDict_Size(row->memo) >= MOST_KNOWN)
-			PyDict_Clear(row->memo);
-		if (PyDict_SetItem(row->memo, key, value) < 0)
-			Py_CLEAR(value);
+	key = PyBytes_FromStringAndSize((const char *)field->data, field->length);
+	if (key == NULL) {
+		Py_DECREF(value);
+		return NULL;
 	}
-	Py_DECREF(key);
+	old = *known;
+	known->key = key;
+	known->value = Py_NewRef(value);
+	Py_XDECREF(old.key);
+	Py_XDECREF(old.value);
 	return value;
 }
 
@@ -390,8 +418,13 @@ static int set_row(Decoder *self, PyTypeObject *type, PyObject *given)
 		return -1;
 	}
 	row = &self->rows[number];
-	if (memo && (row->memo = PyDict_New()) == NULL)
-		return -1;
+	if (memo) {
+		row->memo = PyMem_Calloc(KNOWN, sizeof(struct known));
+		if (row->memo == NULL) {
+			PyErr_NoMemory();
+			return -1;
+		}
+	}
 	row->used = 1;
 	row->kind = (enum kind)kind;
 	row->many = many || kind == ENTRIES;
@@ -438,19 +471,29 @@ static int decoder_traverse(Decoder *self, visitproc visit, void *arg)
 	Py_VISIT(self->blank);
 	Py_VISIT(self->twin);
 	for (number = 0; number <= MOST_NUMBER; number++) {
-		Py_VISIT(self->rows[number].with);
-		Py_VISIT(self->rows[number].memo);
+		struct row *row = &self->rows[number];
+		int each;
+
+		Py_VISIT(row->with);
+		for (each = 0; row->memo != NULL && each < KNOWN; each++)
+			Py_VISIT(row->memo[each].value);
 	}
 	return 0;
 }
 
 static int decoder_clear(Decoder *self)
 {
-	int number;
+	int number, each;
 
 	Py_CLEAR(self->twin);
-	for (number = 0; number <= MOST_NUMBER; number++)
-		Py_CLEAR(self->rows[number].memo);
+	for (number = 0; number <= MOST_NUMBER; number++) {
+		struct row *row = &self->rows[number];
+
+		for (each = 0; row->memo != NULL && each < KNOWN; each++) {
+			Py_CLEAR(row->memo[each].key);
+			Py_CLEAR(row->memo[each].value);
+		}
+	}
 	return 0;
 }
 
@@ -463,8 +506,10 @@ static void decoder_dealloc(Decoder *self)
 	decoder_clear(self);
 	Py_XDECREF(self->type);
 	Py_XDECREF(self->blank);
-	for (number = 0; number <= MOST_NUMBER; number++)
+	for (number = 0; number <= MOST_NUMBER; number++) {
 		Py_XDECREF(self->rows[number].with);
+		PyMem_Free(self->rows[number].memo);
+	}
 	((freefunc)PyType_GetSlot(type, Py_tp_free))(self);
 	Py_DECREF(type);
 }

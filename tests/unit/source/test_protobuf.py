@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import gc
 import importlib.util
 import shutil
 import subprocess
 import sys
 import sysconfig
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -164,6 +166,42 @@ def test_a_function_that_fails_otherwise_is_a_defect_of_the_program() -> None:
     for decode in (table.decode, table.twin):
         with pytest.raises(KeyError):
             decode(field(1, b"x"))
+
+
+@native
+def test_decoding_leaks_no_object() -> None:
+    rows = {
+        "text": Field("text", Kind.BYTES),
+        "many_texts": Field("many_texts", Kind.TEXT, many=True),
+        "number": Field("number", Kind.UINT64),
+        "part": Field("part", PART, many=True, memo=True),
+        "names": Field("names", Entries(Names)),
+    }
+    message = b"".join(data for row, data, _ in ROWS if row == rows.get(row.name))
+    message += field(5, field(1, b"app") + field(2, b"cart")) + field(4, field(1, b"long" * 100))
+    failing = [message[:end] for end in range(len(message))] + [
+        message + data for row, data, _ in ERRORS if row.name in rows
+    ]
+
+    def work() -> None:
+        table = whole(**rows)  # and its memo
+        for _ in range(50):
+            table.decode(message)
+        for each in failing:
+            with suppress(ProtobufError):
+                table.decode(each)
+
+    def blocks() -> tuple[int, int]:
+        gc.collect()
+        return sys.getallocatedblocks(), sys.getrefcount(None)
+
+    work()
+    before = blocks()
+    for _ in range(10):
+        work()
+    after = blocks()
+    assert after[0] - before[0] < 50, "a leak in each round is some hundred objects"
+    assert after[1] - before[1] < 50
 
 
 @native
