@@ -109,7 +109,7 @@ def compile_extension(root: Path) -> str:
             problem = f"{error}"
         finally:
             part.unlink(missing_ok=True)
-    return problem and f"protobuf is decoded in Python, which takes four times as long: {problem}"
+    return problem and f"protobuf is decoded in Python, which takes five times as long: {problem}"
 
 
 class BpfBuildHook(BuildHookInterface):  # type: ignore[type-arg]

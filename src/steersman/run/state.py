@@ -21,6 +21,7 @@ from steersman.model.plan import NodePlan, NodeSettings, ServicePlan
 from steersman.model.ruleset import Diff
 from steersman.run.ledger import ADOPTED, Owner
 from steersman.source.base import SourceStats
+from steersman.source.protobuf import NATIVE
 from steersman.source.store import Changes
 
 _TOGETHER = 100
@@ -150,6 +151,7 @@ def state_json(
     def pieces() -> Iterator[bytes]:
         document = {
             "version": __version__,
+            "protobufDecoder": "C" if NATIVE else "Python",
             "mode": state.mode,
             "uptimeSeconds": round(now - started, 3),
             "revision": state.revision,

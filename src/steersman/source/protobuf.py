@@ -9,8 +9,8 @@
 A `Table` has a row for each field that is read; the others are skipped by their length. The tables
 of all kinds are in messages.py.
 
-Tables are decoded twice: by _protobuf.c, which takes as long as msgspec takes for JSON, and by
-`Table.twin`, in Python, in four times as long. The twin runs where the extension could not be
+Tables are decoded twice: by _protobuf.c, which takes as long as msgspec takes for JSON, or by
+`Table.twin`, in Python, in five times as long. The twin runs where the extension could not be
 compiled, and decodes what the extension cannot, to name its error. Both accept the same
 messages and make the same objects (tests/properties/test_protobuf.py).
 """

@@ -8,6 +8,7 @@ import msgspec
 import pytest
 
 from steersman.model.plan import NodePlan, NodeSettings
+from steersman.run import state
 from steersman.run.state import State, state_json
 from tests.support.builders.plans import plan
 
@@ -15,14 +16,22 @@ from tests.support.builders.plans import plan
 @pytest.mark.parametrize("count", [0, 1, 100, 250])
 def test_every_plan_is_said_however_many_there_are(count: int) -> None:
     plans = {each.key: each for each in (plan(f"shop/cart-{n}:http") for n in range(count))}
-    state = State(mode="ipvs", plan=NodePlan(NodeSettings(), plans), slices=3)
-    said = json.loads(b"".join(state_json(state, None, 2.5, 1.0)))
+    shown = State(mode="ipvs", plan=NodePlan(NodeSettings(), plans), slices=3)
+    said = json.loads(b"".join(state_json(shown, None, 2.5, 1.0)))
     assert [each["key"]["service"] for each in said["servicePlans"]] == [
         f"cart-{number}" for number in range(count)
     ]
     assert said["objects"]["servicePorts"] == count
     assert said["objects"]["endpointSlices"] == 3
     assert (said["mode"], said["uptimeSeconds"]) == ("ipvs", 1.5)
+
+
+@pytest.mark.parametrize(("native", "word"), [(True, "C"), (False, "Python")])
+def test_it_says_which_decoder_runs(
+    native: bool, word: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(state, "NATIVE", native)
+    assert json.loads(b"".join(state_json(State(), None, 0.0, 0.0)))["protobufDecoder"] == word
 
 
 def test_it_says_what_was_when_it_was_asked() -> None:
