@@ -13,6 +13,7 @@ from msgspec.structs import replace
 from steersman.model.findings import Finding
 from steersman.model.kube import EndpointSlice, KubeObject
 from steersman.model.names import ObjectName
+from steersman.source.messages import OBJECTS
 from steersman.source.protobuf import ListReader, Message, unwrap
 from steersman.source.wire import (
     ApiError,
@@ -241,11 +242,11 @@ def test_protobuf_decodes_to_the_same_objects(
     items = json.loads(recorded(json_name).body)["items"]
     wanted = {o.metadata.name: o for o in decode_items(kind, json.dumps(items).encode())[0]}
     body, reader = recorded(f"protobuf/{name}").body, ListReader(1 << 20)
-    found = [
-        decode_object(kind, item)
-        for at in range(0, len(body), size)
-        for item in reader.feed(body[at : at + size])
+    messages = [
+        item for at in range(0, len(body), size) for item in reader.feed(body[at : at + size])
     ]
+    found = [decode_object(kind, item) for item in messages]
+    assert found == [OBJECTS[kind].twin(item) for item in messages]
     assert reader.complete
     assert decode_list_meta(kind, reader.kind, reader.metadata).resource_version == "41445"
     objects = {o.metadata.name: o for o in found if not isinstance(o, Finding)}

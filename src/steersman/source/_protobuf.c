@@ -18,7 +18,7 @@
 
 #define MOST_FIELDS 16 /* of a struct */
 #define MOST_NUMBER 31 /* of a field */
-#define LONGEST 256 /* bytes of what is in a memo, as in protobuf.py */
+#define LONGEST 256 /* bytes of a value in a memo, as in protobuf.py */
 #define KNOWN 512 /* places in a memo */
 
 /* Conversions, numbered as Kind in protobuf.py; the last four are of varints. */
