@@ -27,6 +27,11 @@ settings.load_profile("steersman")  # how fast examples are made is the machine'
 SETTINGS = pytest.StashKey[dict[str, str]]()
 CHANGED = pytest.StashKey[list[str]]()
 BROWSER = "tests/browser/"
+APART = {
+    "tests/sim/test_seeds.py",
+    *(f"tests/kernel/test_{name}.py" for name in ("conntrack", "doctor_faults", "iptables_kernel")),
+}
+"""Long modules whose tests share nothing: they need not stay in one process."""
 BY_MODE = {f"tests/kernel/test_failover_{name}.py" for name in ("effects", "families", "live")}
 TOOLS = ("ip", "iptables", "ip6tables", "iptables-restore", "nft", "conntrack", "unshare")
 
@@ -73,13 +78,16 @@ def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> LoadScopeSch
 class Together(LoadScopeScheduling):  # type: ignore[misc]
     """Gives a process all tests of a module; one of them gets all that use a browser.
 
-    Of modules that wait for minutes it gets those of one mode, which is the parameter.
+    A long module may be split (APART). Of modules that wait for minutes it gets those of one
+    mode, which is the parameter.
     """
 
     def _split_scope(self, nodeid: str) -> str:
         if nodeid.startswith(BROWSER):
             return BROWSER
         module, _, test = nodeid.partition("::")
+        if module in APART:
+            return nodeid
         if module not in BY_MODE:
             return module
         return module + test.partition("[")[2].partition("-IPv")[0]

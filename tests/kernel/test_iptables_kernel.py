@@ -308,6 +308,7 @@ async def test_a_rule_that_somebody_else_deleted_is_refused_and_then_healed(
     assert await mode.read() == rendered(mode)
 
 
+@pytest.mark.slow(seconds=60)
 async def test_killed_between_any_two_commands_the_next_start_repairs(
     mode: IptablesMode, execute: Recorder, variant: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
