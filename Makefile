@@ -32,9 +32,12 @@ format: setup ## Put the code in shape
 	ruff check --fix
 	@! command -v clang-format >/dev/null || clang-format -i $(SOURCES_IN_C)
 
+# Else each process of pytest compiles all tests anew: most of a minute for four of them.
+test: export PYTHONDONTWRITEBYTECODE =
 test: ## Every test, kernel tests as root, and coverage; WORKERS=n processes
 	@scripts/setup.sh tests
 	@python -m compileall -q src tests # for the many programs that tests start, also in the machine
+	@pytest -q --collect-only >/dev/null || true # compiled once; what is wrong is said below
 	pytest -q -n $(WORKERS) $(TOGETHER) --cov --cov-report= --durations=10
 	coverage report --include="$$(python scripts/pure.py)" --fail-under=100 --skip-covered
 
