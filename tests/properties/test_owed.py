@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Hashable
+from collections.abc import AsyncIterator, Hashable, Iterator
 from typing import Any
 
 import pytest
@@ -45,8 +45,9 @@ STEPS = st.lists(
 class FaultyMode(MemoryMode):
     """A kernel that fails in every way, one fault a call; events can come while it works."""
 
-    def __init__(self) -> None:
+    def __init__(self, fills: bool = False) -> None:
         super().__init__()
+        self._fills = fills
         self.faults: list[str] = []
         self.meddled = False
         self.writes = 0
@@ -81,6 +82,19 @@ class FaultyMode(MemoryMode):
     async def fingerprint(self) -> Hashable | None:
         await self._fail(self._fault())
         return self.writes
+
+    @property
+    def fills(self) -> bool:
+        return self._fills
+
+    def comes_first(self, plan: ServicePlan) -> bool:
+        return plan.key.name.service == "s2"
+
+    async def fill(self, first: Diff, rest: AsyncIterator[Ruleset]) -> None:
+        async for part in rest:
+            await self._fail(self._fault())
+            first.added.update(part)
+        await self.apply(first)
 
     async def apply(self, change: Diff) -> None:
         fault = self._fault()
@@ -130,17 +144,26 @@ async def settle(world: World) -> None:
     raise AssertionError("there is always something to do")
 
 
-def started() -> World:
+def started(fills: bool = False) -> World:
     world = World()
-    world.mode = FaultyMode()
+    world.mode = FaultyMode(fills)
     world.start()
     return world
 
 
-@given(STEPS)
-def test_what_is_owed_is_written_whatever_failed_before(steps: Any) -> None:
+@pytest.fixture(autouse=True, scope="module")
+def small_parts() -> Iterator[None]:
+    """An empty kernel is filled in parts of one or two Services, if the mode does that."""
+    with pytest.MonkeyPatch.context() as patch_:
+        patch_.setattr("steersman.run.sync._FILL_FROM", 1)
+        patch_.setattr("steersman.run.parts._PART", 1)
+        yield
+
+
+@given(STEPS, st.booleans())
+def test_what_is_owed_is_written_whatever_failed_before(steps: Any, fills: bool) -> None:
     async def body() -> None:
-        world, facts = started(), [FACTS]
+        world, facts = started(fills), [FACTS]
         mode = world.mode
         assert isinstance(mode, FaultyMode)
         for events, suspected, faults in steps:
@@ -163,10 +186,12 @@ def test_what_is_owed_is_written_whatever_failed_before(steps: Any) -> None:
     asyncio.run(body())
 
 
-@given(STEPS)
-def test_without_meddling_and_refusals_no_comparison_has_to_be_asked_for(steps: Any) -> None:
+@given(STEPS, st.booleans())
+def test_without_meddling_and_refusals_no_comparison_has_to_be_asked_for(
+    steps: Any, fills: bool
+) -> None:
     async def body() -> None:
-        world, facts = started(), [FACTS]
+        world, facts = started(fills), [FACTS]
         mode = world.mode
         assert isinstance(mode, FaultyMode)
         for events, _, faults in steps:
@@ -180,13 +205,18 @@ def test_without_meddling_and_refusals_no_comparison_has_to_be_asked_for(steps: 
     asyncio.run(body())
 
 
-@given(st.lists(st.tuples(st.lists(EVENTS, max_size=3), st.integers(0, 40)), max_size=6))
-def test_a_run_can_be_cancelled_at_any_await_while_the_world_moves_on(steps: Any) -> None:
+@given(
+    st.lists(st.tuples(st.lists(EVENTS, max_size=3), st.integers(0, 40)), max_size=6),
+    st.booleans(),
+)
+def test_a_run_can_be_cancelled_at_any_await_while_the_world_moves_on(
+    steps: Any, fills: bool
+) -> None:
     async def body() -> None:
-        world, facts = started(), [FACTS]
+        world, facts = started(fills), [FACTS]
         with pytest.MonkeyPatch.context() as patch_:
             patch_.setattr("steersman.compile.planner._SLICE", 0)  # yields after each Service
-            patch_.setattr("steersman.run.sync._SLICE", 0)
+            patch_.setattr("steersman.run.parts._SLICE", 0)
             patch_.setattr("steersman.run.sync._INLINE", 0)
             for events, when in steps:
                 run = asyncio.ensure_future(world.sync.run())

@@ -21,7 +21,7 @@ import os
 import signal
 import subprocess
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import AsyncIterator, Mapping, Sequence
 from typing import Any, NamedTuple, Protocol
 
 from steersman.model.errors import BusyError
@@ -103,29 +103,50 @@ class SubprocessExec:
         """Run a program to its end, see `Exec.run`; cancelling ends it."""
         process = await self._start(argv, fed=bool(stdin))
         talk = asyncio.ensure_future(process.communicate(stdin or None))
-        try:
-            async with asyncio.timeout(timeout):
-                stdout, stderr = await asyncio.shield(talk)
-        except TimeoutError:
-            raise TimeoutError(f"{argv[0]} did not end within {timeout:g} s") from None
-        except asyncio.CancelledError:
-            if stdin:  # a writer may finish
-                await asyncio.wait((talk,), timeout=_GRACE)
-            raise
-        finally:
-            # Kill the whole process group, but do not wait for longer than the kernel needs.
-            if not talk.done():
-                with contextlib.suppress(ProcessLookupError):
-                    if sys.platform == "win32":
-                        process.kill()
-                    else:
-                        os.killpg(process.pid, signal.SIGKILL)
-                await asyncio.wait((talk,), timeout=_REAPED)
-            if not talk.done():  # stuck in the kernel: the event loop reaps it when it ends
-                talk.cancel()
-                log.warning("%s (pid %d) was killed and does not end", argv[0], process.pid)
+        async with _ended(argv[0], process, talk):
+            stdout, stderr = await _said(argv[0], talk, timeout, writer=bool(stdin))
         assert process.returncode is not None
         return Result(process.returncode, stdout, stderr, process.pid)
+
+    async def feed(
+        self, argv: Sequence[str], pieces: AsyncIterator[bytes], *, timeout: float = 60.0
+    ) -> Result:
+        """Run a program that reads its input while that is made.
+
+        A program that ends early gets no more. If `pieces` raises, or the caller is cancelled
+        before their end, it is killed: it must not take a part of its input for the whole.
+
+        Args:
+            argv: the program and its arguments.
+            pieces: its standard input. The next one is asked for while it reads the last one.
+            timeout: seconds after the last piece after which it is killed.
+
+        Raises:
+            OSError: as `Exec.run`; and whatever `pieces` raises.
+        """
+        process = await self._start(argv, fed=True)
+        stdin, stdout, stderr = process.stdin, process.stdout, process.stderr
+        assert stdin
+        assert stdout
+        assert stderr
+
+        async def communicate() -> tuple[bytes, bytes]:
+            out, error = await asyncio.gather(stdout.read(), stderr.read())
+            await process.wait()
+            return out, error
+
+        talk = asyncio.ensure_future(communicate())
+        async with _ended(argv[0], process, talk):
+            async for piece in pieces:
+                try:
+                    await stdin.drain()
+                except ConnectionError:  # it has ended; its message says why
+                    break
+                stdin.write(piece)
+            stdin.close()
+            out, error = await _said(argv[0], talk, timeout, writer=True)
+        assert process.returncode is not None
+        return Result(process.returncode, out, error, process.pid)
 
     async def _start(self, argv: Sequence[str], *, fed: bool) -> asyncio.subprocess.Process:
         # `process_group`, unlike a `preexec_fn`, does not rule vfork out.
@@ -150,6 +171,42 @@ class SubprocessExec:
             raise OSError(error.errno, text) from error
         except RuntimeError as error:  # asyncio cannot start the thread that waits for it
             raise OSError(errno.EAGAIN, f"{argv[0]} cannot be waited for: {error}") from error
+
+
+@contextlib.asynccontextmanager
+async def _ended(
+    program: str, process: asyncio.subprocess.Process, talk: asyncio.Future[tuple[bytes, bytes]]
+) -> AsyncIterator[None]:
+    """Kill the whole process group at the end of the block, unless `talk` has ended with it."""
+    try:
+        yield
+    finally:
+        # Do not wait for longer than the kernel needs.
+        if not talk.done():
+            with contextlib.suppress(ProcessLookupError):
+                if sys.platform == "win32":
+                    process.kill()
+                else:
+                    os.killpg(process.pid, signal.SIGKILL)
+            await asyncio.wait((talk,), timeout=_REAPED)
+        if not talk.done():  # stuck in the kernel: the event loop reaps it when it ends
+            talk.cancel()
+            log.warning("%s (pid %d) was killed and does not end", program, process.pid)
+
+
+async def _said(
+    program: str, talk: asyncio.Future[tuple[bytes, bytes]], timeout: float, *, writer: bool
+) -> tuple[bytes, bytes]:
+    """Return what a program wrote to its standard output and error until it ended."""
+    try:
+        async with asyncio.timeout(timeout):
+            return await asyncio.shield(talk)
+    except TimeoutError:
+        raise TimeoutError(f"{program} did not end within {timeout:g} s") from None
+    except asyncio.CancelledError:
+        if writer:  # it may finish
+            await asyncio.wait((talk,), timeout=_GRACE)
+        raise
 
 
 class Successor:
@@ -189,14 +246,19 @@ _KILLED = {9: "SIGKILL", 15: "SIGTERM"}
 
 
 async def run_program(
-    execute: Exec, argv: Sequence[str], stdin: bytes = b"", *, package: str, timeout: float = 60.0
+    execute: Exec,
+    argv: Sequence[str],
+    stdin: bytes | AsyncIterator[bytes] = b"",
+    *,
+    package: str,
+    timeout: float = 60.0,
 ) -> Result:
     """Run a program to its end.
 
     Args:
         execute: runs programs.
         argv: the program and its arguments.
-        stdin: what it reads.
+        stdin: what it reads; pieces of it for a SubprocessExec only, see `SubprocessExec.feed`.
         package: the package that contains it, for the error message.
         timeout: seconds after which it is killed.
 
@@ -204,7 +266,11 @@ async def run_program(
         BusyError: it did not run to its end. It may have done part of its work; a retry may help.
     """
     try:
-        result = await execute.run(argv, stdin, timeout=timeout)
+        if isinstance(stdin, bytes):
+            result = await execute.run(argv, stdin, timeout=timeout)
+        else:
+            assert isinstance(execute, SubprocessExec)
+            result = await execute.feed(argv, stdin, timeout=timeout)
     except OSError as error:  # TimeoutError, too
         raise BusyError(failure_reason(argv[0], package, error)) from error
     if -result.returncode in _KILLED:

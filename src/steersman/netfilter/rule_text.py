@@ -22,6 +22,7 @@ from operator import itemgetter
 from typing import NamedTuple
 
 from steersman.model.addresses import canonical_ip, family_of
+from steersman.model.errors import ApplyError
 from steersman.model.names import Family
 from steersman.model.ruleset import Diff
 from steersman.netfilter.names import BUILT_IN, FILTER, MANGLE, NAT, RuleKey
@@ -363,7 +364,38 @@ def write_steps(
 
 
 def _run_text(steps: list[Step], spellings: Mapping[str, str]) -> str:
-    """Write Steps as one input.
+    by_table: dict[str, list[Step]] = {}
+    for step in steps:
+        by_table.setdefault(step.table, []).append(step)
+    lines: list[str] = []
+    for table in _TABLES:
+        if table in by_table:
+            lines += (f"*{table}", *_table_lines(by_table[table], spellings), "COMMIT")
+    lines.append("")
+    return "\n".join(lines)
+
+
+def open_text(steps: list[Step]) -> str:
+    """Write Steps as the beginning of an input: nat is neither complete nor committed."""
+    steps.sort(key=itemgetter(0))  # the phase
+    rest = [step for step in steps if step.table != NAT]
+    nat = [step for step in steps if step.table == NAT]
+    return _run_text(rest, {}) + "\n".join(("*nat", *_table_lines(nat, {}), ""))
+
+
+def more_text(steps: list[Step]) -> str:
+    """Write Steps as lines that continue `open_text`.
+
+    Raises:
+        ApplyError: one is of another table than nat.
+    """
+    if late := {step.table for step in steps} - {NAT}:
+        raise ApplyError(f"rules of the table {late.pop()} come after those of nat")
+    return "\n".join((*_table_lines(steps, {}), ""))
+
+
+def _table_lines(steps: list[Step], spellings: Mapping[str, str]) -> list[str]:
+    """Write Steps of one table.
 
     Chains are declared in descending order, and filled in the same order. iptables-legacy keeps
     them in a sorted list with an index that it renews at every 355th new chain: a chain that sorts
@@ -371,36 +403,26 @@ def _run_text(steps: list[Step], spellings: Mapping[str, str]) -> str:
     order, chains that are looked up one after the other are neighbours in memory. For 40,000
     chains iptables-legacy-restore takes 0.8 s of CPU instead of 1.1 s.
     """
-    by_table: dict[str, list[Step]] = {}
+    # One pass over the steps: a large Diff has tens of thousands.
+    declared: dict[str, str] = {}
+    others: list[Step] = []
+    changes: list[str] = []
     for step in steps:
-        by_table.setdefault(step.table, []).append(step)
-    lines: list[str] = []
-    for table in _TABLES:
-        if table not in by_table:
-            continue
-        lines.append(f"*{table}")
-        # One pass over the steps: a large Diff has tens of thousands.
-        declared: dict[str, str] = {}
-        others: list[Step] = []
-        changes: list[str] = []
-        for step in by_table[table]:
-            _, _, chain, _, append, delete, insert, _, remove = step
-            if chain:
-                declared[chain] = append
-            elif delete or insert:
-                if delete:
-                    changes += [f"-D{spellings.get(rule, rule)[2:]}" for rule in delete]
-                changes += [f"-I{rule[2:]}" for rule in reversed(insert)]  # each goes to the top
-            if remove or not chain:
-                others.append(step)
-        # Declare all chains first, so that rules may lead to any of them; `:CHAIN` also empties it.
-        order = sorted(declared, reverse=True)
-        lines += [f":{chain} - [0:0]" for chain in order]
-        lines += [f"-N {step.create}" for step in others if step.create]
-        lines += [declared[chain] for chain in order if declared[chain]]
-        lines += changes
-        lines += [rule for step in others for rule in step.last]
-        lines += [f"-X {step.remove}" for step in others if step.remove]
-        lines.append("COMMIT")
-    lines.append("")
-    return "\n".join(lines)
+        _, _, chain, _, append, delete, insert, _, remove = step
+        if chain:
+            declared[chain] = append
+        elif delete or insert:
+            if delete:
+                changes += [f"-D{spellings.get(rule, rule)[2:]}" for rule in delete]
+            changes += [f"-I{rule[2:]}" for rule in reversed(insert)]  # each goes to the top
+        if remove or not chain:
+            others.append(step)
+    # Declare all chains first, so that rules may lead to any of them; `:CHAIN` also empties it.
+    order = sorted(declared, reverse=True)
+    lines = [f":{chain} - [0:0]" for chain in order]
+    lines += [f"-N {step.create}" for step in others if step.create]
+    lines += [declared[chain] for chain in order if declared[chain]]
+    lines += changes
+    lines += [rule for step in others for rule in step.last]
+    lines += [f"-X {step.remove}" for step in others if step.remove]
+    return lines

@@ -260,8 +260,10 @@ class ObjectLedger:
         """Record that everything was compared with the kernel: no owner is dirty."""
         self._dirty.clear()
 
-    def wanted(self) -> dict[Any, Any]:
-        """Return the objects that all owners want, rejected ones included."""
+    def wanted(self, owners: Iterable[Owner] | None = None) -> dict[Any, Any]:
+        """Return the objects that some or all owners want, rejected ones included."""
+        if owners is not None:
+            return _flat(map(self._wants, owners))
         return _flat(map(self._packer.unpack, self._want.values()))
 
     def effective(self) -> dict[Any, Any]:

@@ -22,8 +22,7 @@ import contextlib
 import logging
 import time
 from collections import Counter
-from collections.abc import Callable, Hashable, Iterable, Iterator
-from functools import partial
+from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping
 from itertools import chain, islice
 from typing import Any, TypeVar
 
@@ -40,8 +39,8 @@ from steersman.model.plan import NodePlan, ServicePlan
 from steersman.model.ruleset import Diff, Ruleset, diff
 from steersman.modes.base import ByOthers, Mode
 from steersman.run.bisector import Bisector
-from steersman.run.ledger import ADOPTED, NODE, ObjectLedger, Owed, Owner
-from steersman.run.repair_order import Usage
+from steersman.run.ledger import ADOPTED, ObjectLedger, Owed, Owner
+from steersman.run.parts import Renderer, Usage
 from steersman.run.state import (
     RefusedBatches,
     State,
@@ -55,12 +54,12 @@ T = TypeVar("T")
 
 log = logging.getLogger(__name__)
 
-_SLICE = 48
-"""ServicePorts rendered before other tasks may run, a few milliseconds."""
 _EXAMPLES, _EXAMPLE_LENGTH, _WRITERS = 5, 160, 8
 """Lines of its repair that a Drift keeps, their characters, and the number of programs."""
 _PARTS_FROM = 5000
 """Objects from which an empty kernel is filled in parts: a part takes about ten milliseconds."""
+_FILL_FROM = 1000
+"""ServicePorts from which an empty kernel is filled while they are rendered, where that helps."""
 _INLINE = 500
 """Objects or owners up to which a computation on them is not worth a thread."""
 
@@ -100,8 +99,9 @@ class Sync:
         self._owed = Owed()
         self._ledger = ObjectLedger()
         self._bisector = Bisector(self._apply, self._read, self._ledger)
-        self.broken: dict[Owner, str] = {}
-        """The error of each owner whose objects could not be rendered."""
+        self._renderer = Renderer(self._owed, self._ledger)
+        self._seen: tuple[Hashable | None, Ruleset] | None = None
+        """The fingerprint and the objects of the kernel, if they were read before rendering."""
         self._published: dict[PlanKey, ServicePlan] = {}
         """The plans that are in force: those of the last sync that reached the kernel."""
         self._clock = clock
@@ -115,6 +115,11 @@ class Sync:
         self._running = asyncio.Lock()
         self.drift: Drift | None = None
         """Changes by other programs that were found and are not repaired yet."""
+
+    @property
+    def broken(self) -> Mapping[Owner, str]:
+        """The error of each owner whose objects could not be rendered."""
+        return self._renderer.broken
 
     def use_planner(self, planner: Planner) -> None:
         """Plan and render everything with another configuration at the next run."""
@@ -180,20 +185,21 @@ class Sync:
             reason = "retry"
         elif owed.suspected:
             reason = "drift"
-        self._phases = {}
+        self._phases, self._seen = {}, None
         try:
             async with self._running:
                 owed.take(self.store.take())
                 await self._plan()
-                dirty = await self._render()
-                compared, written = await self._write()
+                filled = await self._fill()
+                await self._render()
+                compared, written = (True, filled) if filled else await self._write()
         except BaseException:
             owed.failed = True
             raise
         result = SyncResult(
             revision=self.state.revision + 1,
             reason=reason,
-            dirty=dirty,
+            dirty=self._renderer.take_count(),
             added=len(written.added),
             removed=len(written.removed),
             changed=len(written.changed),
@@ -280,49 +286,46 @@ class Sync:
             if change.settings_changed:
                 owed.unrendered.update(planner.services)
 
-    async def _render(self) -> int:
-        """Render the unrendered plans; return their number."""
-        owed, settings = self._owed, self.planner.settings
-        if owed.suspected:  # retry owners that a defect kept from being rendered
-            owed.node |= NODE in self.broken
-            keys = [owner for owner in self.broken if isinstance(owner, PlanKey)]
-            owed.unrendered.update({key: self.planner.services.get(key) for key in keys})
-        if not (owed.node or owed.unrendered):
-            return 0
-        dirty, cost = 0, 0
-        # A plan stays unrendered until its objects are in the ledger, as the run may be cancelled.
-        with self._timed("render"):
-            if owed.node:
-                self._put(NODE, lambda: self.mode.render_node(settings))
-                owed.node = False
-            for key in tuple(owed.unrendered):
-                plan = owed.unrendered[key]
-                if plan is None:
-                    self._put(key, dict)
-                else:
-                    self._put(key, partial(self.mode.render_service, plan, settings))
-                    cost += 1 + len(plan.reachable) // 16
-                    dirty += 1
-                del owed.unrendered[key]
-                if cost >= _SLICE:
-                    cost = 0
-                    await asyncio.sleep(0)
-            if self.broken:
-                self._ledger.drop_claimed(self.broken)
-        return dirty
-
-    def _put(self, owner: Owner, render: Callable[[], Ruleset]) -> None:
-        try:
-            ruleset = render()
-        except Exception as error:  # a defect: it must not cost the other Services
-            if owner not in self.broken:
-                log.exception("cannot render the rules of %s", owner)
-            self.broken[owner] = f"{type(error).__name__}: {error}"
-        else:
-            self.broken.pop(owner, None)
-            self._ledger.put(owner, ruleset)
+    async def _render(self) -> None:
+        owed = self._owed
+        if owed.suspected:
+            self._renderer.retry(self.planner.services)
+        if owed.node or owed.unrendered:
+            with self._timed("render"):
+                await self._renderer.render(self.mode, self.planner.settings)
 
     # Write
+
+    async def _fill(self) -> Diff | None:
+        """Write the first rules while they are rendered, if the kernel has none of a Service.
+
+        Returns:
+            What was written; None if everything is left to `_render` and `_write`.
+        """
+        owed, ledger, mode = self._owed, self._ledger, self.mode
+        if ledger.owners or not mode.fills or len(owed.unrendered) < _FILL_FROM:
+            return None
+        owed.suspected = False  # everything is read, until a sync succeeds
+        token, kernel = self._seen = await mode.fingerprint(), await self._read()
+        mode.take_writers()
+        try:
+            with owed.writing(), self._timed("apply"):
+                async with contextlib.aclosing(
+                    self._renderer.parts(mode, self.planner.settings)
+                ) as parts:
+                    nodes = await anext(parts)
+                    if not kernel.keys() <= nodes.keys():
+                        return None
+                    await mode.fill(diff(kernel, nodes), parts)
+        except ApplyError:
+            self._refused_batches = self._refused_batches.plus(partial=False)
+            self._seen = None
+            return None
+        self._token = token if isinstance(token, ByOthers) else None
+        await _in_thread(lambda: ledger.accept(ledger.owners), len(ledger.owners))
+        ledger.mark_compared()
+        owed.unread = False
+        return diff(kernel, ledger.wanted())
 
     async def _write(self) -> tuple[bool, Diff]:
         """Write the changes of the ledger, or compare everything.
@@ -356,10 +359,9 @@ class Sync:
                 differences come from other programs.
         """
         owed, ledger = self._owed, self._ledger
-        with owed.comparing():
+        with contextlib.nullcontext() if self._seen else owed.comparing():
             owed.unread = True
-            token = await self.mode.fingerprint()
-            kernel = await self._read()
+            token, kernel = self._seen or (await self.mode.fingerprint(), await self._read())
             with self._timed("diff"):
                 size = len(kernel) + ledger.objects + ledger.outstanding
                 change = await _in_thread(lambda: diff(kernel, ledger.effective()), size)

@@ -178,6 +178,13 @@ def write_runs(
         spellings: how this machine spells rules that are to be deleted, if it differs.
         referenced: chains (family, table, name) that foreign rules lead to: emptied, not removed.
     """
+    return write_steps(write_objects(change, referenced), limits, spellings)
+
+
+def write_objects(
+    change: Diff, referenced: frozenset[tuple[int, str, str]] = frozenset()
+) -> dict[int, list[Step]]:
+    """Return the Steps of each object of a Diff, by family; see `write_runs`."""
     steps: dict[int, list[Step]] = {}
     gone = {key[:3] for key in change.removed if key[3] == WHOLE}
     for key, old_text, new_text in old_and_new(change):
@@ -209,7 +216,7 @@ def write_runs(
         else:
             phase = (_TAIL if part == SPLIT else _RULES, 0)
             own.append(Step(phase, table, "", "", "", old, new))
-    return write_steps(steps, limits, spellings)
+    return steps
 
 
 def _removal_steps(table: str, chain: str, referenced: bool) -> list[Step]:
