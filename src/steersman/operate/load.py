@@ -18,7 +18,10 @@ from steersman.compile.planner import compile_all
 from steersman.config import Parsed, ProxyConfig
 from steersman.host.facts import read_facts
 from steersman.model.findings import Finding
+from steersman.model.plan import NodePlan
+from steersman.model.ruleset import Diff, Ruleset, diff
 from steersman.model.world import Origin, World
+from steersman.modes.base import Mode
 from steersman.operate.answer import QuestionError
 from steersman.operate.client import Client, NotRunningError
 from steersman.run.startup import cluster_access, load_store, new_mode, node_config
@@ -79,6 +82,25 @@ async def world_again(world: World) -> World:
         return await world_of_process()
     except QuestionError:  # it has ended, or does not answer: there is no later plan
         return world
+
+
+def moved_objects(mode: Mode, have: Ruleset, before: NodePlan, now: NodePlan) -> Diff:
+    """Return the difference between the kernel objects of two plans.
+
+    Only the Services whose plans differ are rendered. The keys are those of `have`, what the
+    kernel has.
+    """
+    services = before.services.keys() | now.services.keys()
+    if before.settings == now.settings:
+        services = {key for key in services if before.services.get(key) != now.services.get(key)}
+
+    def rendered(plan: NodePlan) -> Ruleset:
+        objects = dict(mode.render_node(plan.settings))
+        for key in services & plan.services.keys():
+            objects.update(mode.render_service(plan.services[key], plan.settings))
+        return mode.words().wanted(objects, have)
+
+    return diff(rendered(before), rendered(now))
 
 
 async def _from_api_server(config: ProxyConfig) -> World:

@@ -36,7 +36,7 @@ from steersman.modes.specs import SPECS, ModeOptions, spec_of
 from steersman.netfilter.conntrack import find_stale
 from steersman.operate.answer import QuestionError
 from steersman.operate.client import NotRunningError
-from steersman.operate.load import load_world, world_of_process
+from steersman.operate.load import load_world, moved_objects, world_again, world_of_process
 from steersman.operate.plan_answer import Effort, ObjectCount, PlanAnswer, ScriptAnswer
 from steersman.run.mode_transition import leftover_modes
 from steersman.run.startup import node_config
@@ -281,7 +281,19 @@ async def find_change(
     if have and not before_mode:
         before_mode = wanted.mode
     if have is not None:
-        parts = [_part(mode, wanted.mode, have, mode.words().wanted(rendered, have)), *others]
+        want = mode.words().wanted(rendered, have)
+        part = _part(mode, wanted.mode, have, want)
+        same = before is not None and (before.mode, before.variant) == (wanted.mode, mode.variant)
+        if before is not None and same and part.change and not cleanup:
+            # On a busy node the process has changed Services since it was asked. That is no part
+            # of this change: compare with their objects as they were then.
+            now = await world_again(before)
+            moved = await asyncio.to_thread(moved_objects, mode, have, before.plan, now.plan)
+            have = {key: value for key, value in have.items() if key not in moved.added}
+            have.update(moved.removed)
+            have.update((key, then) for key, (then, _) in moved.changed.items())
+            part = _part(mode, wanted.mode, have, want)
+        parts = [part, *others]
     elif plan_before is not None and before_mode == wanted.mode:
         parts = [_part(mode, wanted.mode, render(mode, plan_before), rendered), *others]
     else:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 from pathlib import Path
 from typing import Any
@@ -15,6 +16,9 @@ from steersman.compile.compare import Treatment
 from steersman.config import parse_command_line
 from steersman.model.inputs import NodeConfig
 from steersman.model.ruleset import Diff
+from steersman.model.world import World
+from steersman.modes.specs import ModeOptions
+from steersman.operate import plan_change
 from steersman.operate.plan_answer import Effort, ObjectCount, PlanAnswer, ScriptAnswer
 from steersman.operate.plan_change import (
     Change,
@@ -22,9 +26,13 @@ from steersman.operate.plan_change import (
     Wanted,
     count_objects,
     estimate,
+    find_change,
     merged_config,
+    render,
 )
 from steersman.run.startup import node_config
+from tests.support.builders.doctor import world_of
+from tests.support.builders.objects import endpoint, service, slice_
 from tests.support.modes.memory import MemoryMode
 
 NAME = "--hostname-override=here"
@@ -139,6 +147,39 @@ def test_objects_are_counted_and_estimated() -> None:
     assert effort.seconds == pytest.approx(2001 * 38e-6 + 15e-6, abs=1e-3)
     assert effort.kilobytes == round(1999 * 1600 / 1024)
     assert effort.how.startswith("76 ms, and 3.1 MB more memory of the kernel (2,002 objects")
+
+
+def test_what_the_process_has_changed_meanwhile_is_no_part_of_a_change(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """On a busy node endpoints come and go while the kernel is read."""
+    mode = MemoryMode()
+    before, later = (world_of(service(), slice_(endpoint(f"10.1.0.{n}"))) for n in (5, 6))
+    mode.kernel = {str(key): value for key, value in render(mode, later.plan).items()}
+    monkeypatch.setattr(plan_change, "create", lambda *_: mode)
+    monkeypatch.setattr(plan_change, "leftover_modes", lambda *_: [])
+    wanted = Wanted("memory", ModeOptions(), before.config, before.snapshot, before.facts, "")
+
+    def parts(now: World, wanted: Wanted = wanted) -> list[Diff]:
+        async def again(_: World) -> World:
+            return now
+
+        monkeypatch.setattr(plan_change, "world_again", again)
+        change = asyncio.run(find_change(wanted, before=before, before_mode="memory"))
+        return [part.change for part in change.parts]
+
+    assert parts(later) == []
+    (difference,) = parts(before)
+    assert [len(part) for part in difference.parts] == [1, 1, 0]
+    # What was asked for shows for the Services that have changed meanwhile, too.
+    other = world_of(service(), slice_(endpoint("10.1.0.7")))
+    asked = wanted._replace(snapshot=other.snapshot)
+    (difference,) = parts(later, asked)
+    gone, added = (f"shop/cart:http (TCP, IPv4) 10.1.0.{n}:8080" for n in (5, 7))
+    assert [[*each] for each in difference.parts] == [[added], [gone], []]
+    del mode.kernel["node"]
+    (missing,) = parts(later)
+    assert [*missing.added] == ["node"]
 
 
 MANIFEST = """

@@ -222,11 +222,7 @@ class Context:
     @property
     def plans(self) -> tuple[ServicePlan, ...]:
         """The plans that the question is about; all of them if it names no Service."""
-        return self.plans_in(self.world)
-
-    def plans_in(self, world: World) -> tuple[ServicePlan, ...]:
-        """Return the plans of a World that the question is about."""
-        asked, plans = self.question, world.plan.services.items()
+        asked, plans = self.question, self.world.plan.services.items()
         if asked.service is None:
             return tuple(plan for _, plan in plans)
         return tuple(

@@ -9,9 +9,7 @@ from typing import Any, Final, NamedTuple
 
 from steersman.host.files import lock_holder
 from steersman.host.sysctl import SysctlError, read
-from steersman.model.plan import NodeSettings, ServicePlan
 from steersman.model.ruleset import Diff, Ruleset
-from steersman.model.world import World
 from steersman.modes.base import Mode
 from steersman.operate.doctor.check import (
     Cause,
@@ -26,6 +24,7 @@ from steersman.operate.doctor.check import (
     warning,
 )
 from steersman.operate.doctor.facts import requirements, support
+from steersman.operate.load import moved_objects
 
 _LOOKS, _PAUSE = 8, 0.25
 """Looks at the lock, and the seconds between two: writers hold it for milliseconds."""
@@ -70,7 +69,13 @@ async def kernel_rules(context: Context) -> KernelRules:
     await context.once(support)
 
     # Rendering comes first: some modes recognise texts in the kernel only by having rendered them.
-    rendered = await asyncio.to_thread(_rendered, mode, world.plan.settings, plans)
+    def render() -> dict[Any, Any]:
+        wanted = dict(mode.render_node(world.plan.settings))
+        for plan in plans:
+            wanted.update(mode.render_service(plan, world.plan.settings))
+        return wanted
+
+    rendered = await asyncio.to_thread(render)
     words = mode.words()
     have = await words.read()
     wanted = words.wanted(rendered, have)
@@ -88,43 +93,14 @@ async def kernel_rules(context: Context) -> KernelRules:
     )
     if change and context.renew is not None:
         # On a busy node Services change while all of this is read: that is no fault.
-        unsettled = await _unsettled(context, mode, await context.renew(world))
+        now = await context.renew(world)
+        moved = await asyncio.to_thread(moved_objects, mode, have, world.plan, now.plan)
+        keys = {key for part in moved.parts for key in part}
         added, removed, changed = (
-            {key: value for key, value in part.items() if key not in unsettled}
-            for part in change.parts
+            {key: value for key, value in part.items() if key not in keys} for part in change.parts
         )
         change = Diff(added, removed, changed)
     return KernelRules(have, change, len(wanted))
-
-
-async def _unsettled(context: Context, mode: Mode, now: World) -> set[Any]:
-    """Return the keys of the objects that are planned otherwise than in the World before."""
-    settings = context.world.plan.settings, now.plan.settings
-    before, after = (
-        {plan.key: plan for plan in context.plans_in(world)} for world in (context.world, now)
-    )
-    moved = [
-        key
-        for key in before.keys() | after.keys()
-        if settings[0] != settings[1] or before.get(key) != after.get(key)
-    ]
-
-    def render() -> set[Any]:
-        old, new = (
-            _rendered(mode, settings[number], [plans[key] for key in moved if key in plans])
-            for number, plans in enumerate((before, after))
-        )
-        return {key for key in old.keys() | new.keys() if old.get(key) != new.get(key)}
-
-    return await asyncio.to_thread(render)
-
-
-def _rendered(mode: Mode, settings: NodeSettings, plans: Iterable[ServicePlan]) -> dict[Any, Any]:
-    """Render the node and some plans."""
-    wanted = dict(mode.render_node(settings))
-    for plan in plans:
-        wanted.update(mode.render_service(plan, settings))
-    return wanted
 
 
 def lines_of(mode: Mode, change: Diff) -> list[str]:
