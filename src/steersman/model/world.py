@@ -141,4 +141,4 @@ class World(msgspec.Struct, frozen=True):
         process = self.process
         if process is None or process.synced is not None or self.plan.services:
             return ""
-        return f"not yet: the process waits for {process.waiting or 'its first sync'}"
+        return f"not served yet: the process waits for {process.waiting or 'its first sync'}"

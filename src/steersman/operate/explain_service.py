@@ -203,8 +203,8 @@ def why_unserved(service: Service, world: World) -> str:
         return "it is not served: it has no port"
     if not spec.cluster_ip:
         return "it is not served: it has no clusterIP yet, which the API server assigns"
-    where = "here: it has no valid clusterIP in a family that this node serves"
-    return f"it is not served {world.not_yet or where}"
+    reason = "not served here: it has no valid clusterIP in a family that this node serves"
+    return f"it is {world.not_yet or reason}"
 
 
 def findings_of(world: World, name: ObjectName) -> tuple[Finding, ...]:
@@ -429,9 +429,7 @@ class ProblemsAnswer(Answer, frozen=True, kw_only=True):
 def explain_problems(explainer: FlowExplainer, namespace: str = "") -> ProblemsAnswer:
     """List all Services with Findings, without endpoints, or that drop traffic on this node.
 
-    Args:
-        explainer: of the World.
-        namespace: of the Services; "" for all.
+    Only those in `namespace` are listed, unless it is "".
     """
     world, here = explainer.world, explainer.names.here
     found: dict[str, list[tuple[Severity, str]]] = {}
@@ -454,7 +452,9 @@ def explain_problems(explainer: FlowExplainer, namespace: str = "") -> ProblemsA
             for severity, reason in port_problems(explainer, key, plan):
                 found.setdefault(str(key.name.object_name), []).append((severity, reason))
     planned = {key.name.object_name for key in world.plan.services}
-    for name, service in world.snapshot.services.items():
+    if world.not_yet:  # said once, not of each Service
+        found[f"node {here}"] = [(Severity.WARNING, f"its Services are {world.not_yet}")]
+    for name, service in () if world.not_yet else world.snapshot.services.items():
         if name not in planned and str(name) not in found and namespace in ("", name.namespace):
             found[str(name)] = [(Severity.WARNING, why_unserved(service, world))]
     problems = []

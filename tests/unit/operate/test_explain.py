@@ -6,12 +6,14 @@ import json
 from typing import Any
 
 import pytest
+from msgspec import structs
 
 from steersman.cli.output import plain_lines
 from steersman.config import parse_command_line
 from steersman.model.findings import Finding, Severity
 from steersman.model.inputs import DetectLocalMode
-from steersman.model.world import World
+from steersman.model.plan import NodePlan
+from steersman.model.world import LastSync, ProcessStatus, World
 from steersman.operate.answer import Answer, QuestionError
 from steersman.operate.client import Client
 from steersman.operate.explain import Question, answer_question, explain
@@ -616,6 +618,22 @@ def test_one_object_in_trouble_and_only_those_of_a_namespace() -> None:
     assert words == "1 object in trouble on node node-a, 1 with errors (1 Service):"
     bad = (Finding("configuration", "x", "bad"),)
     assert problems(asked(*DEMO, findings=bad), "shop") == {}
+
+
+def test_before_the_first_sync_the_node_is_in_trouble_and_no_service() -> None:
+    whole = asked(*DEMO, kube.service("portless", "10.96.1.5", ports=[]))
+    plan = NodePlan(whole.plan.settings, {})
+    starting = ProcessStatus(waiting="the EndpointSlices")
+    world = structs.replace(whole, plan=plan, findings=(), process=starting)
+    reason = "its Services are not served yet: the process waits for the EndpointSlices"
+    assert problems(world) == {"node node-a": ("warning", (reason,))}
+    assert problems(world, "shop").keys() == {"node node-a"}
+    answer = ask(world, what="shop/web")
+    assert isinstance(answer, ServiceAnswer)
+    (note,) = answer.notes
+    assert note == "it is not served yet: the process waits for the EndpointSlices"
+    served = structs.replace(world, process=ProcessStatus(synced=LastSync(1.0)))
+    assert problems(served).keys() == {"shop/web", "shop/portless"}
 
 
 def test_pods_that_end_while_others_are_ready_are_no_problem() -> None:

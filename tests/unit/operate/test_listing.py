@@ -193,7 +193,7 @@ def test_services_that_are_not_served_are_listed_with_the_reason() -> None:
 def test_before_the_first_sync_no_service_is_blamed() -> None:
     starting = ProcessStatus(waiting="the addresses of this node")
     (row,) = lister(service(), plan=plan_of(), process=starting).services().unserved
-    assert row.reason == "not yet: the process waits for the addresses of this node"
+    assert row.reason == "not served yet: the process waits for the addresses of this node"
     later = lister(service(ports=[]), process=ProcessStatus(synced=LastSync(NOON)))
     assert later.services().unserved[0].reason.startswith("it has no port")
 

@@ -70,7 +70,7 @@ def why_not_planned(service: Service, world: World) -> Iterable[CheckResult]:
     if world.not_yet:
         return [
             error(
-                f"{name} is not served {world.not_yet}",
+                f"{name} is {world.not_yet}",
                 remedy="wait; if this lasts, steersman status and its log say why",
                 cause=Cause.PROXY,
             )
