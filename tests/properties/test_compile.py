@@ -6,22 +6,28 @@ from typing import Any
 
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from msgspec.structs import replace
 
 from steersman.compile.conflicts import claim_of
 from steersman.compile.planner import Planner, compile_all
 from steersman.compile.service import parse_service
-from steersman.compile.service_plan import DROP, REJECT, plan_service
+from steersman.compile.service_plan import DROP, REJECT, plan_service, with_new_endpoints
 from steersman.compile.trace import Flow, trace
 from steersman.model.inputs import HostFacts, NodeConfig, Snapshot
 from steersman.model.kube import EndpointSlice, KubeObject, Service
 from steersman.model.names import Family, Protocol
-from steersman.model.plan import NodePlan, ServicePlan, SourceClass, Traits, Verdict
+from steersman.model.plan import EndpointChange, NodePlan, ServicePlan, SourceClass, Traits, Verdict
+from steersman.source.packed import trimmed_slice
 from steersman.source.store import Store
 from tests.support.builders.objects import (
     CONFIG,
     FACTS,
     NODE,
+    endpoint,
+    port,
+    service,
     settings_of,
+    slice_,
 )
 from tests.support.builders.strategies import (
     ADDRESSES,
@@ -58,10 +64,90 @@ def test_incremental_equals_full(
         assert planner.plan == full
         assert change.settings_changed or before is None or before == full.settings
         assert not change.removed & change.changed.keys()
+        for key, lists in change.relisted.items():
+            assert_relisted(followed[key], change.changed[key], lists)
         for key in change.removed:
             del followed[key]
         followed |= change.changed
         assert followed == full.services
+
+
+def assert_relisted(old: ServicePlan, new: ServicePlan, lists: EndpointChange) -> None:
+    assert new == replace(old, cluster=new.cluster, reachable=new.cluster)
+    assert lists.gone == {*old.cluster} - {*new.cluster}
+    assert lists.came == {*new.cluster} - {*old.cluster}
+    assert old.cluster
+    assert new.cluster
+    assert not old.local
+
+
+POD = st.builds(
+    endpoint,
+    st.sampled_from(
+        [*("10.1.0.1", "10.1.0.2", "10.1.0.3", "10.1.0.10") * 3, "127.0.0.1", "fd00::7"]
+    ),
+    st.sampled_from([NODE, "other", None]),
+    ready=st.sampled_from([*[None] * 9, False]),
+    serving=st.none(),
+    terminating=st.sampled_from([*[None] * 9, True]),
+    zones=st.sampled_from([*[None] * 9, ["z1"], ["z2"]]),
+)
+SLICE = st.builds(
+    lambda pods, *more: trimmed_slice(slice_(*pods, name=more[0], family=more[1], ports=more[2])),
+    st.lists(POD, min_size=1, max_size=3),
+    st.sampled_from(["cart-1", "cart-1", "cart-1", "cart-2"]),
+    st.sampled_from([*["IPv4"] * 9, "IPv6", "FQDN"]),
+    st.sampled_from(
+        [*[[port(number=8080)]] * 9, [port(number=0)], [port(), port("more", 8081)], [port("more")]]
+    ),
+)
+
+
+@settings(max_examples=400, deadline=None)
+@given(
+    st.sampled_from(
+        [
+            {},
+            {},
+            {"ports": [port(), port("more", 81)]},
+            {"type": "NodePort", "ports": [port(nodePort=30080)]},
+            {"internalTrafficPolicy": "Local"},
+            {
+                "type": "NodePort",
+                "externalTrafficPolicy": "Local",
+                "ports": [port(nodePort=30080)],
+            },
+            {"sessionAffinity": "ClientIP", "externalIPs": ["192.0.2.7"]},
+            {"clusterIPs": ["10.96.0.10", "fd00:96::1"], "ipFamilies": ["IPv4", "IPv6"]},
+        ]
+    ),
+    st.lists(SLICE, min_size=1, max_size=2, unique_by=lambda one: one.metadata.name),
+    st.lists(SLICE, max_size=2, unique_by=lambda one: one.metadata.name),
+    st.lists(st.lists(st.sampled_from(["fd00::7", "fd00::8"]), unique=True), max_size=2),
+    TRAITS,
+)
+def test_new_endpoints_alone_are_planned_as_the_whole_is(
+    spec: dict[str, Any],
+    old: list[EndpointSlice],
+    new: list[EndpointSlice],
+    dual: list[list[str]],
+    traits: Traits,
+) -> None:
+    for some, addresses in zip((old, new), dual, strict=False):
+        some.append(slice_(*map(endpoint, addresses), name="cart-6", family="IPv6"))
+    node = settings_of(traits=traits)
+    parsed = parse_service(service(**spec), node.families)
+    plans, findings = plan_service(parsed, old, node, "z1")
+    if findings:  # then the Planner does not ask
+        return
+    lists = with_new_endpoints(parsed, plans, new, node, "z1")
+    if lists is None:
+        return
+    after = plans | {key: plan for key, (plan, _) in lists.items()}
+    assert (after, ()) == plan_service(parsed, new, node, "z1")
+    for key, (plan, change) in lists.items():
+        assert plan != plans[key]
+        assert_relisted(plans[key], plan, change)
 
 
 def world(events: list[KubeObject]) -> Snapshot:

@@ -7,7 +7,7 @@ from typing import Any
 from hypothesis import given
 from hypothesis import strategies as st
 
-from steersman.model.ruleset import patch
+from steersman.model.ruleset import diff, patch
 from steersman.run.ledger import STALE, ObjectLedger, Owner
 
 OWNERS: tuple[Owner, ...] = ("a", "b", "c")
@@ -21,9 +21,10 @@ def of(world: dict[int, tuple[Owner, int]], owner: Owner) -> dict[int, int]:
     return {key: value for key, (whose, value) in world.items() if whose == owner}
 
 
-def put(ledger: ObjectLedger, world: dict[int, tuple[Owner, int]]) -> None:
+def put(ledger: ObjectLedger, world: dict[int, tuple[Owner, int]], *, knows: bool = False) -> None:
     for owner in OWNERS:
-        ledger.put(owner, of(world, owner))
+        want = of(world, owner)
+        ledger.put(owner, want, diff(ledger.wants(owner), want) if knows else None)
 
 
 @given(
@@ -67,9 +68,28 @@ def test_a_change_may_come_before_what_is_in_force_is_packed() -> None:
     assert patch({1: 1}, change) == {1: 2}
 
 
-@given(worlds, worlds, st.booleans())
+def test_a_known_change_counts_only_for_what_it_was_made_of() -> None:
+    ledger = ObjectLedger()
+    ledger.put("a", {1: 1, 2: 1})
+    ledger.mark_written()
+    ledger.put("a", {1: 2, 2: 1}, diff({1: 1}, {1: 2}))
+    ledger.put("b", {2: 2})
+    ledger.drop_claimed(["a"])  # it wants something else now
+    change = ledger.changes()
+    assert change is not None
+    assert patch({1: 1, 2: 1}, change) == {1: 2, 2: 2}
+    ledger.mark_written()
+    ledger.put("a", {1: 3}, diff({1: 2}, {1: 3}))
+    ledger.accept(["a"])  # and it has something else now
+    assert ledger.changes() == diff({}, {})
+
+
+@given(worlds, worlds, st.booleans(), st.booleans())
 def test_changes_lead_from_one_world_to_the_next(
-    first: dict[int, tuple[Owner, int]], second: dict[int, tuple[Owner, int]], packs: bool
+    first: dict[int, tuple[Owner, int]],
+    second: dict[int, tuple[Owner, int]],
+    packs: bool,
+    knows: bool,
 ) -> None:
     """Also where an object changes hands."""
     ledger = ObjectLedger()
@@ -78,7 +98,7 @@ def test_changes_lead_from_one_world_to_the_next(
     if packs:
         ledger.pack()
     have: dict[Any, Any] = ledger.effective()
-    put(ledger, second)
+    put(ledger, second, knows=knows)
     change = ledger.changes()
     assert change is not None
     assert patch(have, change) == ledger.wanted() == ledger.effective()

@@ -6,6 +6,7 @@ import asyncio
 from collections.abc import AsyncIterator, Hashable, Iterator
 from typing import Any
 
+import msgspec
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -13,8 +14,8 @@ from hypothesis import strategies as st
 from steersman.compile.planner import PlanChange, Planner
 from steersman.model.errors import ApplyError, BusyError
 from steersman.model.inputs import HostFacts, NodeConfig
-from steersman.model.names import Family, ObjectName
-from steersman.model.plan import NodeSettings, ServicePlan
+from steersman.model.names import Family, ObjectName, PlanKey, Protocol, ServicePortName
+from steersman.model.plan import Endpoint, EndpointChange, NodeSettings, ServicePlan
 from steersman.model.ruleset import Diff, Ruleset, patch
 from steersman.run.ledger import Owed
 from steersman.source.store import Changes
@@ -69,11 +70,20 @@ class FaultyMode(MemoryMode):
                 self.writes += 1
                 self.meddled = True
 
-    def render_service(self, plan: ServicePlan, settings: NodeSettings) -> Ruleset:
+    def _render(self) -> None:
         if self.faults and self.faults[0] == "memory":
             self.faults.pop(0)
             raise MemoryError
+
+    def render_service(self, plan: ServicePlan, settings: NodeSettings) -> Ruleset:
+        self._render()
         return super().render_service(plan, settings)
+
+    def render_endpoints(
+        self, plan: ServicePlan, change: EndpointChange, rendered: Ruleset
+    ) -> Diff | None:
+        self._render()
+        return super().render_endpoints(plan, change, rendered)
 
     async def read(self) -> Ruleset:
         await self._fail(self._fault())
@@ -303,3 +313,17 @@ def test_what_failing_runs_took_is_reported_once_they_succeed() -> None:
     assert changes.services == changes.endpoints == {name}
     assert changes.trigger_times[name] == ("1",) * 9 + ("2",) * 7
     assert owed.take_report() == (Changes(), PlanChange())
+
+
+def test_with_other_settings_and_behind_a_run_that_did_not_end_all_is_rendered_as_a_whole() -> None:
+    key = PlanKey(ServicePortName("shop", "s1", "", Protocol.TCP), Family.IPV4)
+    lists = EndpointChange(frozenset(), frozenset({Endpoint("10.1.0.1", 80)}))
+    change = PlanChange(changed={key: ServicePlan(key, ())}, relisted={key: lists})
+    owed = Owed()
+    owed.planned(msgspec.structs.replace(change, settings_changed=True))
+    assert not owed.relisted
+    owed.unrendered.clear()
+    owed.planned(change)
+    assert owed.relisted == {key: lists}
+    owed.planned(change)
+    assert not owed.relisted

@@ -27,12 +27,12 @@ from typing import TypeAlias
 from msgspec import structs
 
 from steersman.compile.findings import FindingCollector
-from steersman.compile.service import MAX_PORT, PROTOCOLS, PortSpec
-from steersman.model.addresses import canonical_ip, special_range
+from steersman.compile.service import MAX_PORT, PROTOCOLS, PortKey, PortSpec
+from steersman.model.addresses import are_plain_ipv4, canonical_ip, special_range
 from steersman.model.failover import Ejection
 from steersman.model.findings import Finding, Severity, quoted
 from steersman.model.kube import EndpointSlice
-from steersman.model.names import Family, Protocol
+from steersman.model.names import Family, PlanKey, Protocol
 from steersman.model.plan import Endpoint, Value
 
 MAX_ENDPOINTS = 50_000
@@ -40,9 +40,6 @@ MAX_ENDPOINTS = 50_000
 (docs/limits.md): planning that many takes about 40 ms."""
 MAX_LISTED = 2 * MAX_ENDPOINTS
 """Endpoints in the EndpointSlices of one Service that are read (docs/limits.md)."""
-PortKey: TypeAlias = tuple[str, Protocol]
-"""Port name and protocol: they join a Service's port with a slice's."""
-
 _ADDRESS_TYPES = {family: family.kubernetes for family in Family}
 _KNOWN_TYPES = frozenset(_ADDRESS_TYPES.values())
 _IPV6 = Family.IPV6  # a member by name costs ten times as much (Python 3.11)
@@ -215,6 +212,41 @@ def read_endpoints(
         key: tuple([states[name] for name in sorted(states)]) for key, states in found.items()
     }
     return by_port, tuple(findings)
+
+
+def ready_endpoints(
+    slice_: EndpointSlice, key: PlanKey, node_name: str
+) -> tuple[Endpoint, ...] | None:
+    """Return the endpoints of a ServicePort's only slice, in printed order, if it is a plain one.
+
+    That is an IPv4 slice of one port, whose endpoints are all ready, without hints and without a
+    problem. None for all others: `read_endpoints` and `categorize` would return the same for a
+    plain one, in three times the time.
+    """
+    (_, _, name, protocol), family = key
+    labels, ports, entries = slice_.metadata.labels, slice_.ports, slice_.endpoints
+    if family is _IPV6 or slice_.address_type != "IPv4" or not entries or not ports:
+        return None
+    if (labels is not None and labels.headless is not None) or len(entries) > MAX_ENDPOINTS:
+        return None
+    port, number = ports[0], ports[0].port or 0
+    if len(ports) > 1 or port.name != name or not 0 < number <= MAX_PORT:
+        return None
+    plain = [
+        entry.addresses[0]
+        for entry in entries
+        if entry.conditions is None and entry.hints is None and entry.addresses
+    ]
+    if len(plain) < len(entries) or not are_plain_ipv4(plain):
+        return None
+    here = node_name or _NOWHERE
+    printed = {
+        f"{ip}:{number}": Endpoint(ip, number, entry.node_name == here)
+        for ip, entry in zip(plain, entries, strict=True)
+    }
+    if len(printed) < len(entries) or PROTOCOLS.get(port.protocol) is not protocol:
+        return None
+    return tuple([printed[name] for name in sorted(printed)])
 
 
 def _slice_name(slice_: EndpointSlice) -> str:

@@ -30,13 +30,18 @@ from steersman.compile.conflicts import (
 from steersman.compile.findings import FindingIndex
 from steersman.compile.node import PlanSize, node_settings, with_thresholds, zone_of
 from steersman.compile.service import ParsedService, parse_service
-from steersman.compile.service_plan import plan_service, without_frontends
+from steersman.compile.service_plan import (
+    Relisted,
+    plan_service,
+    with_new_endpoints,
+    without_frontends,
+)
 from steersman.model.addresses import is_loopback
 from steersman.model.findings import Finding, Severity
 from steersman.model.inputs import HostFacts, NodeConfig, Snapshot
 from steersman.model.kube import EndpointSlice, Node
 from steersman.model.names import ObjectName, PlanKey
-from steersman.model.plan import NodePlan, NodeSettings, ServicePlan, Traits
+from steersman.model.plan import EndpointChange, NodePlan, NodeSettings, ServicePlan, Traits
 
 _NO_SLICES: Mapping[str, EndpointSlice] = {}
 _Compiled: TypeAlias = tuple[ParsedService | None, Plans, tuple[Finding, ...]]
@@ -56,6 +61,8 @@ class PlanChange(msgspec.Struct, frozen=True):
     """Plans that are new or differ."""
     removed: frozenset[PlanKey] = frozenset()
     """Keys of removed plans."""
+    relisted: Mapping[PlanKey, EndpointChange] = {}
+    """For those of `changed` that differ in `cluster` and `reachable` alone: how."""
     failed: frozenset[ObjectName] = frozenset()
     """Services that could not be planned because of a defect: their plans are unchanged."""
 
@@ -192,15 +199,24 @@ class Planner:
     ) -> Generator[None, None, PlanChange]:
         # 1. Plan every Service as if it were alone, and update its claims.
         compiled: dict[ObjectName, _Compiled] = {}
+        changed: Plans = {}
+        relisted: dict[PlanKey, EndpointChange] = {}
         failed: set[ObjectName] = set()
         cost = 0
         for name in names:
+            if cost >= _SLICE:
+                cost = 0
+                yield
             service, known = snapshot.services.get(name), self._parsed.get(name)
             parsed: ParsedService | None = None
             try:
                 # Parsing needs no endpoints: most events are about slices, and reuse the result.
                 if known is not None and known.service is service and not reparse:
                     parsed = known
+                    lists = self._with_new_endpoints(name, known, snapshot, settings)
+                    if lists is not None:
+                        cost += self._relist(known, lists, changed, relisted)
+                        continue
                 elif service is not None:
                     parsed = parse_service(
                         service,
@@ -218,22 +234,55 @@ class Planner:
             compiled[name] = (parsed, plans, findings)
             if parsed is None or parsed is not known:
                 self._update_claims(known, parsed, plans)
-            cost += 1 + sum([len(plan.reachable) for plan in plans.values()]) // _ENDPOINTS
-            if cost >= _SLICE:
-                cost = 0
-                yield
+            cost += _cost(plans.values())
         # 2. Decide conflicts, and add the other Services that win or lose a destination.
         for name in self._claims.decide(snapshot.services) - compiled.keys() - failed:
             parsed = self._parsed[name]
             compiled[name] = (parsed, *self._plan_alone(name, parsed, snapshot, settings))
+            for key, _ in parsed.ports:
+                relisted.pop(key, None)
         # 3. Store the plans without the Frontends that they lost.
-        changed: Plans = {}
         removed: set[PlanKey] = set()
         for index, (name, result) in enumerate(compiled.items(), 1):
             self._store(name, snapshot, result, changed, removed)
             if index % (10 * _SLICE or 1) == 0:
                 yield
-        return PlanChange(False, changed, frozenset(removed), frozenset(failed))
+        return PlanChange(False, changed, frozenset(removed), relisted, frozenset(failed))
+
+    def _with_new_endpoints(
+        self,
+        name: ObjectName,
+        parsed: ParsedService,
+        snapshot: Snapshot,
+        settings: NodeSettings,
+    ) -> Relisted | None:
+        """Return what a change of its slices alone does to a Service; None to plan it as a whole.
+
+        That is done for the few Services with Findings or ejections, and if any has a conflict.
+        """
+        if (
+            self._claims.contended
+            or self._lost
+            or name in self._findings
+            or name in snapshot.ejected
+        ):
+            return None
+        slices = snapshot.slices.get(name, _NO_SLICES).values()
+        return with_new_endpoints(parsed, self._plans, slices, settings, self._zone)
+
+    def _relist(
+        self,
+        parsed: ParsedService,
+        lists: Relisted,
+        changed: Plans,
+        relisted: dict[PlanKey, EndpointChange],
+    ) -> int:
+        """Store plans with new endpoints, and note them; return how much planning has cost."""
+        for key, (plan, change) in lists.items():
+            self._endpoints += len(change.came) - len(change.gone)
+            self._plans[key] = changed[key] = plan
+            relisted[key] = change
+        return _cost([self._plans[key] for key, _ in parsed.ports])
 
     def _plan_alone(
         self,
@@ -319,6 +368,11 @@ class Planner:
             if old != plan:
                 self._endpoints += len(plan.reachable) - (len(old.reachable) if old else 0)
                 self._plans[key] = changed[key] = plan
+
+
+def _cost(plans: Iterable[ServicePlan]) -> int:
+    """Return how many Services without endpoints take as long as a Service of these plans."""
+    return 1 + sum([len(plan.reachable) for plan in plans]) // _ENDPOINTS
 
 
 def _policy(settings: NodeSettings) -> tuple[object, ...]:

@@ -7,6 +7,7 @@ served. Endpoints play no part here.
 from __future__ import annotations
 
 from collections.abc import Collection, Mapping, Sequence
+from functools import lru_cache
 from typing import TypeAlias
 
 import msgspec
@@ -82,6 +83,8 @@ class PortSpec(Value, frozen=True):
 
 
 PortSpecs: TypeAlias = dict[ServicePortName, PortSpec]
+PortKey: TypeAlias = tuple[str, Protocol]
+"""Port name and protocol: they join a Service's port with a slice's."""
 _NumberedPort: TypeAlias = tuple[ServicePortName, int, int]
 """Name, port and node port (0 for none)."""
 # The common fields of a Service of type ClusterIP without anything special, shared by all of them.
@@ -95,6 +98,8 @@ class ParsedService(Value, frozen=True):
     ports: tuple[tuple[PlanKey, PortSpec], ...] = ()
     """Grouped by family."""
     findings: tuple[Finding, ...] = ()
+    wanted: frozenset[PortKey] = frozenset()
+    """The ports to read from its slices."""
 
 
 def is_served(service: Service) -> bool:
@@ -175,7 +180,14 @@ def parse_service(
             )
             for name, port, node_port in ports
         ]
-    return ParsedService(service, tuple(specs), findings)
+    wanted = _port_keys(tuple([(name.port, name.protocol) for name, _, _ in ports]))
+    return ParsedService(service, tuple(specs), findings, wanted)
+
+
+@lru_cache(maxsize=1024)
+def _port_keys(keys: tuple[PortKey, ...]) -> frozenset[PortKey]:
+    """Return the ports as a set; most Services have one in common."""
+    return frozenset(keys)
 
 
 def service_ports(

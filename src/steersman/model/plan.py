@@ -145,6 +145,16 @@ class ProxyOptions(Value, frozen=True):
     closed. None if all keep theirs."""
 
 
+class EndpointChange(Value, frozen=True):
+    """How two plans of a ServicePort differ that differ in Pool.CLUSTER alone.
+
+    Pool.LOCAL is empty, Pool.CLUSTER was not and is not.
+    """
+
+    gone: frozenset[Endpoint]
+    came: frozenset[Endpoint]
+
+
 class ServicePlan(Value, frozen=True):
     """The plan of one ServicePort in one family."""
 

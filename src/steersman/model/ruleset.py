@@ -96,10 +96,14 @@ def patch(have: Ruleset, change: Diff) -> dict[Any, Any]:
     return out
 
 
-def diff_of_owners(pairs: Iterable[tuple[Ruleset, Ruleset]]) -> Diff:
-    """Return one Diff for several owners, given what each has and wants.
+def diff_of_owners(pairs: Iterable[tuple[Ruleset, Ruleset]], diffs: Iterable[Diff] = ()) -> Diff:
+    """Return one Diff for several owners.
 
     A key that one owner drops and another wants becomes a change of its value.
+
+    Args:
+        pairs: what each owner has and wants.
+        diffs: of other owners, the Diff.
 
     Raises:
         ValueError: two owners add, change or remove the same key.
@@ -109,6 +113,12 @@ def diff_of_owners(pairs: Iterable[tuple[Ruleset, Ruleset]]) -> Diff:
     total = 0
     for have, want in pairs:
         total += _add_differences(have, want, *parts)
+    for each in diffs:
+        total += len(each.added) + len(each.removed) + len(each.changed)
+        changed.update(each.changed)
+        if each.added or each.removed:
+            added.update(each.added)
+            removed.update(each.removed)
     # A key of two owners in one dictionary shows in the sum of the sizes.
     twice = len(added) + len(removed) + len(changed) != total
     if twice or not (changed.keys().isdisjoint(added) and changed.keys().isdisjoint(removed)):

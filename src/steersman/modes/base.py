@@ -25,7 +25,7 @@ from steersman.model.conntrack import Confirm, Stale
 from steersman.model.drift import Writer
 from steersman.model.errors import BusyError
 from steersman.model.names import Family
-from steersman.model.plan import NodeSettings, ServicePlan, Traits
+from steersman.model.plan import EndpointChange, NodeSettings, ServicePlan, Traits
 from steersman.model.ruleset import Diff, Ruleset, Script, format_diff
 from steersman.model.stats import ConnectionStats, NodeTotals
 from steersman.model.tracing import TraceStep, TrackedConnection, WatchedFlow
@@ -33,9 +33,7 @@ from steersman.model.tracing import TraceStep, TrackedConnection, WatchedFlow
 # -- Words -----------------------------------------------------------------------------------------
 #
 # The kernel objects of a mode in the words of its tool, each with its purpose (`steersman dump`).
-#
-# Only reads, and may run beside the process that serves. Nothing here compares: operate/dump.py
-# does.
+# Only reads, also beside the process that serves. Nothing here compares: operate/dump.py does.
 
 
 class Words(NamedTuple):
@@ -125,11 +123,7 @@ class KernelWords:
     async def beyond(
         self, lines: Collection[Words], plans: Collection[ServicePlan], settings: NodeSettings
     ) -> list[Words]:
-        """Return lines of the kernel that those of a Service lead to, and that no plan describes.
-
-        Raises:
-            BusyError: they cannot be read now.
-        """
+        """Return lines that those of a Service lead to and no plan describes. Raises as `read`."""
         del lines, plans, settings
         return []
 
@@ -328,6 +322,13 @@ class Mode(ABC):
         """Return whether `fill` needs the objects of a plan before all others."""
         del plan
         return False
+
+    def render_endpoints(
+        self, plan: ServicePlan, change: EndpointChange, rendered: Ruleset
+    ) -> Diff | None:
+        """Return the Diff from the objects of the plan before; None to render it as a whole."""
+        del plan, change, rendered
+        return None
 
     def describe(self, change: Diff) -> str:
         """Print a Diff for people, in the words of the mode's tool if it has one."""

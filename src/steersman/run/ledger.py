@@ -19,7 +19,7 @@ from typing import Any, TypeAlias
 
 from steersman.compile.planner import PlanChange
 from steersman.model.names import ObjectName, PlanKey
-from steersman.model.plan import ServicePlan
+from steersman.model.plan import EndpointChange, ServicePlan
 from steersman.model.ruleset import Diff, Packer, Ruleset, diff, diff_of_owners
 from steersman.source.store import MOST_TRIGGERS, Changes
 
@@ -57,6 +57,9 @@ class Owed:
         """The node's own part is planned and not rendered."""
         self.unrendered: dict[PlanKey, ServicePlan | None] = {}
         """Plans that are not rendered; None for a removed one."""
+        self.relisted: Mapping[PlanKey, EndpointChange] = {}
+        """For unrendered plans of which only endpoints changed: how they differ from the plan that
+        the ledger has the objects of."""
         self.unread = True
         """The kernel may differ from the ledger."""
         self.suspected = False
@@ -91,6 +94,10 @@ class Owed:
         self.changed.clear()
         self.unplanned |= change.failed
         self.node |= change.settings_changed
+        # What an earlier run left unrendered, or was rendered with other settings, is rendered as a
+        # whole.
+        left = self.unrendered or change.settings_changed
+        self.relisted = {} if left else change.relisted
         self.unrendered.update(dict.fromkeys(change.removed))
         self.unrendered.update(change.changed)
         self._plans = _followed(self._plans, change)
@@ -206,6 +213,9 @@ class ObjectLedger:
         self._loose: set[Owner] = set()
         """Owners that were accepted since the last `pack`."""
         self._dirty: set[Owner] = set()
+        self._amended: dict[Owner, tuple[Ruleset | bytes | None, Ruleset, Diff]] = {}
+        """Of dirty owners, if known: what they have, what they want, and the Diff between them.
+        It counts for as long as they have and want just these."""
         self._adopters: set[Owner] = set()
         """Owners that were rejected before any of their objects was known to be in force."""
 
@@ -219,8 +229,19 @@ class ObjectLedger:
         """Every owner that has objects, or wants some."""
         return self._want.keys() | self._have.keys()
 
-    def put(self, owner: Owner, ruleset: Ruleset) -> None:
-        """Set the objects that an owner wants from now on."""
+    def put(self, owner: Owner, ruleset: Ruleset, change: Diff | None = None) -> None:
+        """Set the objects that an owner wants from now on.
+
+        Args:
+            owner: the owner.
+            ruleset: its objects.
+            change: the Diff from the objects that it has wanted so far, if it is known.
+        """
+        have = self._have.get(owner)
+        if change is not None and self._want.get(owner) is have:
+            self._amended[owner] = have, ruleset, change
+        else:
+            self._amended.pop(owner, None)
         self._dirty.add(owner)
         self.rejected.pop(owner, None)
         if ruleset:
@@ -228,11 +249,15 @@ class ObjectLedger:
         else:
             self._want.pop(owner, None)
 
+    def wants(self, owner: Owner) -> Ruleset:
+        """Return the objects that an owner wants."""
+        return self._packer.unpack(self._want.get(owner, _NO_OBJECTS))
+
     def drop_claimed(self, owners: Iterable[Owner]) -> None:
         """Drop from outdated owners the objects that dirty owners want."""
-        claims = [(other, self._wants(other)) for other in self._dirty]
+        claims = [(other, self.wants(other)) for other in self._dirty]
         for owner in owners:
-            want = self._wants(owner)
+            want = self.wants(owner)
             lost = {key for other, claim in claims if other != owner for key in claim.keys() & want}
             if lost:
                 self._dirty.add(owner)
@@ -245,8 +270,14 @@ class ObjectLedger:
 
     def changes(self) -> Diff | None:
         """Return the Diff of the dirty owners; None if two of them want, or drop, one object."""
+        known = {
+            owner: change
+            for owner, (have, want, change) in self._amended.items()
+            if self._have.get(owner) is have and self._want.get(owner) is want
+        }
+        pairs = ((self._has(each), self.wants(each)) for each in self._dirty if each not in known)
         try:
-            return diff_of_owners((self._has(owner), self._wants(owner)) for owner in self._dirty)
+            return diff_of_owners(pairs, known.values())
         except ValueError:
             return None
 
@@ -255,15 +286,17 @@ class ObjectLedger:
         # Of all other owners only a rejected one may still have an object that is wanted now.
         self._accept(self._dirty, self.rejected.keys() - self._dirty)
         self._dirty.clear()
+        self._amended.clear()
 
     def mark_compared(self) -> None:
         """Record that everything was compared with the kernel: no owner is dirty."""
         self._dirty.clear()
+        self._amended.clear()
 
     def wanted(self, owners: Iterable[Owner] | None = None) -> dict[Any, Any]:
         """Return the objects that some or all owners want, rejected ones included."""
         if owners is not None:
-            return _flat(map(self._wants, owners))
+            return _flat(map(self.wants, owners))
         return _flat(map(self._packer.unpack, self._want.values()))
 
     def effective(self) -> dict[Any, Any]:
@@ -298,7 +331,7 @@ class ObjectLedger:
         rest = [name for name in services if name not in used]
         together = [[*used], *(rest[at : at + _PART] for at in range(0, len(rest), _PART))]
         return (
-            Diff(_flat(self._wants(owner) for name in names for owner in services[name]))
+            Diff(_flat(self.wants(owner) for name in names for owner in services[name]))
             for names in together
         )
 
@@ -308,7 +341,7 @@ class ObjectLedger:
             claimed = _keys(map(self._effective, self.owners))
             return Diff(removed={k: v for k, v in kernel.items() if k not in claimed})
         # These owners may remove the objects they have, unless another owner has claimed them.
-        want = _flat(map(self._wants, owners))
+        want = _flat(map(self.wants, owners))
         taken = _keys(map(self._effective, self.owners.difference(owners)))
         keys = set(want) | (_keys(map(self._has, owners)) - taken)
         return diff({key: kernel[key] for key in keys if key in kernel}, want)
@@ -324,16 +357,17 @@ class ObjectLedger:
             if self.rejected or self._missing:
                 self.rejected.pop(owner, None)
                 self._missing.pop(owner, None)
-            want = self._want.get(owner)
-            if want is not self._have.get(owner):
-                self._recorded += self._size(self._want, owner) - self._size(self._have, owner)
+            want, have = self._want.get(owner), self._have.get(owner)
+            if want is not have:
+                self._recorded += self._packer.size(want or _NO_OBJECTS)
+                self._recorded -= self._packer.size(have or _NO_OBJECTS)
                 if want is None:
                     del self._have[owner]
                 else:
                     self._have[owner] = want
                     self._loose.add(owner)
             if losers:
-                taken.update(self._wants(owner))
+                taken.update(self.wants(owner))
         for loser in losers:
             had = self._has(loser)
             if lost := taken & had.keys():
@@ -357,7 +391,7 @@ class ObjectLedger:
         others = self.owners.difference(fresh, {ADOPTED})  # adopted objects stay adopted
         taken = _keys(map(self._effective, others)) | _keys(map(self._has, others))
         for owner in fresh:
-            wanted = self._wants(owner).keys() - taken
+            wanted = self.wants(owner).keys() - taken
             if found := {key: kernel[key] for key in wanted if key in kernel}:
                 self._have[owner] = found
                 self._recorded += len(found)
@@ -429,15 +463,12 @@ class ObjectLedger:
     def _size(self, parts: Mapping[Owner, Ruleset | bytes], owner: Owner) -> int:
         return self._packer.size(parts.get(owner, _NO_OBJECTS))
 
-    def _wants(self, owner: Owner) -> Ruleset:
-        return self._packer.unpack(self._want.get(owner, _NO_OBJECTS))
-
     def _has(self, owner: Owner) -> Ruleset:
         return self._packer.unpack(self._have.get(owner, _NO_OBJECTS))
 
     def _effective(self, owner: Owner) -> Ruleset:
         """Return the objects an owner should have now: the last good version if rejected."""
-        return self._has(owner) if owner in self.rejected else self._wants(owner)
+        return self._has(owner) if owner in self.rejected else self.wants(owner)
 
 
 def _flat(parts: Iterable[Ruleset]) -> dict[Any, Any]:

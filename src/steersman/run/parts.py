@@ -21,11 +21,12 @@ from collections import Counter
 from collections.abc import AsyncGenerator, Callable, Collection, Iterable, Mapping
 from functools import partial
 from itertools import islice
+from typing import TypeAlias
 
 from steersman.model.errors import ApplyError, BusyError
 from steersman.model.names import ObjectName, PlanKey
 from steersman.model.plan import NodeSettings, ServicePlan
-from steersman.model.ruleset import Ruleset
+from steersman.model.ruleset import Diff, Ruleset, patch
 from steersman.model.stats import ConnectionStats
 from steersman.modes.base import Mode
 from steersman.run.ledger import NODE, ObjectLedger, Owed, Owner
@@ -40,6 +41,10 @@ _PART = 1000
 """ServicePorts of the first part; each other one is half as large again. The mode's tool reads one
 while the next is rendered, which takes a little more than half of the time. More and smaller parts
 cost the tool more: it is fastest with objects in order, and they are within a part only."""
+
+
+_Rendered: TypeAlias = tuple[Ruleset, Diff | None]
+"""Objects, and how they differ from those before, if it is known."""
 
 
 class Renderer:
@@ -94,14 +99,14 @@ class Renderer:
         # A plan stays unrendered until its objects are in the ledger, as the run may be cancelled.
         unrendered, cost = self._owed.unrendered, 0
         if self._owed.node:
-            self._put(NODE, lambda: mode.render_node(settings))
+            self._put(NODE, lambda: (mode.render_node(settings), None))
             self._owed.node = False
         for key in tuple(keys):
             plan = unrendered[key]
             if plan is None:
-                self._put(key, dict)
+                self._put(key, lambda: ({}, None))
             else:
-                self._put(key, partial(mode.render_service, plan, settings))
+                self._put(key, partial(self._render_plan, mode, plan, settings))
                 cost += 1 + len(plan.reachable) // 16
                 self._count += 1
             del unrendered[key]
@@ -109,16 +114,26 @@ class Renderer:
                 cost = 0
                 await asyncio.sleep(0)
 
-    def _put(self, owner: Owner, render: Callable[[], Ruleset]) -> None:
+    def _render_plan(self, mode: Mode, plan: ServicePlan, settings: NodeSettings) -> _Rendered:
+        """Render a plan, by what differs from the one before if that is known and the mode can."""
+        lists = self._owed.relisted.get(plan.key)
+        if lists is not None and plan.key not in self.broken:
+            rendered = self._ledger.wants(plan.key)
+            change = mode.render_endpoints(plan, lists, rendered)
+            if change is not None:
+                return patch(rendered, change), change
+        return mode.render_service(plan, settings), None
+
+    def _put(self, owner: Owner, render: Callable[[], _Rendered]) -> None:
         try:
-            ruleset = render()
+            ruleset, change = render()
         except Exception as error:  # a defect: it must not cost the other Services
             if owner not in self.broken:
                 log.exception("cannot render the rules of %s", owner)
             self.broken[owner] = f"{type(error).__name__}: {error}"
         else:
             self.broken.pop(owner, None)
-            self._ledger.put(owner, ruleset)
+            self._ledger.put(owner, ruleset, change)
 
 
 # -- What comes first ------------------------------------------------------------------------------

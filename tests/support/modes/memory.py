@@ -9,7 +9,7 @@ from steersman.compile.planner import Planner
 from steersman.model.errors import ApplyError, BusyError
 from steersman.model.inputs import HostFacts, NodeConfig
 from steersman.model.names import Family
-from steersman.model.plan import NodeSettings, ServicePlan, Traits
+from steersman.model.plan import EndpointChange, NodeSettings, ServicePlan, Traits
 from steersman.model.ruleset import Diff, Ruleset, patch
 from steersman.modes.base import Mode, Support
 from steersman.run.state import SyncResult
@@ -43,6 +43,15 @@ class MemoryMode(Mode):
         out = {f"{f.kind} {f.address}:{f.port}": str(plan.key) for f in plan.frontends}
         out |= {f"{plan.key} {endpoint}": str(plan.key) for endpoint in plan.reachable}
         return out
+
+    def render_endpoints(
+        self, plan: ServicePlan, change: EndpointChange, rendered: Ruleset
+    ) -> Diff | None:
+        # Right only if `rendered` is of the plan before the change.
+        gone = (f"{plan.key} {endpoint}" for endpoint in change.gone)
+        came = (f"{plan.key} {endpoint}" for endpoint in change.came)
+        owner = str(plan.key)
+        return Diff(dict.fromkeys(came, owner), {key: rendered[key] for key in gone})
 
     async def read(self) -> Ruleset:
         self.reads += 1

@@ -44,6 +44,35 @@ def test_a_planner_reports_what_changed() -> None:
     assert planner.plan.services == {}
 
 
+def test_one_endpoint_in_the_place_of_another_is_reported_as_that() -> None:
+    planner, cart, name = Planner(CONFIG, IPTABLES), service(), ObjectName("shop", "cart")
+    other = endpoint("10.0.0.3", "other")
+    for pods, gone, came in (
+        ((HERE, THERE), None, None),  # the Service is new
+        ((HERE, other), {"10.0.0.2"}, {"10.0.0.3"}),
+        ((HERE, other, THERE), set(), {"10.0.0.2"}),
+        ((HERE, {**other, "conditions": {"ready": False}}, THERE), {"10.0.0.3"}, set()),
+        ((), None, None),  # from now on clients are rejected
+        ((HERE,), None, None),
+    ):
+        change = planner.update(snapshot(cart, slice_(*pods)), FACTS, {name})
+        assert list(change.changed) == [KEY]
+        lists = change.relisted.get(KEY)
+        assert (lists and {end.ip for end in lists.gone}) == gone
+        assert (lists and {end.ip for end in lists.came}) == came
+
+
+def test_a_service_that_uses_the_endpoints_of_this_node_is_planned_as_a_whole() -> None:
+    planner, name = Planner(CONFIG, IPTABLES), ObjectName("shop", "cart")
+    ports = [port(nodePort=30080)]
+    cart = service(type="NodePort", externalTrafficPolicy="Local", ports=ports)
+    for address in ("10.0.0.1", "10.0.0.3"):
+        pods = slice_(endpoint(address, NODE), THERE)
+        change = planner.update(snapshot(cart, pods), FACTS, {name})
+        assert not change.relisted
+        assert [end.ip for end in change.changed[KEY].local] == [address]
+
+
 def test_a_clash_dirties_just_the_other_claimant() -> None:
     planner = Planner(CONFIG, IPTABLES)
     a, b = service("a", clusterIP="10.96.0.9"), service("b", clusterIP="10.96.0.9")

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections import Counter
-from collections.abc import Hashable
+from collections.abc import Callable, Hashable
 from typing import Any
 
 import pytest
@@ -484,15 +484,76 @@ async def test_a_reload_while_a_sync_writes_leaves_what_is_published() -> None:
 
 def cannot_render(mode: MemoryMode, names: set[str]) -> set[str]:
     """Have the rendering of some Services fail, for as long as they are in the set returned."""
-    render = mode.render_service
 
-    def failing(plan: ServicePlan, settings: NodeSettings) -> Ruleset:
-        if plan.key.name.service in names:
-            raise MemoryError("no room")
+    def failing(render: Callable[..., Any]) -> Callable[..., Any]:
+        def rendered(plan: ServicePlan, *more: Any) -> Any:
+            if plan.key.name.service in names:
+                raise MemoryError("no room")
+            return render(plan, *more)
+
+        return rendered
+
+    mode.render_service = failing(mode.render_service)  # type: ignore[method-assign]
+    mode.render_endpoints = failing(mode.render_endpoints)  # type: ignore[method-assign]
+    return names
+
+
+async def test_one_endpoint_in_the_place_of_another_is_rendered_as_that() -> None:
+    world = World()
+    await world.run()
+    fails = cannot_render(world.mode, set())
+    whole: list[str] = []
+    render = world.mode.render_service
+
+    def noted(plan: ServicePlan, settings: NodeSettings) -> Ruleset:
+        whole.append(plan.key.name.service)
         return render(plan, settings)
 
-    mode.render_service = failing  # type: ignore[method-assign]
-    return names
+    world.mode.render_service = noted  # type: ignore[method-assign]
+    world.store.upsert(slice_("s1-x", "s1", ("10.1.0.77",)))
+    await world.run()
+    assert whole == []
+    assert world.mode.kernel == world.fresh()
+    # The ledger has not the objects of the plan before if that could not be rendered.
+    fails.add("s2")
+    world.store.upsert(slice_("s2-x", "s2", ("10.1.0.88",)))
+    await world.run()
+    fails.clear()
+    whole.clear()
+    world.store.upsert(slice_("s2-x", "s2", ("10.1.0.89",)))
+    await world.run()
+    assert whole == ["s2"]
+    assert world.mode.kernel == world.fresh()
+    # Other settings may render every plan differently.
+    config = NodeConfig(node_name="me", families=(Family.IPV4,), masquerade_all=True)
+    world.sync.use_planner(Planner(config, world.mode.traits))
+    world.store.upsert(slice_("s1-x", "s1", ("10.1.0.78",)))
+    whole.clear()
+    await world.run()
+    assert sorted(whole) == ["s1", "s2", "s3", "s4"]
+
+
+async def test_a_plan_that_changes_again_before_it_is_rendered_is_rendered_as_a_whole(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr("steersman.run.parts._SLICE", 0)  # other tasks may run after each plan
+    world = World()
+    await world.run()
+    render = world.mode.render_endpoints
+
+    def cancelled(*args: Any) -> Diff | None:
+        task = asyncio.current_task()
+        assert task is not None
+        task.cancel()
+        return render(*args)
+
+    for last, rendered in ((77, cancelled), (78, render)):
+        world.mode.render_endpoints = rendered  # type: ignore[method-assign,assignment]
+        for name in ("s1", "s2", "s3"):
+            world.store.upsert(slice_(f"{name}-x", name, (f"10.1.0.{last}",)))
+        await asyncio.gather(asyncio.create_task(world.run()), return_exceptions=True)
+    assert world.mode.kernel == world.fresh()
+    assert not world.sync.broken
 
 
 async def test_what_cannot_be_rendered_costs_no_other_service() -> None:
