@@ -6,7 +6,7 @@
 # Environment:
 #   OUT      where results go (build/deb)
 #   ARCH     amd64 or arm64; this machine's otherwise. Nothing of it is run, so both can be built.
-#   WHEEL    steersman's wheel; built otherwise
+#   WHEELS   directory with steersman's wheel for ARCH; built otherwise
 #   SOURCE_DATE_EPOCH   time of everything in it; that of the last commit otherwise
 #   PYTHON   an interpreter that has steersman (.venv/bin/python)
 set -euo pipefail
@@ -41,7 +41,7 @@ rm -rf "$tree"
 mkdir -p "$lib/bin" "$lib/lib" "$files/usr/bin" "$files/usr/share/man/man1"
 
 say "Python packages for $machine"
-"$python" scripts/runtime_tree.py "$lib/packages" --machine "$machine" ${WHEEL:+--wheel "$WHEEL"}
+"$python" scripts/runtime_tree.py "$lib/packages" --machine "$machine" ${WHEELS:+--wheels "$WHEELS"}
 # What `python3 -m venv` makes, for any of those versions.
 ln -s /usr/bin/python3 "$lib/bin/python3"
 printf 'home = /usr/bin\ninclude-system-site-packages = false\n' >"$lib/pyvenv.cfg"

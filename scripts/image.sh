@@ -8,7 +8,7 @@
 #   IMAGE      name and tag; steersman:VERSION otherwise
 #   BUILDER    docker, podman or buildah: also load the image into its storage
 #   STORAGE    directory for podman's and buildah's storage; the user's own otherwise
-#   WHEEL      steersman's wheel; built otherwise
+#   WHEELS     directory with steersman's wheel for each of them; built otherwise
 #   MIRROR     Debian mirror; mmdebstrap's default otherwise
 #   SOURCE_DATE_EPOCH   time of everything in it; that of the last commit otherwise
 #   OUT, PYTHON         where results go (build/image), and a Python 3.11 that has steersman
@@ -54,7 +54,7 @@ root_filesystem() {
     rm -rf "$out/python-$arch"
     # rich highlights source code and Markdown with these; nothing here asks it to.
     "$python" scripts/runtime_tree.py "$out/python-$arch" --minor 11 --machine "$(machine "$arch")" \
-        --without pygments --without markdown-it-py --without mdurl ${WHEEL:+--wheel "$WHEEL"} \
+        --without pygments --without markdown-it-py --without mdurl ${WHEELS:+--wheels "$WHEELS"} \
         >/dev/null
     say "$arch: root filesystem from Debian packages ($suite)"
     mmdebstrap --quiet --variant=extract --components=main --include="$packages" \

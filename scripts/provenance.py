@@ -19,6 +19,7 @@ from typing import Any
 ROOT = Path(__file__).parents[1]
 TOOLS = {
     "clang": ["clang", "--version"],
+    "lld": ["ld.lld", "--version"],
     "mmdebstrap": ["mmdebstrap", "--version"],
     "dpkg-dev": ["dpkg-buildpackage", "--version"],
 }

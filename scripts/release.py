@@ -21,6 +21,7 @@ import shutil
 import subprocess
 import sys
 import tarfile
+import tempfile
 from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import NamedTuple
@@ -29,6 +30,7 @@ import yaml
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
 
+import hatch_build
 from scripts import krew, notice
 from steersman import __version__
 
@@ -52,20 +54,23 @@ class Release(NamedTuple):
     url: str
     out: Path
 
-    def run(self, *argv: str | Path, **environment: str) -> None:
+    def run(self, *argv: str | Path, at: Path = ROOT, **environment: str) -> None:
         """Run one of the build scripts; raise CalledProcessError if it fails."""
         given = {"PYTHON": sys.executable, **environment}
-        subprocess.run(argv, cwd=ROOT, env=os.environ | given, check=True, stdout=sys.stderr)
-
-    def wheel(self) -> Path:
-        """The wheel, which all others are built from."""
-        return self.out / f"steersman-{self.version}-py3-none-any.whl"
+        subprocess.run(argv, cwd=at, env=os.environ | given, check=True, stdout=sys.stderr)
 
 
 def packages(release: Release) -> None:
-    """The wheel, the sdist, and the licences."""
-    for kind in ("sdist", "wheel"):
-        release.run(sys.executable, "-m", "hatchling", "build", "-t", kind, "-d", release.out)
+    """The sdist, of it a wheel for each machine and one for all others, and the licences."""
+    release.run(sys.executable, "-m", "hatchling", "build", "-t", "sdist", "-d", release.out)
+    name = f"steersman-{release.version}"
+    with tempfile.TemporaryDirectory() as folder:
+        with tarfile.open(release.out / f"{name}.tar.gz") as archive:
+            archive.extractall(folder, filter="data")
+        place = Path(folder, name)
+        build = (sys.executable, "-m", "hatchling", "build", "-t", "wheel", "-d", release.out)
+        for machine in (*hatch_build.MACHINES, "any"):
+            release.run(*build, at=place, **{hatch_build.WHEEL_FOR: machine})
     shutil.copy(ROOT / "NOTICE", release.out)
 
 
@@ -120,7 +125,7 @@ def debian(release: Release) -> None:
     """The Debian packages."""
     for arch in ("amd64", "arm64"):
         place = release.out / "deb"
-        release.run("scripts/deb.sh", ARCH=arch, OUT=str(place), WHEEL=str(release.wheel()))
+        release.run("scripts/deb.sh", ARCH=arch, OUT=str(place), WHEELS=str(release.out))
         for path in place.glob("*.deb"):
             path.replace(release.out / path.name)
         shutil.rmtree(place)
@@ -129,7 +134,7 @@ def debian(release: Release) -> None:
 def image(release: Release) -> None:
     """The image for both architectures as an archive of OCI's layout, with its SBOMs."""
     place = release.out / "image"
-    environment = {"ARCHS": "amd64 arm64", "OUT": str(place), "WHEEL": str(release.wheel())}
+    environment = {"ARCHS": "amd64 arm64", "OUT": str(place), "WHEELS": str(release.out)}
     release.run("scripts/image.sh", **environment)
     stem = f"steersman-{release.version}"
     (place / "steersman.oci.tar").replace(release.out / f"{stem}.oci.tar")
@@ -187,6 +192,9 @@ def main() -> None:
     given = parser.parse_args()
     if reason := refusal(given.version):
         sys.exit(f"release: {reason}")
+    if "packages" in (given.only or PARTS):
+        for reason in filter(None, map(hatch_build.extension_problem, hatch_build.MACHINES)):
+            sys.exit(f"release: {reason}")
     if subprocess.run(shlex.split(given.check), cwd=ROOT, check=False).returncode:
         sys.exit(f"release: the checks fail (`{given.check}`)")
     shutil.rmtree(given.out, ignore_errors=True)

@@ -1,7 +1,7 @@
 """Unpack steersman's wheel and the locked wheels of what it needs into one directory.
 
     python scripts/runtime_tree.py DIRECTORY [--machine aarch64] [--minor 11 --minor 13]
-                                   [--wheel FILE] [--without NAME ...]
+                                   [--wheels FOLDER] [--without NAME ...]
 
 The Debian package and the image have that directory on their Python's path. Compiled modules carry
 the version of Python in their names, and all else is the same in the wheels of each version, so one
@@ -23,6 +23,7 @@ sys.path.insert(0, str(Path(__file__).parents[1]))
 
 from packaging.utils import canonicalize_name
 
+import hatch_build
 from scripts import image_lock
 
 ROOT = Path(__file__).parents[1]
@@ -47,12 +48,30 @@ def download(minor: int, machine: str, into: Path, without: frozenset[str] = fro
     subprocess.run(argv, check=True)
 
 
-def build_wheel(into: Path) -> Path:
-    """Build our own wheel, with the packages of this environment."""
+def build_wheel(into: Path, machine: str) -> Path:
+    """Build our own wheel for a machine, with the packages of this environment.
+
+    Where the decoder cannot be compiled for the machine, a line says so, and its twin is used.
+    """
+    kind = machine
+    if reason := hatch_build.extension_problem(machine):
+        print(f"{machine}: {hatch_build.WITHOUT}: {reason}", file=sys.stderr)
+        kind = "any"
     argv = [sys.executable, "-m", "hatchling", "build", "-t", "wheel", "-d", str(into)]
-    subprocess.run(argv, cwd=ROOT, check=True, stdout=sys.stderr)
+    environment = os.environ | {hatch_build.WHEEL_FOR: kind}
+    subprocess.run(argv, cwd=ROOT, env=environment, check=True, stdout=sys.stderr)
     (wheel,) = into.glob("steersman-*.whl")
     return wheel
+
+
+def find_wheel(folder: Path, machine: str) -> Path:
+    """Return our own wheel for a machine, of those in a folder."""
+    found = list(folder.glob(f"steersman-*_{machine}.whl"))
+    if len(found) != 1:
+        sys.exit(
+            f"{folder} has {len(found)} wheels of steersman for {machine}, and has to have one"
+        )
+    return found[0]
 
 
 def unpack(wheel: Path, into: Path) -> None:
@@ -77,7 +96,7 @@ def main() -> None:
     parser.add_argument("directory", type=Path)
     parser.add_argument("--machine", default=os.uname().machine)
     parser.add_argument("--minor", type=int, action="append")
-    parser.add_argument("--wheel", type=Path)
+    parser.add_argument("--wheels", type=Path, help="a folder with ours; built otherwise")
     parser.add_argument("--without", action="append", default=[], help="a package to leave out")
     given = parser.parse_args()
     if shutil.which("llvm-strip") is None:
@@ -88,7 +107,11 @@ def main() -> None:
         for minor in given.minor or MINORS:
             download(minor, given.machine, folder, frozenset(without))
         given.directory.mkdir(parents=True)
-        for wheel in (given.wheel or build_wheel(folder / "own"), *sorted(folder.glob("*.whl"))):
+        if given.wheels:
+            own = find_wheel(given.wheels, given.machine)
+        else:
+            own = build_wheel(folder / "own", given.machine)
+        for wheel in (own, *sorted(folder.glob("*.whl"))):
             unpack(wheel, given.directory)
     compiled = sorted(map(str, given.directory.rglob("*.so")))
     subprocess.run(["llvm-strip", "--strip-unneeded", *compiled], check=True)

@@ -73,9 +73,13 @@ ipvsadm ipvsadm
 TOOLS
 }
 
-package_tools() { # tests/packaging, `make deb`
+package_tools() { # tests/packaging, `make deb`, and the extension in C for the other machine
+    local other=arm64 machine=aarch64
+    [ "$(uname -m)" = x86_64 ] || other=amd64 machine=x86_64
     command -v dh >/dev/null || echo debhelper
     command -v lintian >/dev/null || echo lintian
+    command -v ld.lld >/dev/null || echo lld
+    [ -d /usr/$machine-linux-gnu/include ] || echo libc6-dev-$other-cross
 }
 
 can_install() { [ "$(id -u)" = 0 ] && command -v apt-get >/dev/null; }

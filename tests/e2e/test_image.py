@@ -18,6 +18,7 @@ import yaml
 
 from steersman import __version__
 from steersman.modes.specs import SPECS
+from tests.packaging.artefacts import ready_made
 from tests.support.builders import kube
 from tests.support.processes.container import Object, argv, buildah, prepare
 
@@ -76,7 +77,8 @@ def built(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
     if sys.version_info[:2] != (3, 11):
         pytest.skip("the image has Python 3.11, which also has to build it")
     out = tmp_path_factory.mktemp("image")
-    yield build(out, BUILDER="buildah", STORAGE=str(out / "storage"))
+    given = ready_made(tmp_path_factory)
+    yield build(out, BUILDER="buildah", STORAGE=str(out / "storage"), **given)
     shutil.rmtree(out)
 
 
@@ -181,8 +183,10 @@ def test_it_is_small(built: Path) -> None:
     assert (built / f"rootfs-{ARCH}.tar").stat().st_size <= LIMIT
 
 
-def test_a_second_build_has_the_same_digest(built: Path, tmp_path: Path) -> None:
-    again = build(tmp_path)
+def test_a_second_build_has_the_same_digest(
+    built: Path, tmp_path: Path, tmp_path_factory: pytest.TempPathFactory
+) -> None:
+    again = build(tmp_path, **ready_made(tmp_path_factory))
     assert (again / "digests.txt").read_text() == (built / "digests.txt").read_text()
     one, other = (each / "steersman.oci.tar" for each in (built, again))
     assert one.read_bytes() == other.read_bytes()
@@ -252,6 +256,12 @@ def test_list_of_contents_is_complete(built: Path, root: Path) -> None:
     assert found == len(list(folders))
     contained = {each["relatedSpdxElement"] for each in document["relationships"]}
     assert contained == listed
+
+
+def test_it_decodes_with_the_extension(root: Path) -> None:
+    code = "from steersman.source import protobuf; print(protobuf.NATIVE)"
+    argv = ["chroot", str(root), "/usr/bin/python3.11", "-I", "-c", code]
+    assert subprocess.run(argv, capture_output=True, text=True, check=True).stdout == "True\n"
 
 
 def test_nothing_of_this_machine_is_in_it(root: Path) -> None:

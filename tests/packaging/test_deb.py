@@ -14,8 +14,9 @@ from pathlib import Path
 import pytest
 import yaml
 
+import hatch_build
 from steersman import __version__
-from tests.packaging.artefacts import ROOT, needs_clang, run, until
+from tests.packaging.artefacts import ROOT, needs_clang, ready_made, run, until
 from tests.support.builders import kube
 
 DEBIAN = ROOT / "deploy" / "debian"
@@ -40,7 +41,8 @@ def package(tmp_path_factory: pytest.TempPathFactory) -> Path:
         if shutil.which(tool) is None:
             pytest.skip(f"{tool} is missing: `make test` as root installs it")
     out = tmp_path_factory.mktemp("deb")
-    run(ROOT / "scripts" / "deb.sh", OUT=str(out), PYTHON=sys.executable)
+    given = {**ready_made(tmp_path_factory), "OUT": str(out), "PYTHON": sys.executable}
+    run("env", *(f"{name}={value}" for name, value in given.items()), ROOT / "scripts" / "deb.sh")
     (deb,) = out.glob("*.deb")
     return deb
 
@@ -179,6 +181,7 @@ def test_it_has_pages_for_man_and_completion_for_shells(package: Path, tmp_path:
         assert "steersman" in (share / name).read_text()
     machine = os.uname().machine
     compiled = {path.name for path in tmp_path.rglob("*.so")}
+    assert hatch_build.EXTENSION.name in compiled
     for minor in (11, 12, 13, 14):
         assert f"_core.cpython-3{minor}-{machine}-linux-gnu.so" in compiled
 

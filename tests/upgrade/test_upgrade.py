@@ -23,7 +23,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.packaging.artefacts import ROOT, checkout, needs_clang, run
+from tests.packaging.artefacts import ROOT, hatch, needs_clang, own_wheel
 from tests.support.lab.cluster import Lab
 from tests.support.lab.ebpf_node import MARKS
 from tests.support.lab.machine import (
@@ -69,15 +69,13 @@ def programs(tmp_path_factory: pytest.TempPathFactory) -> tuple[list[str], list[
     done = subprocess.run(argv, cwd=ROOT, capture_output=True, check=True)
     with tarfile.open(fileobj=io.BytesIO(done.stdout)) as archive:
         archive.extractall(old / "tree", filter="data")
-    checkout(new / "tree")
-    return program(old), program(new)
+    hatch(old / "tree", "wheel", old)
+    (wheel,) = old.glob("*.whl")
+    return program(wheel, old), program(own_wheel(tmp_path_factory), new)
 
 
-def program(folder: Path) -> list[str]:
-    """Build the wheel of a tree, and return the command line that runs it."""
-    build = (sys.executable, "-m", "hatchling", "build", "-t", "wheel", "-d", folder)
-    run(*build, at=folder / "tree")
-    (wheel,) = folder.glob("*.whl")
+def program(wheel: Path, folder: Path) -> list[str]:
+    """Unpack a wheel, and return the command line that runs it."""
     with zipfile.ZipFile(wheel) as archive:
         archive.extractall(folder / "site")
     return ["env", f"PYTHONPATH={folder / 'site'}", sys.executable, "-m", "steersman"]
