@@ -35,6 +35,18 @@ sysctl procps
 TOOLS
 }
 
+# With Python.h the decoder of protobuf is compiled; an interpreter of another kind has its own.
+python_headers() {
+    local python
+    python=$(find_python) || return 0
+    "$python" - <<'PYTHON'
+import os, sys, sysconfig
+
+if sys.base_prefix == "/usr" and not os.path.exists(sysconfig.get_path("include") + "/Python.h"):
+    print("libpython3.%d-dev" % sys.version_info[1])
+PYTHON
+}
+
 # What only tests need; they are skipped with a reason where it is missing. Each function is
 # installed apart: not every distribution has all of these packages.
 
@@ -149,7 +161,7 @@ make_venv() {
 wanted=$(cat requirements.lock pyproject.toml scripts/setup.sh src/steersman/source/*.c <(pwd) | sha256sum)
 is_current() { [ -x "$venv/bin/python" ] && [ "$(cat "$stamp" 2>/dev/null)" = "$wanted" ]; }
 
-kinds=(missing_packages)
+kinds=(missing_packages python_headers)
 case ${1:-} in
 "") ;;
 tests) kinds+=(developer_tools browser_packages monitoring_packages machine_packages package_tools) ;;
@@ -168,6 +180,6 @@ trap 'kill "$pip" 2>/dev/null || true' EXIT
 system_tools "${kinds[@]}"
 wait "$pip"
 trap - EXIT
-# Last, because it compiles the programs of the ebpf mode.
+# Last, because it compiles the programs of the ebpf mode, and the decoder.
 "$venv/bin/python" -m pip install --quiet --no-deps --no-build-isolation --editable .
 printf '%s\n' "$wanted" >"$stamp"
