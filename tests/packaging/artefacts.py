@@ -103,7 +103,7 @@ def unpack_sdist(distributions: Path, place: Path) -> Path:
 
 
 def packages(factory: pytest.TempPathFactory) -> Path:
-    """The folder with the locked wheels of what is needed, for this machine and each Python."""
+    """The folder with the locked wheels of all dependencies, for this machine and each Python."""
 
     def make(place: Path) -> None:
         for minor in MINORS:
