@@ -160,18 +160,18 @@ VERIFIED_ONCE int update_flow(struct __sk_buff *skb, struct flow *flow, const st
 	return 0;
 }
 
-// Write an entry unless there is one; note it in the presence filter in any case.
+// Write an entry unless there is one; note its client (presence.h) in any case.
 INLINE int add_flow(const struct flow_key *key, const struct flow *value,
 		    const struct address *client)
 {
-	note_flow(key, client);
+	note_client(client);
 	if (bpf_map_update_elem(&flows, key, value, BPF_NOEXIST))
 		return 0;
 	count(FLOWS_MADE);
 	return 1;
 }
 
-// Replace an entry, which is noted; 0 if the kernel has no memory.
+// Replace an entry, whose client is noted; 0 if the kernel has no memory.
 INLINE int replace_flow(const struct flow_key *key, const struct flow *value)
 {
 	return !bpf_map_update_elem(&flows, key, value, BPF_ANY);
