@@ -313,6 +313,10 @@ def test_what_failing_runs_took_is_reported_once_they_succeed() -> None:
     assert changes.services == changes.endpoints == {name}
     assert changes.trigger_times[name] == ("1",) * 9 + ("2",) * 7
     assert owed.take_report() == (Changes(), PlanChange())
+    key = PlanKey(ServicePortName("shop", "s1", "", Protocol.TCP), Family.IPV4)
+    owed.unrendered[key] = None
+    owed.take_report()
+    assert owed.unrendered == {key: None}  # a report takes nothing that is still to be rendered
 
 
 def test_with_other_settings_and_behind_a_run_that_did_not_end_all_is_rendered_as_a_whole() -> None:

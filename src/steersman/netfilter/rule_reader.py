@@ -8,11 +8,12 @@ from __future__ import annotations
 
 import asyncio
 import re
-from collections.abc import Collection, Iterable
+from collections.abc import Collection, Iterable, Iterator
+from contextlib import suppress
 
 from steersman.host.exec import Exec
-from steersman.host.netlink import NETLINK_NETFILTER, Netlink
-from steersman.host.nlmsg import Request, attributes, string
+from steersman.host.netlink import NETLINK_NETFILTER, DumpInterruptedError, Netlink
+from steersman.host.nlmsg import Message, Request, attributes, string
 from steersman.netfilter.trace_steps import (
     FAMILY_NAMES,
     HOOKS,
@@ -104,6 +105,16 @@ async def _output(execute: Exec, argv: list[str]) -> str:
     return "" if result.returncode else result.stdout.decode(errors="replace")
 
 
+def _listed(netlink: Netlink, kind: int) -> Iterator[Message]:
+    """Yield all chains or rules.
+
+    The kernel calls a listing interrupted if anything of nf_tables changed meanwhile, an element of
+    any set, too. On a busy node that is always so, and the chains and rules are there all the same.
+    """
+    with suppress(DumpInterruptedError):
+        yield from netlink.dump(Request(kind, _UNSPEC))
+
+
 def read_places(
     tables: Collection[tuple[str, str, str]],
 ) -> tuple[dict[tuple[str, str, str], BaseChain], dict[RuleId, int]]:
@@ -111,7 +122,7 @@ def read_places(
     bases: dict[tuple[str, str, str], BaseChain] = {}
     places: dict[RuleId, int] = {}
     with Netlink(NETLINK_NETFILTER, buffer=1 << 20) as netlink:
-        for reply in netlink.dump(Request(_GETCHAIN, _UNSPEC)):
+        for reply in _listed(netlink, _GETCHAIN):
             values = attributes(reply.payload, 4)
             family = FAMILY_NAMES.get(reply.payload[0], "")
             hook = attributes(values.get(4, b""))  # NFTA_CHAIN_HOOK
@@ -123,7 +134,7 @@ def read_places(
         if not any(table in _IPTABLES_TABLES for backend, _, table in tables if backend == "nft"):
             return bases, places
         counts: dict[tuple[str, str, str], int] = {}
-        for reply in netlink.dump(Request(_GETRULE, _UNSPEC)):
+        for reply in _listed(netlink, _GETRULE):
             values = attributes(reply.payload, 4)  # NFTA_RULE_TABLE, CHAIN, HANDLE
             family = FAMILY_NAMES.get(reply.payload[0], "")
             name = family, string(values.get(1, b"")), string(values.get(2, b""))

@@ -11,6 +11,7 @@ from steersman.compile.planner import PlanChange, Planner, compile_all
 from steersman.compile.service_plan import plan_service
 from steersman.model.failover import Backend, Ejection, Observation
 from steersman.model.inputs import Snapshot
+from steersman.model.kube import Annotations
 from steersman.model.names import ObjectName, Protocol
 from steersman.model.plan import ServicePlan
 from tests.support.builders.objects import (
@@ -71,6 +72,18 @@ def test_a_service_that_uses_the_endpoints_of_this_node_is_planned_as_a_whole() 
         change = planner.update(snapshot(cart, pods), FACTS, {name})
         assert not change.relisted
         assert [end.ip for end in change.changed[KEY].local] == [address]
+
+
+def test_a_slice_with_an_annotation_is_planned_as_a_whole() -> None:
+    planner, cart, name = Planner(CONFIG, IPTABLES), service(), ObjectName("shop", "cart")
+    planner.update(snapshot(cart, slice_(HERE)), FACTS, {name})
+    pods = slice_(THERE)
+    meta = msgspec.structs.replace(pods.metadata, annotations=Annotations(weight="2"))
+    change = planner.update(
+        snapshot(cart, msgspec.structs.replace(pods, metadata=meta)), FACTS, {name}
+    )
+    assert not change.relisted
+    assert [end.ip for end in change.changed[KEY].cluster] == ["10.0.0.2"]
 
 
 def test_a_clash_dirties_just_the_other_claimant() -> None:

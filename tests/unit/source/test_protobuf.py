@@ -18,6 +18,7 @@ import pytest
 import hatch_build
 from steersman import source
 from steersman.source import protobuf
+from steersman.source.messages import OBJECTS
 from steersman.source.protobuf import (
     Entries,
     Field,
@@ -268,6 +269,20 @@ def test_the_extension_compiles_without_a_warning(compiler: str) -> None:
 
 
 # -- Bodies, lists and watches ---------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("seconds", "wanted"),
+    [
+        (0, "1970-01-01T00:00:00Z"),
+        (-1, "1969-12-31T23:59:59Z"),
+        (-62135596800, None),  # Go's zero time
+    ],
+)
+def test_a_time_is_written_as_in_json(seconds: int, wanted: str | None) -> None:
+    moment = varint(1 << 3) + varint(seconds)
+    created = OBJECTS["Service"].decode(field(1, field(8, moment))).metadata.creation_timestamp
+    assert created == wanted
 
 
 def test_a_body_has_a_kind_and_a_message() -> None:
