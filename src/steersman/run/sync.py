@@ -303,7 +303,7 @@ class Sync:
             What was written; None if everything is left to `_render` and `_write`.
         """
         owed, ledger, mode = self._owed, self._ledger, self.mode
-        if ledger.owners or not mode.fills or len(owed.unrendered) < _FILL_FROM:
+        if len(owed.unrendered) < _FILL_FROM or not mode.fills or ledger.owners:
             return None
         owed.suspected = False  # everything is read, until a sync succeeds
         token, kernel = self._seen = await mode.fingerprint(), await self._read()
