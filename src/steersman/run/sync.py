@@ -362,6 +362,7 @@ class Sync:
         with contextlib.nullcontext() if self._seen else owed.comparing():
             owed.unread = True
             token, kernel = self._seen or (await self.mode.fingerprint(), await self._read())
+            self._seen = None  # a kernel full of rules is large
             with self._timed("diff"):
                 size = len(kernel) + ledger.objects + ledger.outstanding
                 change = await _in_thread(lambda: diff(kernel, ledger.effective()), size)
