@@ -22,7 +22,7 @@ from steersman.modes.ebpf.layout import (
     Kind,
     pack_address,
 )
-from steersman.modes.ebpf.tables import PresenceFilter, Tables, places_of
+from steersman.modes.ebpf.tables import PresenceFilter, Tables, places_of, places_of_flows
 from tests.support.lab.ebpf_node import MARKS
 from tests.support.lab.ebpf_packets import (
     CLIENT,
@@ -40,7 +40,7 @@ from tests.support.lab.ebpf_packets import (
 from tests.support.lab.frames import ACK, SYN, packet, see
 
 pytestmark = MARKS
-PLACES, MARK = 1 << PRESENCE_BITS, 4
+PLACES, MARK, FLOW_MARK = 1 << PRESENCE_BITS, 4, 2
 AT = OFFSETS["marks"]
 
 
@@ -80,13 +80,26 @@ class Marked(Programs):
         self.presence = PresenceFilter(self.loaded.maps["marks"])
 
     def renew(self) -> None:
-        self.presence.renew(lambda: tracking.clients(self.flows))
+        self.presence.renew(lambda: tracking.noted(self.flows), len(dict(self.flows.items())))
 
     def generation(self, number: int) -> set[int]:
         """Places that are marked in a generation of clients."""
-        start = AT["places"] + number
-        told = self.memory[start : start + PLACES * MARK : MARK].tobytes()
+        return self._marked("places", MARK, number)
+
+    def keys(self, number: int) -> set[int]:
+        """Places that are marked in a generation of keys of flows."""
+        return self._marked("flows", FLOW_MARK, number)
+
+    def _marked(self, field: str, size: int, number: int) -> set[int]:
+        start = AT[field] + number
+        told = self.memory[start : start + PLACES * size : size].tobytes()
         return {place for place, mark in enumerate(told) if mark}
+
+    def clients(self) -> set[bytes]:
+        return {client for client, _ in tracking.noted(self.flows)}
+
+    def flow_places(self) -> set[int]:
+        return places_of_flows(key for _, key in tracking.noted(self.flows))
 
     @property
     def filling(self) -> int:
@@ -115,9 +128,10 @@ def flow(marked: Marked, port: int, client: str = CLIENT) -> Iterator[None]:
 @pytest.mark.parametrize("client", [CLIENT, CLIENT6])
 def test_programs_and_we_mark_the_same_places(marked: Marked, client: str) -> None:
     with flow(marked, 4000, client):
-        before = set(tracking.clients(marked.flows))
+        before, keys = marked.clients(), marked.flow_places()
         assert pack_address(client) in before
         assert marked.generation(0) == places_of(before)
+        assert marked.keys(0) == keys
 
 
 def test_addresses_spread() -> None:
@@ -125,6 +139,32 @@ def test_addresses_spread() -> None:
     far = [secrets.token_bytes(16) for _ in range(1000)]
     for addresses in (near, far):
         assert len(places_of(addresses)) > 900
+    server = pack_address("192.168.0.2") + (80).to_bytes(2, "big")
+    one = [pack_address(CLIENT) + port.to_bytes(2, "big") for port in range(32768, 33768)]
+    many = [address + port[16:] for address, port in zip(near, one, strict=True)]
+    for clients in (one, many):
+        keys = [layout.flow_key(client, server, 6, 0) for client in clients]
+        assert len(places_of_flows(keys)) > 900
+
+
+@pytest.mark.parametrize("client", [CLIENT, CLIENT6])
+def test_other_packets_of_a_client_are_not_looked_at(marked: Marked, client: str) -> None:
+    """What tells it: a flow of the same client that nobody has noted is passed over."""
+    vip, pod = (VIP6, POD6) if ":" in client else (VIP, POD)
+    with flow(marked, 4000, client), flow(marked, 4001, client):
+        pass
+    (gone,) = (
+        key
+        for key, value in marked.flows.items()
+        if layout.flow_kind(value) == tracking.TO_ENDPOINT
+        and key[32:34] == (4001).to_bytes(2, "big")
+    )
+    (place,) = places_of_flows([gone])
+    marked.memory[AT["flows"] + FLOW_MARK * place] = 0
+    other = packet((client, 4001), (vip, 80), flags=ACK)
+    assert marked.ingress(other) == (NEXT, other)
+    first = packet((client, 4000), (vip, 80), flags=ACK)
+    assert see(marked.ingress(first)[1])[1] == (pod, 8080)
 
 
 def test_an_unmarked_packet_is_not_looked_at(marked: Marked) -> None:
@@ -136,8 +176,9 @@ def test_an_unmarked_packet_is_not_looked_at(marked: Marked) -> None:
     assert marked.ingress(given) == (NEXT, given)
     marked.presence.distrust()
     assert see(marked.ingress(given)[1])[1] == (POD, 8080)
+    marked.memory[AT["flows"] : AT["flows"] + PLACES * FLOW_MARK] = bytes(PLACES * FLOW_MARK)
     with flow(marked, 4000):
-        marked.presence.trust(tracking.clients(marked.flows), [pack_address(VIP)])
+        marked.presence.trust(tracking.noted(marked.flows), [pack_address(VIP)])
 
 
 def test_a_crowd_of_marks_goes_and_flows_stay(marked: Marked) -> None:
@@ -150,9 +191,23 @@ def test_a_crowd_of_marks_goes_and_flows_stay(marked: Marked) -> None:
         with flow(marked, 4002, "203.0.113.77"):
             marked.renew()
             assert not marked.generation(0)
-            assert marked.generation(1) == places_of(tracking.clients(marked.flows))
+            assert not marked.keys(0)
+            assert marked.generation(1) == places_of(marked.clients())
+            assert marked.keys(1) == marked.flow_places()
             marked.renew()
             assert marked.filling == 1
+
+
+def test_many_ended_flows_go_but_not_while_as_many_are_present(marked: Marked) -> None:
+    with flow(marked, 4000):
+        marked.memory[AT["flows"] : AT["flows"] + PLACES * FLOW_MARK : FLOW_MARK] = b"\1" * PLACES
+        marked.presence.renew(lambda: tracking.noted(marked.flows), PLACES)
+        assert marked.filling == 0
+        marked.renew()
+        assert marked.filling == 1
+        marked.renew()
+        assert not marked.keys(0)
+        assert marked.keys(1) == marked.flow_places()
 
 
 def test_devices_without_ethernet_share_places_with_others(marked: Marked) -> None:

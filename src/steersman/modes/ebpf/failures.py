@@ -397,9 +397,10 @@ class _Move:
             taken = other is not None and layout.flow_state(other) not in _OVER
             if end in self._doomed or taken or exists(self._netlink, client, end):
                 continue
-            self._presence.note((layout.address_of(client),))
+            waiting = layout.flow_key(client, dead, _TCP, there)
+            self._presence.note((layout.address_of(client), key) for key in (answers, waiting))
             self._put(answers, dead, FROM_SERVICE, service)
-            self._put(layout.flow_key(client, dead, _TCP, there), end, TO_ENDPOINT, service)
+            self._put(waiting, end, TO_ENDPOINT, service)
             if session:
                 address, port = layout.address_of(end), end[layout.ADDRESS_SIZE :]
                 value = layout.AFFINITY.pack(address, time.monotonic_ns(), port)

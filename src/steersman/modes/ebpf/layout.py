@@ -78,7 +78,8 @@ SIZES: Mapping[str, int] = {
     "affinity_key": AFFINITY_KEY.size,
     "affinity": AFFINITY.size,
     "mark": 4,
-    "marks": 8 + L3_DEVICE_PLACES + (4 << PRESENCE_BITS),
+    "flow_mark": 2,
+    "marks": 8 + L3_DEVICE_PLACES + (4 << PRESENCE_BITS) + (2 << PRESENCE_BITS),
 }
 """Size of each struct by its name in C."""
 OFFSETS: Mapping[str, Mapping[str, int]] = {
@@ -130,7 +131,14 @@ OFFSETS: Mapping[str, Mapping[str, int]] = {
     "answer": {"endpoint": 0, "time": 24},
     "failure": {"endpoint": 0, "client": 16, "time": 32, "port": 40, "protocol": 42, "kind": 43},
     "mark": {"served": 2},
-    "marks": {"trusted": 0, "filling": 1, "attached": 2, "bare": 8, "places": 8 + L3_DEVICE_PLACES},
+    "marks": {
+        "trusted": 0,
+        "filling": 1,
+        "attached": 2,
+        "bare": 8,
+        "places": 8 + L3_DEVICE_PLACES,
+        "flows": 8 + L3_DEVICE_PLACES + (4 << PRESENCE_BITS),
+    },
 }
 """Offset of each field that Python reads or writes, by struct and name in C."""
 

@@ -14,7 +14,7 @@ import struct
 import time
 from collections import defaultdict
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
-from typing import NamedTuple
+from typing import NamedTuple, TypeAlias
 
 from steersman.model.ruleset import Diff
 from steersman.modes.ebpf import layout
@@ -34,34 +34,46 @@ from steersman.modes.ebpf.services import Record, ServiceTable
 
 # -- The presence filter ---------------------------------------------------------------------------
 #
-# The presence filter: addresses that may belong to a flow or to a frontend (c/presence.h).
+# The presence filter: what may belong to a flow or to a frontend (c/presence.h).
 #
-# It is the map `marks`, an array of bits by a hash of the address. Programs set the bit of the
-# client of every flow they open, and let a packet pass without a lookup if neither of its addresses
-# has its bit set. Addresses share bits: a bit too many costs a lookup, a bit too few would lose a
-# connection. So programs trust the filter only after every one of them writes it, and the flows
-# that existed before are in it.
+# It is the map `marks`: an array of bits by a hash of the address, and one by a hash of a flow's
+# key. Programs set the bits of every flow they open, its client's and its own, and let a packet
+# pass without a lookup if neither of its addresses has its bit set, or if its key has not. Bits are
+# shared: a bit too many costs a lookup, a bit too few would lose a connection. So programs trust
+# the filter only after every one of them writes it, and the flows that existed before are in it.
 #
-# Clients come and go, but a bit cannot be cleared for one of them. There are two generations of
-# client bits, and programs look at both:
+# Flows come and go, but a bit cannot be cleared for one of them. There are two generations of their
+# bits, and programs look at both:
 #
-#     1. one generation fills; when a quarter of it is set, programs are switched to the other one
+#     1. one generation fills; when a quarter of it is set, programs are switched to the other one,
+#        unless as many flows are present
 #     2. a while later all present flows are added to the other generation, and the first is emptied
 
 _WORDS = struct.Struct("=IIII")
+_KEY_WORDS = struct.Struct("=8IHH4x")
 _PLACES = 1 << PRESENCE_BITS
 _PLACE_SIZE = 4  # bytes
 _CROWDED = _PLACES // 4
 _AT = OFFSETS["marks"]
 _SERVED_AT = OFFSETS["mark"]["served"]
+_SHIFT = 32 - PRESENCE_BITS
+Noted: TypeAlias = Iterable[tuple[bytes, bytes]]
+"""What programs note of flows: the packed address of the client, and the key in `flows`."""
 
 
 def places_of(addresses: Iterable[bytes]) -> set[int]:
     """Return the places of packed addresses, as `presence_place` does in C."""
-    shift = 32 - PRESENCE_BITS
     return {
-        ((a ^ b ^ c ^ d) * PRESENCE_FACTOR & 0xFFFFFFFF) >> shift
+        ((a ^ b ^ c ^ d) * PRESENCE_FACTOR & 0xFFFFFFFF) >> _SHIFT
         for a, b, c, d in _WORDS.iter_unpack(b"".join(addresses))
+    }
+
+
+def places_of_flows(keys: Iterable[bytes]) -> set[int]:
+    """Return the places of keys of flows, as `flow_place` does in C."""
+    return {
+        ((a ^ b ^ c ^ d ^ e ^ f ^ g ^ h ^ (i ^ j) << 8) * PRESENCE_FACTOR & 0xFFFFFFFF) >> _SHIFT
+        for a, b, c, d, e, f, g, h, i, j in _KEY_WORDS.iter_unpack(b"".join(keys))
     }
 
 
@@ -72,8 +84,11 @@ class PresenceFilter:
         """Map a descriptor into memory; it stays with its owner."""
         self._memory = ArrayMap(fd).whole()
         start, end = _AT["places"], _AT["places"] + _PLACES * _PLACE_SIZE
+        # By generation, the first of clients and the second of keys.
         self._clients = [self._memory[start + n : end : _PLACE_SIZE] for n in range(2)]
         self._served = self._memory[start + _SERVED_AT : end : _PLACE_SIZE]
+        start, end = _AT["flows"], _AT["flows"] + _PLACES * 2
+        self._keys = [self._memory[start + n : end : 2] for n in range(2)]
 
     def distrust(self) -> None:
         """Make programs look at every packet: some may soon open flows without a bit."""
@@ -87,14 +102,14 @@ class PresenceFilter:
         """
         self._memory[_AT["attached"]] = allowed
 
-    def trust(self, clients: Iterable[bytes], served: Iterable[bytes]) -> None:
+    def trust(self, flows: Noted, served: Iterable[bytes]) -> None:
         """Make programs rely on the filter.
 
         Args:
-            clients: packed addresses of all present flows.
+            flows: all present ones.
             served: packed addresses of all frontends, and of the node for its node ports.
         """
-        self.note(clients)
+        self.note(flows)
         self.serve(served)
         self._memory[_AT["trusted"]] = 1
 
@@ -103,28 +118,34 @@ class PresenceFilter:
         for place in places_of(addresses):
             self._served[place] = 1
 
-    def renew(self, clients: Callable[[], Iterable[bytes]]) -> None:
+    def renew(self, flows: Callable[[], Noted], present: int) -> None:
         """Do the next step of emptying, if one is due.
 
         Between two calls every running program must have ended.
 
         Args:
-            clients: returns packed addresses of all present flows.
+            flows: returns all present ones.
+            present: how many these are, about.
         """
         # Step 2 comes first: it needs a pause after step 1, as programs may still fill the old one.
         filling = self._memory[_AT["filling"]] & 1
         other = self._clients[1 - filling]
         if any(other.tobytes()):
-            self.note(clients())
-            other[:] = bytes(_PLACES)
-        elif self._clients[filling].tobytes().count(1) > _CROWDED:
+            self.note(flows())
+            other[:] = self._keys[1 - filling][:] = bytes(_PLACES)
+            return
+        clients, keys = (each[filling].tobytes().count(1) for each in (self._clients, self._keys))
+        if clients > _CROWDED or keys > _CROWDED >= present:
             self._memory[_AT["filling"]] = 1 - filling
 
-    def note(self, clients: Iterable[bytes]) -> None:
-        """Add clients, before they get a flow."""
-        filled = self._clients[self._memory[_AT["filling"]] & 1]
-        for place in places_of(clients):
-            filled[place] = 1
+    def note(self, flows: Noted) -> None:
+        """Add flows, before they are written."""
+        filling = self._memory[_AT["filling"]] & 1
+        clients, keys, pairs = self._clients[filling], self._keys[filling], list(flows)
+        for place in places_of(client for client, _ in pairs):
+            clients[place] = 1
+        for place in places_of_flows(key for _, key in pairs):
+            keys[place] = 1
 
     def set_l3_devices(self, devices: Iterable[int]) -> None:
         """Note the indices of devices without Ethernet, before they get programs."""

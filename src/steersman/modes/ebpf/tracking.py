@@ -149,11 +149,12 @@ class Collected(NamedTuple):
     expired: int
 
 
-def clients(flows: HashMap) -> Iterator[bytes]:
-    """Yield the addresses of flows in the presence filter (c/presence.h)."""
+def noted(flows: HashMap) -> Iterator[tuple[bytes, bytes]]:
+    """Yield client and key of each flow, for the presence filter (c/presence.h)."""
     for key, value in flows.items():
         source, destination, *_ = layout.FLOW_KEY.unpack(key)
-        yield source if layout.flow_kind(value) in (TO_ENDPOINT, MASQUERADE) else destination
+        to_endpoint = layout.flow_kind(value) in (TO_ENDPOINT, MASQUERADE)
+        yield source if to_endpoint else destination, key
 
 
 def find_stale(flows: HashMap, stale: Stale) -> tuple[bytes, ...]:
@@ -412,11 +413,11 @@ class Tracking:
         self._counts.add_expired(deleted)
         self._state = self._counts.after_pass(entries, expired.made, self._state)
         self._counts.delete_unplanned(self._tables)
-        self._tables.presence.renew(lambda: clients(self._flows))
+        self._tables.presence.renew(lambda: noted(self._flows), entries)
 
     def trust_filter(self) -> None:
         """Make programs rely on the presence filter: all of them write it now."""
-        self._tables.presence.trust(clients(self._flows), self._tables.served())
+        self._tables.presence.trust(noted(self._flows), self._tables.served())
 
     def prepare_stats(self, plans: Collection[ServicePlan]) -> Callable[[], ConnectionStats]:
         """Return a function that reads the counts by ServicePort, without zeros.

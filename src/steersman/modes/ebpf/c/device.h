@@ -25,7 +25,10 @@ INLINE int concerns_no_flow(const struct marks *all, const struct packet *packet
 	__u32 source = presence_place(&packet->key.source);
 	__u32 destination = presence_place(&packet->key.destination);
 
-	if (!all->trusted || all->places[source].either || all->places[destination].either)
+	if (!all->trusted)
+		return 0;
+	if ((all->places[source].either || all->places[destination].either) &&
+	    all->flows[flow_place(&packet->key)].either)
 		return 0;
 	return !opens(packet) || serves_nothing(&packet->key.destination);
 }

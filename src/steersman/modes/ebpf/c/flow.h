@@ -160,18 +160,18 @@ VERIFIED_ONCE int update_flow(struct __sk_buff *skb, struct flow *flow, const st
 	return 0;
 }
 
-// Write an entry unless there is one; note its client (presence.h) in any case.
+// Write an entry unless there is one; note it in the presence filter in any case.
 INLINE int add_flow(const struct flow_key *key, const struct flow *value,
 		    const struct address *client)
 {
-	note_client(client);
+	note_flow(key, client);
 	if (bpf_map_update_elem(&flows, key, value, BPF_NOEXIST))
 		return 0;
 	count(FLOWS_MADE);
 	return 1;
 }
 
-// Replace an entry, whose client is noted; 0 if the kernel has no memory.
+// Replace an entry, which is noted; 0 if the kernel has no memory.
 INLINE int replace_flow(const struct flow_key *key, const struct flow *value)
 {
 	return !bpf_map_update_elem(&flows, key, value, BPF_ANY);
@@ -367,34 +367,43 @@ VERIFIED_ONCE __u32 random_port(void)
 	return bpf_htons(own && port >= first ? port + own : port);
 }
 
+// The choice of a masqueraded connection's port.
+struct port_choice {
+	struct flow_key key; // of the answers, and their entry
+	struct flow back;
+	__u64 made;
+};
+
+// Try the port in the key; if it is taken, replace it for the next round.
+static __noinline long try_port(__u32 round, struct port_choice *own)
+{
+	own->made = add_flow(&own->key, &own->back, &own->key.destination);
+	if (!own->made)
+		own->key.destination_port = random_port();
+	return own->made;
+}
+
 // Choose the source address and port of a masqueraded connection.
 VERIFIED_ONCE int choose_masquerade(struct __sk_buff *skb, struct packet *packet, struct flow *flow)
 {
-	struct flow back = { .kind = TO_CLIENT, .last = now() };
+	struct port_choice choice = { .back = { .kind = TO_CLIENT, .last = now() } };
 	const struct config *config = get_config();
 	struct address own;
-	struct flow_key key;
-	__be16 port;
 
 	if (!packet || !flow || !config || !masquerade_address(skb, packet, &own))
 		return 0;
-	port = packet->key.source_port;
-	back.address = packet->key.source;
-	back.port = port;
-	back.service = flow->service;
-	if (in_node_range(config, bpf_ntohs(port)))
-		port = random_port();
-	reversed(&packet->key, INGRESS, &key);
-	key.destination = own;
-	for (int try = 0; try < MASQUERADE_TRIES; try++) {
-		key.destination_port = port;
-		if (add_flow(&key, &back, &own)) {
-			flow->address = own;
-			flow->port = port;
-			flow->state = OPENING;
-			return 1;
-		}
-		port = random_port();
-	}
-	return 0;
+	choice.back.address = packet->key.source;
+	choice.back.port = packet->key.source_port;
+	choice.back.service = flow->service;
+	reversed(&packet->key, INGRESS, &choice.key);
+	choice.key.destination = own;
+	if (in_node_range(config, bpf_ntohs(packet->key.source_port)))
+		choice.key.destination_port = random_port();
+	bpf_loop(MASQUERADE_TRIES, try_port, &choice, 0);
+	if (!choice.made)
+		return 0;
+	flow->address = own;
+	flow->port = choice.key.destination_port;
+	flow->state = OPENING;
+	return 1;
 }

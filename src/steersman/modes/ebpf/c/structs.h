@@ -197,14 +197,23 @@ struct fragment {
 	__be16 destination_port;
 };
 
-// A place of the presence filter, shared by several addresses (presence.h).
+// A place of the presence filter, shared by several addresses (presence.h). There are two
+// generations of what belongs to flows; tables.py empties one of them.
 struct mark {
 	union {
-		__u8 clients[2]; // of flows; two generations, of which tables.py empties one
+		__u8 clients[2];
 		__u16 either;
 	};
 	__u8 served; // addresses of frontends
 	__u8 zero;
+};
+
+// The same for keys of flows.
+struct flow_mark {
+	union {
+		__u8 keys[2];
+		__u16 either;
+	};
 };
 
 struct marks {
@@ -215,6 +224,7 @@ struct marks {
 	__u8 bare[L3_DEVICE_PLACES]; // L3 devices (without Ethernet), by the remainder of their
 				     // index
 	struct mark places[1 << PRESENCE_BITS];
+	struct flow_mark flows[1 << PRESENCE_BITS];
 };
 
 // Failing connections (failures.h)
