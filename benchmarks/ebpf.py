@@ -1,30 +1,22 @@
-"""The ebpf mode: cold start, changes, memory, and the throughput of one long connection.
-
-How long connections take to be made is in path.py, beside all other modes.
-"""
+"""The ebpf mode: cold start, changes and memory; the way of a packet is in path.py."""
 
 from __future__ import annotations
 
 import gc
 import resource
-import socket
 import statistics
 import subprocess
 import sys
-import threading
 import time
-from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import AbstractContextManager, nullcontext
+from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
-from typing import NamedTuple
 
 from benchmarks import world
 from benchmarks.ebpf_place import Place
 from benchmarks.figures import Figure, figure
 from benchmarks.memory import _resident
 from benchmarks.nftables import events_of
-from benchmarks.node import Netns, Node
-from benchmarks.path import SERVER, Plot, target_service
+from benchmarks.node import Node
 from steersman.modes.base import Mode
 from steersman.modes.ebpf.bpf import Object
 from steersman.modes.ebpf.datapath import EbpfOptions
@@ -32,9 +24,6 @@ from steersman.modes.ebpf.mode import EbpfMode
 from steersman.run.event_loop import collect_rarely, freeze_live_objects
 
 MODE = "ebpf"
-_CHUNK = 1 << 18
-_TRANSFER = 1 << 30
-"""Bytes that one connection carries."""
 
 
 class EbpfNode(Node):
@@ -140,73 +129,17 @@ def _changes(services: int, runs: int) -> list[Figure]:
     ]
 
 
-class _Way(NamedTuple):
-    """A way from a pod to the server."""
-
-    plot: Plot
-    target: tuple[str, int]
-    within: Callable[[], AbstractContextManager[None]] = nullcontext
-
-
-def _transfer(way: _Way, size: int) -> float:
-    """Send through one connection from the pod; MB/s."""
-    plot = way.plot
-    plot.pod.enter()
-    with way.within(), socket.socket() as client:
-        client.connect(way.target)
-        with plot.server.accept()[0] as peer:
-            begun = time.perf_counter()
-            sender = threading.Thread(target=_send, args=(client, size))
-            sender.start()
-            buffer, left = bytearray(_CHUNK), size
-            while left > 0:
-                left -= peer.recv_into(buffer)
-            seconds = time.perf_counter() - begun
-            sender.join()
-    return size / seconds / 1e6
-
-
-def _send(client: socket.socket, size: int) -> None:
-    chunk = bytes(_CHUNK)
-    for _ in range(size // _CHUNK):
-        client.sendall(chunk)
-
-
-def _throughput(services: int, runs: int, size: int) -> list[Figure]:
-    bare, node = Netns(), EbpfNode()
-    assert node.place
-    plots = Plot(bare), Plot(node.netns)
-    node.feed(events_of(range(services)))
-    raw, ends = target_service(services)
-    node.feed([("Service", raw), ("EndpointSlice", ends)])
-    ways = [
-        _Way(plots[0], (SERVER, 8080)),
-        _Way(plots[1], (world.cluster_ip(services), 80), node.place.inside),
-    ]
-    seen: list[list[float]] = [[] for _ in ways]
-    for _ in range(runs):
-        for way, values in zip(ways, seen, strict=True):
-            values.append(_transfer(way, size))
-    for plot in plots:
-        plot.close()
-    node.close()
-    bare.close()
-    direct, ours = map(statistics.median, seen)
-    return [figure("one long connection", MODE, services, (ours, "MB/s"), direct)]
-
-
 def run(quick: bool) -> list[Figure]:
     """Measure at 1,000, 10,000 and 50,000 Services (500 when quick)."""
     collect_rarely()
     if quick:
-        return [*_cold(500, 1), *_changes(500, 50), *_throughput(500, 3, _TRANSFER >> 3)]
+        return [*_cold(500, 1), *_changes(500, 50)]
     return [
         *_cold(10_000, 3),
         *_cold(50_000, 3),
         *_changes(1_000, 300),
         *_changes(10_000, 300),
         *_changes(50_000, 300),
-        *_throughput(10_000, 7, _TRANSFER),
     ]
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import statistics
 from collections.abc import Callable, Sequence
 
@@ -49,16 +50,31 @@ def interleaved(runs: int, *measures: Callable[[], float]) -> list[float]:
     return [statistics.median(seen) for seen in values]
 
 
+def chosen(variable: str, known: Sequence[str]) -> tuple[str, ...]:
+    """Return those that an environment variable names (`MODES=ebpf,nftables`); all without it."""
+    wanted = set(filter(None, os.environ.get(variable, "").split(",")))
+    if unknown := wanted - set(known):
+        raise SystemExit(
+            f"{variable}: no {', '.join(sorted(unknown))}; there is {', '.join(known)}"
+        )
+    return tuple(each for each in known if each in wanted or not wanted)
+
+
+def chosen_sizes(usual: Sequence[int]) -> tuple[int, ...]:
+    """Return the numbers of Services that SIZES names; the usual ones without it."""
+    return tuple(map(int, filter(None, os.environ.get("SIZES", "").split(",")))) or tuple(usual)
+
+
 def table(figures: Sequence[Figure]) -> str:
     """Lay figures out for people."""
     lines = [
-        f"{'what':34} {'mode':16} {'size':>6} {'value':>10} {'unit':5} {'reference':>10} ratio"
+        f"{'what':39} {'mode':20} {'size':>6} {'value':>10} {'unit':5} {'reference':>10} ratio"
     ]
     for each in figures:
         reference = "" if each.reference is None else f"{each.reference:.2f}"
         ratio = "" if each.ratio is None else f"{each.ratio:.3f}"
         lines.append(
-            f"{each.name:34} {each.mode:16} {each.size:6} {each.value:10.2f} {each.unit:5}"
+            f"{each.name:39} {each.mode:20} {each.size:6} {each.value:10.2f} {each.unit:5}"
             f" {reference:>10} {ratio}"
         )
     return "\n".join(lines)

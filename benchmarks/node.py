@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import ctypes
 import os
+import socket
 import subprocess
 import time
 from collections.abc import Iterable, Iterator, Sequence
@@ -23,11 +24,14 @@ from steersman.modes.base import Mode
 from steersman.modes.ebpf.mode import EbpfMode
 from steersman.modes.iptables.mode import IptablesMode, IptablesOptions
 from steersman.modes.nftables.mode import NftablesMode
+from steersman.modes.userspace.core import UserspaceMode, UserspaceOptions
+from steersman.modes.userspace.mode import linux_portals
 from steersman.run.sync import Sync
 from steersman.source.store import Store
 from steersman.source.wire import decode_object
 
 _CLONE_NEWNET = 0x40000000
+_UDP_IDLE = 60.0  # seconds: clients are measured in turn
 _libc = ctypes.CDLL(None, use_errno=True)
 
 
@@ -93,12 +97,15 @@ class Node:
         self._sync = Sync(self.store, Planner(config, self._mode.traits), self._mode, facts)
 
     def _make(self, variant: str) -> Mode:
-        """`nftables`, `ebpf`, or the iptables mode on a variant."""
+        """`nftables`, `ebpf`, `userspace` (`-nft`), or the iptables mode on a variant."""
         if variant == "ebpf":
             self.place = Place()
             return EbpfMode(self.exec, self.place.options)
         if variant == "nftables":
             return NftablesMode(self.exec)
+        if variant.startswith("userspace"):
+            portals = linux_portals(self.exec, "nftables" if variant.endswith("-nft") else "")
+            return UserspaceMode("userspace", portals, UserspaceOptions(udp_idle=_UDP_IDLE))
         return IptablesMode(self.exec, IptablesOptions(variant=variant))
 
     def event(self, kind: str, raw: bytes) -> None:
@@ -123,6 +130,19 @@ class Node:
         assert report.result is not None
         assert not report.result.refused, self._sync.state.findings
 
+    @property
+    def relays(self) -> bool:
+        """Whether this process carries what clients and endpoints send; `serve_until` does it."""
+        return isinstance(self._mode, UserspaceMode)
+
+    def serve_until(self, sock: socket.socket) -> None:
+        """Relay until a socket has something to read."""
+        self.netns.enter()
+        loop = self._runner.get_loop()
+        loop.add_reader(sock, loop.stop)
+        loop.run_forever()
+        loop.remove_reader(sock)
+
     @contextmanager
     def traced(self, flow: WatchedFlow) -> Iterator[None]:
         """Follow a flow as `steersman trace` does; afterwards everything of that is gone."""
@@ -142,10 +162,10 @@ class Node:
         self._sync.use_facts(self._runner.run(read_facts()))
 
     def close(self) -> None:
+        self.netns.enter()
+        self._runner.run(self._mode.aclose())
         self._runner.close()
         if self.place:
-            assert isinstance(self._mode, EbpfMode)
-            asyncio.run(self._mode.aclose())
             self.place.close()
         self.netns.close()
 

@@ -35,7 +35,7 @@ class _Way:
         self.node.look()
         self.node.sync()
         self.address = address
-        self.client = Client(self.plot, self.plot.pod, (address, 80), self.node.place)
+        self.client = Client(self.plot, self.plot.pod, (address, 80), self.node)
 
     def close(self) -> None:
         self.plot.close()
@@ -58,7 +58,7 @@ def of_tracing(mode: str, rounds: int) -> Iterator[Figure]:
         for _ in range(rounds):
             for way in (never, other):
                 way.client.round()
-        ratios[name] = other.client.beside(never.client)
+        ratios[name] = other.client.ratio(never.client)
         p50s[name] = other.client.p50, never.client.p50
 
     measure("warm")

@@ -1,27 +1,17 @@
-"""Packets: the first one of a connection, which the list of rules delays, and small datagrams.
-
-Datagrams cross the node from a pod or from outside to a server, in batches, all by one thread: so a
-CPU does nothing else, and what it carries in a second is what one core can carry, from the send
-to the receive of both ends.
-"""
+"""Packets: the first one of a connection, which the list of rules delays, and small datagrams."""
 
 from __future__ import annotations
 
-import ctypes
-import functools
-import os
 import socket
 import statistics
 import struct
 import subprocess
 import time
 
-import msgspec
-
-from benchmarks import world
-from benchmarks.figures import Figure, figure
+from benchmarks import datagrams, world
+from benchmarks.figures import Figure, chosen, chosen_sizes, figure
 from benchmarks.node import Flat, Netns, Node
-from benchmarks.path import MODES, SERVER, Bare, Client, Ways, node_with
+from benchmarks.path import MODES, SERVER
 
 _SERVER = SERVER  # an address on lo; connections come from the node itself
 _ROUND = 100
@@ -86,114 +76,35 @@ def _through_flat(variant: str, services: int) -> tuple[Flat, _Client]:
     return flat, _Client(flat.netns, world.cluster_ip(last), 80)
 
 
-_BATCH = 64
-_PAYLOAD = 18  # with its headers, the smallest Ethernet frame
-_libc = ctypes.CDLL(None, use_errno=True)
-
-
-class _Vector(ctypes.Structure):
-    """struct iovec."""
-
-    _fields_ = (("base", ctypes.c_void_p), ("length", ctypes.c_size_t))
-
-
-class _Message(ctypes.Structure):
-    """struct mmsghdr, without address and control data."""
-
-    _fields_ = (
-        *(("name", ctypes.c_void_p), ("name_length", ctypes.c_uint32)),
-        *(("vectors", ctypes.POINTER(_Vector)), ("count", ctypes.c_size_t)),
-        *(("control", ctypes.c_void_p), ("control_length", ctypes.c_size_t)),
-        *(("flags", ctypes.c_long), ("length", ctypes.c_uint)),  # c_long: with padding
-    )
-
-
-_buffer = ctypes.create_string_buffer(_PAYLOAD)
-_vector = _Vector(ctypes.addressof(_buffer), _PAYLOAD)
-_batch = (_Message * _BATCH)()
-for _message in _batch:
-    _message.vectors, _message.count = ctypes.pointer(_vector), 1
-
-
-class _Datagrams(Client):
-    """Sends batches of datagrams; its times are those of one datagram."""
-
-    _sender: socket.socket | None = None
-
-    def _exchange(self) -> None:
-        if self._sender is None:  # it lives as long as its way: a conversation, not a first packet
-            self._sender = socket.socket(type=socket.SOCK_DGRAM)
-            self._sender.connect(self._target)
-        for function, end in (("sendmmsg", self._sender), ("recvmmsg", self._plot.datagrams)):
-            arguments = (end.fileno(), _batch, _BATCH, socket.MSG_DONTWAIT)
-            done = getattr(_libc, function)(*arguments, *([None] * (function == "recvmmsg")))
-            if done != _BATCH:
-                raise OSError(ctypes.get_errno(), f"{function}: {done} of {_BATCH} datagrams")
-
-    def rate(self) -> float:
-        """Thousands of datagrams in a second."""
-        return _BATCH / self.p50 * 1e3
-
-    def close(self) -> None:
-        if self._sender:
-            self._sender.close()
-
-
-def _datagrams(services: int, rounds: int) -> list[Figure]:
-    modes = tuple(filter(None, os.environ.get("MODES", "").split(","))) or MODES
-    bare = Ways("no rules", lambda: (Bare(), SERVER), node_port=False, client=_Datagrams)
-    ways = [
-        Ways(m, functools.partial(node_with, m, services, "UDP"), True, _Datagrams) for m in modes
-    ]
-    clients = [bare.direct, bare.from_outside, *(each for way in ways for each in way.clients)]
-    for _ in range(rounds):
-        for client in clients:
-            client.round()
-    out = []
-    for way in ways:
-        for name, ours, direct in (
-            ("ClusterIP from a pod", way.service, bare.direct),
-            ("NodePort from outside", way.node_port, bare.from_outside),
-            ("no Service, from a pod", way.direct, bare.direct),
-        ):
-            assert isinstance(ours, _Datagrams)
-            assert isinstance(direct, _Datagrams)
-            rate = (ours.rate(), "k/s")
-            each = figure(f"datagrams, {name}", way.name, services, rate, direct.rate())
-            out.append(msgspec.structs.replace(each, ratio=round(direct.beside(ours), 3)))
-    for client in clients:
-        assert isinstance(client, _Datagrams)
-        client.close()
-    for way in (bare, *ways):
-        way.close()
+def run(quick: bool) -> list[Figure]:
+    """Measure at 10,000 Services (1,000 when quick); PARTS, MODES and SIZES choose."""
+    parts, modes = chosen("PARTS", ("first", "datagrams", "xdp")), chosen("MODES", MODES)
+    out, rounds = [], 5 if quick else 20
+    for services in chosen_sizes((1_000,) if quick else (10_000,)):
+        if "first" in parts:
+            variants = [mode for mode in modes if mode.startswith("iptables-")]
+            out += [each for mode in variants for each in _first(mode, services, rounds)]
+        out += datagrams.through_modes(modes, services, 10 * rounds) if "datagrams" in parts else []
+        out += datagrams.by_xdp(services, 10 * rounds) if "xdp" in parts else []
     return out
 
 
-def run(quick: bool) -> list[Figure]:
-    """Measure the last of 10,000 Services (1,000 when quick) beside a node without Services."""
-    services, rounds = (1000, 5) if quick else (10000, 20)
-    return [*_first(services, rounds), *_datagrams(services, 10 * rounds)]
-
-
-def _first(services: int, rounds: int) -> list[Figure]:
-    figures = []
-    for variant in ("nft", "legacy"):
-        empty = Node(variant, 0)  # with connection tracking, as every node has it
-        empty.sync()
-        direct = _Client(empty.netns, _SERVER, 8080)
-        node, ours = _through_node(variant, services)
-        flat, upstream = _through_flat(variant, services)
-        clients = (direct, ours, upstream)
-        for _ in range(rounds):
-            for client in clients:
-                client.connect()
-        mode = f"iptables-{variant}"
-        figures += [
-            figure("first packet, beside direct", mode, services, (ours.p50, "us"), direct.p50),
-            figure("  upstream's shape", mode, services, (upstream.p50, "us"), direct.p50),
-        ]
+def _first(mode: str, services: int, rounds: int) -> list[Figure]:
+    variant = mode.removeprefix("iptables-")
+    empty = Node(variant, 0)  # with connection tracking, as every node has it
+    empty.sync()
+    direct = _Client(empty.netns, _SERVER, 8080)
+    node, ours = _through_node(variant, services)
+    flat, upstream = _through_flat(variant, services)
+    clients = (direct, ours, upstream)
+    for _ in range(rounds):
         for client in clients:
-            client.close()
-        for each in (empty, node, flat):
-            each.close()
-    return figures
+            client.connect()
+    for client in clients:
+        client.close()
+    for each in (empty, node, flat):
+        each.close()
+    return [
+        figure("first packet, beside direct", mode, services, (ours.p50, "us"), direct.p50),
+        figure("  upstream's shape", mode, services, (upstream.p50, "us"), direct.p50),
+    ]

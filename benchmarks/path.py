@@ -15,16 +15,15 @@ import statistics
 import struct
 import subprocess
 import time
-from collections.abc import Callable, Sequence
-from contextlib import nullcontext
+from collections.abc import Callable, Collection, Sequence
+from contextlib import nullcontext, suppress
 from pathlib import Path
 from typing import Any
 
 import msgspec
 
 from benchmarks import world
-from benchmarks.ebpf_place import Place
-from benchmarks.figures import Figure, figure
+from benchmarks.figures import Figure, chosen, chosen_sizes, figure
 from benchmarks.nft_world import NftFlat, endpoints, service
 from benchmarks.node import Netns, Node
 from steersman.modes.ebpf.bpf import TCX_EGRESS, TCX_INGRESS, Link
@@ -36,10 +35,22 @@ _NODE_PORT = 30080
 _ROUND = 20
 """Connections that one client makes before it is another one's turn."""
 _REQUEST = b"x" * 64
+_CHUNK = memoryview(bytes(1 << 18))
+_arrived = bytearray(len(_CHUNK))
 _LINGER = struct.pack("ii", 1, 0)  # a reset: no port of the client's is left waiting
 _SCHED_CLS = 3  # BPF_PROG_TYPE_SCHED_CLS
 _NEXT = bytes.fromhex("b4000000ffffffff9500000000000000")  # w0 = -1; exit
-MODES = ("iptables-legacy", "iptables-nft", "nftables", "ebpf")
+MODES = ("iptables-legacy", "iptables-nft", "nftables", "ebpf", "userspace", "userspace-nft")
+POD_DIRECT, OUTSIDE_DIRECT, NODE_DIRECT = (
+    f"no Service, from {where}" for where in ("a pod", "outside", "the node")
+)
+CLUSTER_IP, NODE_PORT, NODE_CLUSTER_IP = (
+    "ClusterIP from a pod",
+    "NodePort from outside",
+    "ClusterIP from the node",
+)
+DIRECT = {CLUSTER_IP: POD_DIRECT, NODE_PORT: OUTSIDE_DIRECT, NODE_CLUSTER_IP: NODE_DIRECT}
+"""The way to the same server without a Service."""
 
 
 def _ip(*commands: str) -> None:
@@ -69,6 +80,8 @@ class Plot:
         self.pod = _linked(node, "pod", POD, _GATEWAY)
         self.outside = _linked(node, "outside", OUTSIDE, _NODE)
         self.inside = _linked(node, "server", SERVER, _GATEWAY)
+        node.enter()
+        _ip(f"route add default via {OUTSIDE}")  # addresses of Services have a route, as anywhere
         self.inside.enter()
         self.server = socket.create_server((SERVER, 8080), backlog=1024)
         self.datagrams = socket.socket(type=socket.SOCK_DGRAM)
@@ -85,48 +98,117 @@ class Client:
     """Connects to an address from one of the namespaces."""
 
     def __init__(
-        self, plot: Plot, netns: Netns, target: tuple[str, int], place: Place | None = None
+        self, plot: Plot, netns: Netns, target: tuple[str, int], node: Node | None = None
     ) -> None:
-        """Make a client; of a node whose sockets are balanced where a place is given."""
+        """Make a client; of a node that balances sockets, or relays, where one is given."""
         self._plot, self._netns, self._target = plot, netns, target
-        self._within = place.inside if place else nullcontext
+        self._within = node.place.inside if node and node.place else nullcontext
+        self._relay = node if node and node.relays else None
         self.times: list[float] = []
 
     def round(self) -> None:
-        """Time some connections: connect, a request, its answer, close."""
+        """Time some exchanges."""
         self._netns.enter()
         with self._within():
             for _ in range(_ROUND):
+                if self._relay:  # which works in the node's
+                    self._netns.enter()
                 begun = time.perf_counter()
-                self._exchange()
+                self.exchange()
                 self.times.append(time.perf_counter() - begun)
 
-    def _exchange(self) -> None:
-        with socket.socket() as client:
-            client.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, _LINGER)
-            client.connect(self._target)
-            with self._plot.server.accept()[0] as peer:
-                client.send(_REQUEST)
-                peer.send(peer.recv(64))
-                client.recv(64)
+    def exchange(self) -> None:
+        """Connect, send a request, get its answer, close."""
+        with self.connected() as client, self.accepted() as peer:
+            client.send(_REQUEST)
+            self.wait_for(peer)
+            peer.send(peer.recv(64))
+            self.wait_for(client)
+            client.recv(64)
+
+    def connected(self) -> socket.socket:
+        """Open a connection."""
+        client = socket.socket()
+        client.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, _LINGER)
+        client.connect(self._target)
+        return client
+
+    def accepted(self) -> socket.socket:
+        """Return the server's end of it."""
+        self.wait_for(self._plot.server)
+        return self._plot.server.accept()[0]
+
+    def wait_for(self, sock: socket.socket) -> None:
+        """Let a relay work until something can be read; elsewhere the kernel has done all."""
+        if self._relay:
+            self._relay.serve_until(sock)
+
+    def close(self) -> None:
+        """Close sockets that stay open between two rounds; here there are none."""
+
+    unit = "us"
+
+    @property
+    def value(self) -> float:
+        """The measured value, in `unit`."""
+        return self.p50
+
+    def ratio(self, other: Client) -> float:
+        """Compare the values, round by round: the machine's pace changes within a second."""
+        return statistics.median(a / b for a, b in zip(self.rounds, other.rounds, strict=True))
 
     @property
     def p50(self) -> float:
         """Median, in microseconds."""
         return statistics.median(self.times) * 1e6
 
-    def beside(self, other: Client) -> float:
-        """How many times as long as another's a connection takes, median of all rounds.
-
-        Round by round, for the machine's own pace changes from one second to the next.
-        """
-        return statistics.median(a / b for a, b in zip(self.rounds, other.rounds, strict=True))
-
     @property
     def rounds(self) -> list[float]:
         """Median of each round, in seconds."""
         firsts = range(0, len(self.times), _ROUND)
         return [statistics.median(self.times[n : n + _ROUND]) for n in firsts]
+
+
+class Rate(Client):
+    """One whose exchanges are small parts of a stream: the value is how much goes in a second."""
+
+    amount: float
+    """Of an exchange; in a microsecond that is one `unit`."""
+
+    @property
+    def value(self) -> float:
+        """What goes in a second."""
+        return self.amount / self.p50
+
+    def ratio(self, other: Client) -> float:
+        """Compare the values, round by round."""
+        return statistics.median(b / a for a, b in zip(self.rounds, other.rounds, strict=True))
+
+
+class Stream(Rate):
+    """Sends through one long connection, a quarter of a megabyte in an exchange."""
+
+    amount, unit = float(len(_CHUNK)), "MB/s"
+    _ends: tuple[socket.socket, socket.socket] | None = None
+
+    def exchange(self) -> None:
+        """Send until all has arrived."""
+        if self._ends is None:
+            client = self.connected()
+            self._ends = client, self.accepted()
+            client.setblocking(False)
+        client, peer = self._ends
+        unsent = left = len(_CHUNK)
+        while left:
+            with suppress(BlockingIOError):
+                unsent -= client.send(_CHUNK[:unsent])
+            self.wait_for(peer)
+            left -= peer.recv_into(_arrived)
+
+    def close(self) -> None:
+        """Close both ends."""
+        for end in self._ends or ():
+            end.close()
 
 
 def target_service(number: int, protocol: str = "TCP") -> tuple[bytes, bytes]:
@@ -139,9 +221,11 @@ def target_service(number: int, protocol: str = "TCP") -> tuple[bytes, bytes]:
     return json.dumps(raw).encode(), json.dumps(ends).encode()
 
 
-def node_with(mode: str, services: int, protocol: str = "TCP") -> tuple[Node, str]:
+def node_with(
+    mode: str, services: int, protocol: str = "TCP", make: type[Node] = Node
+) -> tuple[Node, str]:
     """A node with Services, and the address of the one that came last."""
-    node = Node(mode.removeprefix("iptables-"), services)
+    node = make(mode.removeprefix("iptables-"), services)
     raw, ends = target_service(services, protocol)
     node.event("Service", raw)
     node.event("EndpointSlice", ends)
@@ -155,85 +239,107 @@ def _upstream(services: int) -> tuple[Any, str]:
 
 
 class Ways:
-    """Every way to the server through one node."""
+    """Ways to the server through one node."""
 
     def __init__(
         self,
         name: str,
         make: Callable[[], tuple[Any, str]],
-        node_port: bool,
+        names: Collection[str] = (*DIRECT, *DIRECT.values()),
         client: type[Client] = Client,
     ) -> None:
-        node, address = make()
-        self.name, self._node, self.plot = name, node, Plot(node.netns)
-        if isinstance(node, Node):
+        """Make a node, the namespaces around it, and a client for each of the named ways."""
+        self.name = name
+        self.node, address = make()
+        netns = self.node.netns
+        self.plot = Plot(netns)
+        node = self.node if isinstance(self.node, Node) else None
+        if node:
             node.look()
             node.sync()
-        elif isinstance(node, Bare):
-            node.netns.enter()
-            node.ready()
-        place = node.place if isinstance(node, Node) else None
-        self.direct = client(self.plot, self.plot.pod, (SERVER, 8080), place)
-        self.service = client(self.plot, self.plot.pod, (address, 80), place)
-        self.from_outside = client(self.plot, self.plot.outside, (SERVER, 8080))
-        self.node_port = client(self.plot, self.plot.outside, (_NODE, _NODE_PORT))
-        self.clients = [self.direct, self.service]
-        self.clients += [self.from_outside, self.node_port] if node_port else []
+        elif isinstance(self.node, Bare):
+            netns.enter()
+            self.node.ready()
+        plot, service = self.plot, (address, 80)
+        ways = {
+            POD_DIRECT: (plot.pod, (SERVER, 8080)),
+            CLUSTER_IP: (plot.pod, service),
+            OUTSIDE_DIRECT: (plot.outside, (SERVER, 8080)),
+            NODE_PORT: (plot.outside, (_NODE, _NODE_PORT)),
+            NODE_DIRECT: (netns, (SERVER, 8080)),
+            NODE_CLUSTER_IP: (netns, service),
+        }
+        self.clients = {
+            way: client(plot, source, target, node if way in DIRECT else None)
+            for way, (source, target) in ways.items()
+            if way in names
+        }
 
     def close(self) -> None:
+        for each in self.clients.values():
+            each.close()
         self.plot.close()
-        self._node.close()
+        self.node.close()
 
 
-def _measure(services: int, rounds: int, modes: Sequence[str]) -> list[Figure]:
-    bare = Ways("no rules", lambda: (Bare(), SERVER), node_port=False)
-    flat = Ways("upstream's", functools.partial(_upstream, services), node_port=False)
-    ways = [Ways(m, functools.partial(node_with, m, services), node_port=True) for m in modes]
-    idle = [Ways("idle programs", lambda: (_Idle(), SERVER), node_port=False)] if tcx() else []
-    everyone = [*bare.clients[:1], bare.from_outside, *flat.clients[1:]]
-    everyone += [client for way in idle for client in (way.direct, way.from_outside)]
-    everyone += [client for way in ways for client in way.clients]
+def take_turns(ways: Sequence[Ways], rounds: int) -> None:
+    """Let every client have its rounds, one after the other: the machine's pace changes for all."""
     for _ in range(rounds):
-        for client in everyone:
-            client.round()
-    out = _figures("nftables, upstream's", services, flat, bare)[:1]
-    for way in idle:
-        out += _floor(services, way, bare)
-    for way in ways:
-        out += _figures(way.name, services, way, bare)
-    for way in (bare, flat, *idle, *ways):
+        for way in ways:
+            for each in way.clients.values():
+                each.round()
+
+
+def compared(title: str, services: int, way: Ways, bare: Ways) -> list[Figure]:
+    """Each way beside the direct one of a node without rules, and beside that of its own node."""
+    out = []
+    for name, ours in way.clients.items():
+        direct = DIRECT.get(name, name)
+        pairs = [(title + name, bare.clients[direct])]
+        if name != direct and direct in way.clients:
+            pairs.append(("  direct, same node", way.clients[direct]))
+        for text, other in pairs:
+            found = figure(text, way.name, services, (ours.value, ours.unit), other.value)
+            out.append(msgspec.structs.replace(found, ratio=round(ours.ratio(other), 3)))
+    return out
+
+
+def measured(
+    title: str,
+    services: int,
+    rounds: int,
+    ways: Sequence[Ways],
+    client: type[Client] = Client,
+) -> list[Figure]:
+    """Compare ways with a node without rules, in turn; close them."""
+    bare = Ways("no rules", lambda: (Bare(), SERVER), tuple(DIRECT.values()), client)
+    for _ in range(rounds):
+        for way in (bare, *ways):
+            for each in way.clients.values():
+                each.round()
+    out = [each for way in ways for each in compared(title, services, way, bare)]
+    for way in (bare, *ways):
         way.close()
     return out
 
 
-def _compared(name: str, mode: str, services: int, ours: Client, other: Client) -> Figure:
-    compared = figure(name, mode, services, (ours.p50, "us"), other.p50)
-    return msgspec.structs.replace(compared, ratio=round(ours.beside(other), 3))
+def _set_up(services: int, rounds: int, modes: Sequence[str]) -> list[Figure]:
+    """Connections, through upstream's rules and programs that do nothing, too."""
+    upstream, shown = functools.partial(_upstream, services), (CLUSTER_IP, NODE_CLUSTER_IP)
+    ways = [Ways("nftables, upstream's", upstream, shown)]
+    if tcx():
+        ways.append(Ways("empty programs", lambda: (_Idle(), SERVER), tuple(DIRECT.values())))
+    ways += [Ways(mode, functools.partial(node_with, mode, services)) for mode in modes]
+    return measured("", services, rounds, ways)
 
 
-def _floor(services: int, idle: Ways, bare: Ways) -> list[Figure]:
-    """What programs on devices cost that do nothing."""
-    name = "empty programs, direct"
-    return [
-        _compared(f"{name}, {where}", idle.name, services, mine, other)
-        for where, mine, other in (
-            ("pod", idle.direct, bare.direct),
-            ("outside", idle.from_outside, bare.from_outside),
-        )
+def _long(services: int, rounds: int, modes: Sequence[str]) -> list[Figure]:
+    """One long connection from a pod."""
+    ways = [
+        Ways(mode, functools.partial(node_with, mode, services), (CLUSTER_IP, POD_DIRECT), Stream)
+        for mode in modes
     ]
-
-
-def _figures(mode: str, services: int, way: Ways, bare: Ways) -> list[Figure]:
-    own = [_compared("ClusterIP from a pod", mode, services, way.service, bare.direct)]
-    if way.direct.times:
-        own += [
-            _compared("  direct, same node", mode, services, way.service, way.direct),
-            _compared("NodePort from outside", mode, services, way.node_port, bare.from_outside),
-            _compared("  direct, same node", mode, services, way.node_port, way.from_outside),
-            _compared("no Service, from a pod", mode, services, way.direct, bare.direct),
-            _compared("  from outside", mode, services, way.from_outside, bare.from_outside),
-        ]
-    return own
+    return measured("long connection, ", services, rounds, ways, Stream)
 
 
 class Bare:
@@ -272,7 +378,11 @@ class _Idle(Bare):
 
 
 def run(quick: bool) -> list[Figure]:
-    """Measure at 1, 1,000 and 10,000 Services (100 when quick)."""
-    sizes = (100,) if quick else (1, 1_000, 10_000)
-    modes = tuple(filter(None, os.environ.get("MODES", "").split(","))) or MODES
-    return [each for size in sizes for each in _measure(size, 10 if quick else 100, modes)]
+    """Measure at 1, 1,000 and 10,000 Services (100 when quick); PARTS, MODES and SIZES choose."""
+    sizes, rounds = chosen_sizes((100,) if quick else (1, 1_000, 10_000)), 10 if quick else 100
+    modes, parts = chosen("MODES", MODES), chosen("PARTS", ("setup", "long"))
+    out = []
+    for size in sizes:
+        out += _set_up(size, rounds, modes) if "setup" in parts else []
+        out += _long(size, rounds, modes) if "long" in parts else []
+    return out
