@@ -40,7 +40,7 @@ ANSWERS = {
     "explain": (
         *("explain_flow.FlowAnswer", "explain_flow.ReachAnswer"),
         *("explain_service.ServiceAnswer", "explain_service.PodAnswer"),
-        "explain_service.ProblemsAnswer",
+        "explain_problems.ProblemsAnswer",
     ),
     "nodeports": ("listing.NodePortList",),
     "nodes": ("fleet_view.FleetView",),

@@ -14,7 +14,7 @@ from playwright.async_api import Browser, expect
 from steersman.model.findings import Finding, Severity
 from steersman.model.node_state import NodeState
 from steersman.run.http import listen
-from steersman.ui.navigation import PAGES
+from steersman.ui.pages import PAGES
 from steersman.ui.site import Site
 from tests.support.browser import tab
 from tests.support.http import free_port

@@ -11,7 +11,7 @@ from steersman.model.node_state import NodeState
 from steersman.run.http import listen
 from steersman.source.kubeconfig import ClusterAccess as ApiServers
 from steersman.ui.access import COOKIE, ApiReviewer, ClusterAccess
-from steersman.ui.navigation import PAGES
+from steersman.ui.pages import PAGES
 from steersman.ui.site import Site
 from tests.support.apiserver.server import ApiServer
 from tests.support.browser import tab

@@ -10,7 +10,7 @@ import pytest
 import pytest_asyncio
 from playwright.async_api import Browser, expect
 
-from steersman.ui.navigation import PAGES
+from steersman.ui.pages import PAGES
 from tests.support.browser import WAIT, demo, tab
 
 pytestmark = pytest.mark.kernel

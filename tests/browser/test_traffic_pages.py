@@ -15,7 +15,7 @@ from steersman.model.top import TopRow, TopSample
 from steersman.model.world import ProcessStatus
 from steersman.operate.answer import QuestionError
 from steersman.operate.doctor.check import Diagnosis
-from steersman.ui.navigation import PAGES
+from steersman.ui.pages import PAGES
 from steersman.ui.site import Site
 from tests.support.browser import WAIT, Tab, tab
 from tests.support.builders import kube

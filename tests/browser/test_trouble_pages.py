@@ -18,7 +18,7 @@ from steersman.model.history import History, Refusal, SyncRecord
 from steersman.model.node_state import NodeState
 from steersman.model.world import Condition
 from steersman.operate.doctor.check import Diagnosis, Finished, Verdict
-from steersman.ui.navigation import PAGES
+from steersman.ui.pages import PAGES
 from steersman.ui.site import Site
 from tests.support.browser import Tab, tab
 from tests.support.builders.pasted import CART, SERVICE, USER, encoded, world

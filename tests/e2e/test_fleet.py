@@ -14,8 +14,8 @@ import pytest
 from steersman.host.local_socket import CONTROL
 from steersman.model.names import ObjectName
 from steersman.ui.live_fleet import LiveFleet
-from steersman.ui.navigation import PAGES
 from steersman.ui.nodes import Finder, FixedNodes, Token
+from steersman.ui.pages import PAGES
 from steersman.ui.site import Site
 from tests.support.apiserver.reading import service, slice_
 from tests.support.lab.namespace import in_namespace, sh

@@ -13,8 +13,8 @@ from typing import Any
 import pytest
 
 from steersman.ui.live_fleet import LiveFleet
-from steersman.ui.navigation import PAGES
 from steersman.ui.nodes import FixedNodes
+from steersman.ui.pages import PAGES
 from steersman.ui.site import Site
 from tests.support.apiserver.reading import service
 from tests.support.lab.namespace import in_namespace, sh

@@ -20,7 +20,7 @@ from steersman.model.inputs import HostFacts, NodeConfig
 from steersman.model.names import Family, ObjectName
 from steersman.model.ruleset import diff
 from steersman.model.world import Origin, World
-from steersman.modes.base import Words
+from steersman.modes.kernel_words import Words
 from steersman.modes.nftables.words import NftablesWords
 from steersman.netfilter.rule_reader import read_rule_book
 from steersman.netfilter.trace_steps import TraceEvent

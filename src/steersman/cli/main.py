@@ -22,6 +22,7 @@ from steersman import __version__
 if TYPE_CHECKING:
     from steersman.cli.command import Command
     from steersman.config import Parsed
+    from steersman.modes.specs import ModeSpec
     from steersman.operate.answer import Answer
 
 _PIPE_CLOSED: Final = 128 + 13  # as shells report SIGPIPE
@@ -71,9 +72,7 @@ def _dispatch(words: Sequence[str]) -> int:
         command = find_command(name)
     except KeyError:
         if name in SPECS and SPECS[name].dumps:
-            from steersman.cli.mode_dump import dump_table  # noqa: PLC0415 - rarely used
-
-            return dump_table(SPECS[name], words[1:])
+            return _dump_table(SPECS[name], words[1:])
         print(f"steersman: unknown command {name!r}\n\n{usage()}", file=sys.stderr)
         return 2
     if command.main is not None:
@@ -82,6 +81,29 @@ def _dispatch(words: Sequence[str]) -> int:
             return 0
         return command.main(words[1:])
     return ask(command, words[1:])
+
+
+def _dump_table(spec: ModeSpec, words: Sequence[str]) -> int:
+    """Print a table of the kernel objects of a mode: `steersman MODE dump TABLE`."""
+    from steersman.modes.registry import dump  # noqa: PLC0415 - rarely used
+    from steersman.operate.answer import QuestionError  # noqa: PLC0415
+
+    if len(words) != 2 or words[0] != "dump" or words[1] not in spec.dumps:
+        raise QuestionError(f"give {spec.name} dump, and one of: {', '.join(spec.dumps)}")
+    try:
+        for line in dump(spec.name, words[1]):
+            print(line)
+    except FileNotFoundError as error:
+        raise QuestionError(f"nothing is pinned: the {spec.name} mode does not run here") from error
+    except PermissionError as error:
+        raise QuestionError(
+            f"the maps of the {spec.name} mode cannot be read: this needs root"
+        ) from error
+    except BrokenPipeError:
+        raise
+    except OSError as error:
+        raise QuestionError(error.strerror or str(error)) from error
+    return 0
 
 
 def usage() -> str:

@@ -13,11 +13,11 @@ from steersman.model.world import World
 from steersman.operate.answer import Answer, QuestionError
 from steersman.operate.client import Client
 from steersman.operate.explain_flow import FlowAnswer, FlowExplainer
+from steersman.operate.explain_problems import explain_problems
 from steersman.operate.explain_service import (
     PodAnswer,
     ServiceAnswer,
     explain_pod,
-    explain_problems,
     explain_service,
 )
 from steersman.operate.names import Names, UnknownNameError

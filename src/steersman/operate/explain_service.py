@@ -16,7 +16,6 @@ from steersman.model.kube import Service
 from steersman.model.names import ObjectName, PlanKey, Protocol
 from steersman.model.plan import (
     Action,
-    Frontend,
     FrontendKind,
     Pool,
     ServicePlan,
@@ -34,7 +33,8 @@ _CLIENTS = {
     SourceClass.EXTERNAL: "outside",
 }
 _NODES = 10  # listed by name
-_STYLES: dict[Severity, Style] = {Severity.ERROR: "bad", Severity.WARNING: "warn"}
+STYLES: Mapping[Severity, Style] = {Severity.ERROR: "bad", Severity.WARNING: "warn"}
+"""How a Finding is shown."""
 
 
 # One Service
@@ -147,7 +147,7 @@ class ServiceAnswer(Answer, frozen=True, kw_only=True):
         for note in self.notes:
             yield Line(note, "", 2)
         for finding in self.findings:
-            yield Line(f"{finding.severity.value}: {finding}", _STYLES[finding.severity], 2)
+            yield Line(f"{finding.severity.value}: {finding}", STYLES[finding.severity], 2)
 
 
 def explain_service(explainer: FlowExplainer, name: ObjectName, node: str = "") -> ServiceAnswer:
@@ -163,7 +163,7 @@ def explain_service(explainer: FlowExplainer, name: ObjectName, node: str = "") 
     service = explainer.names.service(name)
     plans = {key: each for key, each in plan.services.items() if key.name.object_name == name}
     ports = tuple(
-        explain_port(explainer, each, _report(explainer, key, at)) for key, each in plans.items()
+        explain_port(explainer, each, report_of(explainer, key, at)) for key, each in plans.items()
     )
     notes: tuple[str, ...] = ()
     if service is not None and not plans:
@@ -215,7 +215,7 @@ def findings_of(world: World, name: ObjectName) -> tuple[Finding, ...]:
     return tuple(sorted(found, key=lambda each: each.severity is not Severity.ERROR))
 
 
-def _report(explainer: FlowExplainer, key: PlanKey, node: str) -> EndpointReport:
+def report_of(explainer: FlowExplainer, key: PlanKey, node: str) -> EndpointReport:
     """Return why the endpoints of a ServicePort are used on a node."""
     snapshot = explainer.world.snapshot
     service = snapshot.services.get(key.name.object_name)
@@ -363,7 +363,7 @@ def explain_pod(explainer: FlowExplainer, target: Target, node: str = "") -> Pod
         Membership(f"{key.name} ({key.name.protocol})", str(each.endpoint), each.used, each.why)
         for key in plan.services
         if key.name.object_name in owners
-        for each in _report(explainer, key, at).endpoints
+        for each in report_of(explainer, key, at).endpoints
         if each.endpoint.ip in wanted and target.port in (0, each.endpoint.port)
     ]
     notes = [
@@ -383,118 +383,3 @@ def explain_pod(explainer: FlowExplainer, target: Target, node: str = "") -> Pod
         services=tuple(sorted(found, key=lambda each: (not each.used, each.service))),
         notes=tuple(notes),
     )
-
-
-# All Services in trouble
-
-
-class Problem(msgspec.Struct, frozen=True, rename="camel"):
-    """A Service in trouble."""
-
-    service: str
-    """`namespace/name`; the object of the Finding if it is about something else."""
-    severity: Severity
-    reasons: tuple[str, ...]
-    """Worst first."""
-
-
-class ProblemsAnswer(Answer, frozen=True, kw_only=True):
-    """All Services in trouble, worst first."""
-
-    node: str
-    services: int
-    """Number of Services that were looked at."""
-    problems: tuple[Problem, ...]
-
-    @property
-    def exit_code(self) -> int:
-        """1 if one of them has an error: a policy without an endpoint here is a warning only."""
-        return int(any(each.severity is Severity.ERROR for each in self.problems))
-
-    def blocks(self, wide: bool) -> Iterator[Block]:  # noqa: ARG002
-        """Yield the problems."""
-        counted = "1 Service" if self.services == 1 else f"{self.services} Services"
-        errors = sum(each.severity is Severity.ERROR for each in self.problems)
-        if not (total := len(self.problems)):
-            yield Line(f"No problem on node {self.node} ({counted}).", "good")
-            return
-        words = f"{total} {'object' if total == 1 else 'objects'} in trouble on node {self.node}"
-        yield Line(f"{words}, {errors} with errors ({counted}):", "title")
-        for each in self.problems:
-            yield Line(f"{each.severity.value:8}{each.service}", _STYLES[each.severity])
-            for reason in each.reasons:
-                yield Line(reason, "", 8)
-
-
-def explain_problems(explainer: FlowExplainer, namespace: str = "") -> ProblemsAnswer:
-    """List all Services with Findings, without endpoints, or that drop traffic on this node.
-
-    Only those in `namespace` are listed, unless it is "".
-    """
-    world, here = explainer.world, explainer.names.here
-    found: dict[str, list[tuple[Severity, str]]] = {}
-    owners = {
-        f"EndpointSlice {owner.namespace}/{slice_}": owner
-        for owner, slices in world.snapshot.slices.items()
-        for slice_ in slices
-    }
-    for finding in world.findings:
-        kind, _, text = finding.object.partition(" ")
-        about = text if kind == "Service" else str(owners.get(finding.object, finding.object))
-        if namespace and not about.startswith(f"{namespace}/"):
-            continue
-        words = f"{finding.field}: {finding.reason}" if finding.field else finding.reason
-        if about not in (text, finding.object):  # an EndpointSlice: say which one
-            words = str(finding)
-        found.setdefault(about, []).append((finding.severity, words))
-    for key, plan in world.plan.services.items():
-        if namespace in ("", key.name.namespace):
-            for severity, reason in port_problems(explainer, key, plan):
-                found.setdefault(str(key.name.object_name), []).append((severity, reason))
-    planned = {key.name.object_name for key in world.plan.services}
-    if world.not_yet:  # said once, not of each Service
-        found[f"node {here}"] = [(Severity.WARNING, f"its Services are {world.not_yet}")]
-    for name, service in () if world.not_yet else world.snapshot.services.items():
-        if name not in planned and str(name) not in found and namespace in ("", name.namespace):
-            found[str(name)] = [(Severity.WARNING, why_unserved(service, world))]
-    problems = []
-    for label, each in found.items():
-        each.sort(key=lambda one: one[0] is not Severity.ERROR)
-        problems.append(Problem(label, each[0][0], tuple(dict.fromkeys(why for _, why in each))))
-    problems.sort(key=lambda each: (each.severity is not Severity.ERROR, each.service))
-    count = sum(namespace in ("", name.namespace) for name in world.snapshot.services)
-    return ProblemsAnswer(node=here, services=count, problems=tuple(problems))
-
-
-def port_problems(
-    explainer: FlowExplainer, key: PlanKey, plan: ServicePlan
-) -> Iterator[tuple[Severity, str]]:
-    """Yield the problems of one ServicePort that its plan shows."""
-    what = f"port {key.name.port}" if key.name.port else "its port"
-    what += f" ({key.name.protocol}, {key.family.kubernetes})"
-    verdicts: dict[Verdict, list[Frontend]] = {}
-    for frontend in plan.frontends:
-        for source in SourceClass:
-            verdicts.setdefault(frontend.action(source).verdict, []).append(frontend)
-    if Verdict.REJECT in verdicts:
-        report = _report(explainer, key, explainer.names.here)
-        why = "; ".join(report.notes) or f"none of {len(report.endpoints)} is ready"
-        yield Severity.ERROR, f"{what}: no endpoint, connections are rejected: {why}"
-        return
-    if dropped := verdicts.get(Verdict.DROP):
-        names = ", ".join(dict.fromkeys(describe(key, each) for each in dropped))
-        yield (
-            Severity.WARNING,
-            f"{what}: the traffic policy is Local and no endpoint is on this node: connections to"
-            f" {names} that arrive here are dropped",
-        )
-    slices = explainer.world.snapshot.slices.get(key.name.object_name, {}).values()
-    if any(
-        each.conditions is not None and each.conditions.terminating
-        for slice_ in slices
-        for each in slice_.endpoints or ()
-    ):
-        report = _report(explainer, key, explainer.names.here)
-        used = [each for each in report.endpoints if each.used]
-        if used and all("terminating" in each.why for each in used):
-            yield Severity.WARNING, f"{what}: only endpoints that terminate are left"

@@ -18,7 +18,8 @@ from steersman.operate.answer import Answer, QuestionError
 from steersman.operate.client import Client
 from steersman.operate.explain import Question, answer_question, explain
 from steersman.operate.explain_flow import ExplainedFlow, FlowAnswer, ReachAnswer
-from steersman.operate.explain_service import PodAnswer, ProblemsAnswer, ServiceAnswer
+from steersman.operate.explain_problems import ProblemsAnswer
+from steersman.operate.explain_service import PodAnswer, ServiceAnswer
 from steersman.operate.names import Names, UnknownNameError
 from tests.support.apiserver.pods import answering
 from tests.support.builders import kube

@@ -6,7 +6,7 @@ from pathlib import Path
 
 from screenshots import SHOTS
 
-from steersman.ui.navigation import PAGES
+from steersman.ui.pages import PAGES
 
 DOCS = Path(__file__).parents[3] / "docs"
 

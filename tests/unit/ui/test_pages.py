@@ -11,8 +11,8 @@ from aiohttp.test_utils import TestClient
 
 from steersman.model.findings import Finding
 from steersman.ui.live_fleet import LiveFleet, seen_once
-from steersman.ui.navigation import PAGES
 from steersman.ui.nodes import FixedNodes
+from steersman.ui.pages import PAGES
 from steersman.ui.site import Site
 from tests.support.builders import kube
 from tests.support.fleet import SimulatedNodes, many_services, trouble

@@ -17,7 +17,7 @@ from steersman.model.node_state import NodeState
 from steersman.operate.answer import Line, QuestionError
 from steersman.operate.plan_answer import PlanAnswer
 from steersman.operate.plan_text import MOST_BYTES, PlanQuestion
-from steersman.ui.navigation import PAGES
+from steersman.ui.pages import PAGES
 from steersman.ui.pages.plan import PlanPage
 from steersman.ui.pages.plan import Result as Result_
 from steersman.ui.plan_process import answer_of, plan_in_process

@@ -21,7 +21,7 @@ from steersman.operate.dump import KernelDump, KernelLine
 from steersman.operate.fleet_view import Disagreement
 from steersman.operate.trace import ShownStep, TraceAnswer
 from steersman.ui.access import Access
-from steersman.ui.navigation import PAGES
+from steersman.ui.pages import PAGES
 from steersman.ui.pages.service import arguments_of
 from steersman.ui.sampling import Sampler
 from steersman.ui.site import Site

@@ -14,8 +14,7 @@ from aiohttp import web
 from steersman import ui
 from steersman.model.node_state import NodeState
 from steersman.operate.answer import Answer, Block, QuestionError
-from steersman.ui.navigation import PAGES
-from steersman.ui.pages import about
+from steersman.ui.pages import PAGES, about
 from steersman.ui.site import Page, Query, Site
 from tests.support.pages import ScriptedFleet, events, serving
 

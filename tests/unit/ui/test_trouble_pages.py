@@ -14,7 +14,7 @@ from steersman.model.node_state import NodeState
 from steersman.model.world import Condition
 from steersman.operate.doctor.check import Diagnosis, Finished, Verdict
 from steersman.ui.doctor_runs import DoctorRuns, doctor_runs
-from steersman.ui.navigation import PAGES
+from steersman.ui.pages import PAGES
 from steersman.ui.site import Site
 from tests.support.pages import ScriptedFleet, events, serving
 

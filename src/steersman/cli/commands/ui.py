@@ -27,7 +27,7 @@ def run_ui(words: Sequence[str]) -> int:
     from steersman.run.startup import cluster_access  # noqa: PLC0415
     from steersman.ui.access import Access, ApiReviewer, ClusterAccess  # noqa: PLC0415
     from steersman.ui.live_fleet import LiveFleet  # noqa: PLC0415
-    from steersman.ui.navigation import PAGES  # noqa: PLC0415
+    from steersman.ui.pages import PAGES  # noqa: PLC0415
     from steersman.ui.site import Site  # noqa: PLC0415
 
     parsed = parse_command_line(words, extra=COMMAND.flags)

@@ -8,10 +8,10 @@ from pathlib import Path
 
 from steersman.model.plan import ServicePlan
 from steersman.model.ruleset import Ruleset
-from steersman.modes.base import KernelWords, Words
 from steersman.modes.ebpf import dump, layout
 from steersman.modes.ebpf.layout import FrontendValue, Kind, ServiceValue, service_name
 from steersman.modes.ebpf.render import frontend_key
+from steersman.modes.kernel_words import KernelWords, Words
 
 _PLURALS = {
     Kind.FRONTEND: "frontends",

@@ -7,7 +7,6 @@ from collections.abc import Collection, Iterable, Iterator
 
 from steersman.model.plan import ServicePlan
 from steersman.model.ruleset import Ruleset
-from steersman.modes.base import KernelWords, Words, purpose_of
 from steersman.modes.iptables.names import (
     BUCKET,
     CANARY,
@@ -27,6 +26,7 @@ from steersman.modes.iptables.names import (
     is_shared,
     last_octet,
 )
+from steersman.modes.kernel_words import KernelWords, Words, purpose_of
 from steersman.netfilter.names import JUMPS, WHOLE, RuleKey, chain_hash, printed_name
 
 _BUCKET = re.compile(rf" -j ({BUCKET}\S+)")

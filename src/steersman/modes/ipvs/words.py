@@ -9,7 +9,6 @@ from steersman.model.addresses import join_host_port
 from steersman.model.names import PROTOCOL_BY_NUMBER, Family
 from steersman.model.plan import ServicePlan, SourceClass, Verdict
 from steersman.model.ruleset import Ruleset
-from steersman.modes.base import KernelWords, Words
 from steersman.modes.ipvs.names import (
     ACCESS,
     ADDRESSES,
@@ -34,6 +33,7 @@ from steersman.modes.ipvs.names import (
     action_set,
     role_set,
 )
+from steersman.modes.kernel_words import KernelWords, Words
 
 _FLAGS = ((0x1, "persistent"), (0x8, "sched-flag-1"), (0x10, "sched-flag-2"))
 _ROLES = {

@@ -12,7 +12,7 @@ from steersman.host.listening import listening_sockets
 from steersman.model.names import Family
 from steersman.model.plan import NodeSettings, ServicePlan
 from steersman.model.ruleset import Ruleset
-from steersman.modes.base import KernelWords, Words
+from steersman.modes.kernel_words import KernelWords, Words
 from steersman.modes.nftables.layout import (
     DROP,
     PROTOCOLS,

@@ -16,7 +16,7 @@ from steersman.model.addresses import join_host_port
 from steersman.model.names import Family
 from steersman.model.plan import FrontendKind, ServicePlan
 from steersman.model.ruleset import Ruleset
-from steersman.modes.base import KernelWords, Words, purpose_of
+from steersman.modes.kernel_words import KernelWords, Words, purpose_of
 from steersman.modes.userspace.render import STRAY, BaseKey, Portal, StrayKey
 from steersman.netfilter.names import printed_name
 from steersman.proxy.listeners import PORTAL, FrontendKey, ListenerPlan

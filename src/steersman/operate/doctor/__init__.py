@@ -11,10 +11,22 @@ from steersman.operate.doctor.node_path import PATH_CHECKS
 from steersman.operate.doctor.node_process import PROCESS_CHECKS
 from steersman.operate.doctor.node_rules import RULES_CHECKS
 from steersman.operate.doctor.node_sysctl import SYSCTL_CHECKS
-from steersman.operate.doctor.service_checks import SERVICE_CHECKS
+from steersman.operate.doctor.service_api import API_CHECKS
+from steersman.operate.doctor.service_listener import LISTENER_CHECKS
+from steersman.operate.doctor.service_object import OBJECT_CHECKS
+from steersman.operate.doctor.service_policy import POLICY_CHECKS
+from steersman.operate.doctor.traffic_checks import DIAL_CHECKS
+from steersman.operate.doctor.traffic_load import LOAD_CHECKS
 
 CHECKS: Final[tuple[Check, ...]] = (
-    *SERVICE_CHECKS,
+    # One Service
+    *OBJECT_CHECKS,
+    *API_CHECKS,
+    *POLICY_CHECKS,
+    *LISTENER_CHECKS,
+    *DIAL_CHECKS,
+    *LOAD_CHECKS,
+    # The node
     *PROCESS_CHECKS,
     *RULES_CHECKS,
     *FIREWALL_CHECKS,
@@ -22,4 +34,4 @@ CHECKS: Final[tuple[Check, ...]] = (
     *CONNTRACK_CHECKS,
     *PATH_CHECKS,
 )
-"""Every check. Order does not matter: they run together."""
+"""Every check, in the order of docs/doctor.md; they run together."""
