@@ -128,7 +128,9 @@ class LiveFleet(Fleet):
             async with asyncio.TaskGroup() as tasks:
                 self._tasks = tasks
                 tasks.create_task(self._compare(), name="compare nodes")
-                await self._finder.follow(self._use)
+                # A task of the group, so that all are cancelled at once: the Finder closes the
+                # session at its end, and no other task may send a request after that.
+                tasks.create_task(self._finder.follow(self._use), name="find nodes")
         finally:
             self._tasks = None
             if self._timer is not None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import asynccontextmanager, suppress
 from itertools import pairwise
 from pathlib import Path
@@ -17,7 +17,7 @@ from steersman.source.base import Timing
 from steersman.source.kubeconfig import ClusterAccess, Material
 from steersman.ui import live_fleet, nodes
 from steersman.ui.live_fleet import LiveFleet
-from steersman.ui.nodes import Finder, FixedNodes, NodeError, PodNodes, Token, read_urls
+from steersman.ui.nodes import Finder, FixedNodes, NodeError, PodNodes, Token, Way, read_urls
 from tests.support.apiserver.certificates import Authority
 from tests.support.apiserver.pods import steersman_pod
 from tests.support.apiserver.server import ApiServer
@@ -126,6 +126,38 @@ async def test_a_missing_token_file_and_a_closed_port_are_said(tmp_path: Path) -
     async with following(FixedNodes({"a": "http://127.0.0.1:9"}, missing)) as fleet:
         await until(fleet, lambda: bool(fleet.seen) and bool(fleet.seen[0].problem))
         assert fleet.seen[0].problem.startswith("--token-file: ")
+
+
+async def test_no_node_is_asked_once_the_finder_has_ended() -> None:
+    ended, tried = asyncio.Event(), asyncio.Event()
+    tries: list[bool] = []
+
+    class Refusing:
+        name, address = "a", "a"
+
+        def open(self, path: str, *, idle: float, body: object = None) -> Any:
+            tries.append(ended.is_set())
+            tried.set()
+            raise NodeError("cannot connect")
+
+    class SlowToEnd:
+        async def follow(self, use: Callable[[Sequence[Way], str], None]) -> None:
+            use([Refusing()], "")
+            try:
+                await asyncio.Event().wait()
+            finally:
+                ended.set()
+                for _ in range(50):  # a session takes a while to close
+                    await asyncio.sleep(0)
+
+    fleet = LiveFleet(SlowToEnd(), Timing(sleep=lambda _: asyncio.sleep(0)))
+    task = asyncio.create_task(fleet.run())
+    async with asyncio.timeout(PATIENT):
+        await tried.wait()
+    task.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await task
+    assert tries == [False] * len(tries)
 
 
 async def test_pages_commands_and_worlds_of_a_node() -> None:
