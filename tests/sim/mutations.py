@@ -21,10 +21,10 @@ from steersman.model.conntrack import Stale
 from steersman.model.failover import Backend, Ejection, Observation
 from steersman.model.kube import Node
 from steersman.model.plan import NodeSettings
-from steersman.model.ruleset import Diff
 from steersman.modes.base import Mode
 from steersman.run.ledger import Owed
 from steersman.run.mode_metrics import ModeMetrics
+from steersman.run.state import Written
 from steersman.run.sync import Sync
 from steersman.source.store import LastNode
 
@@ -38,7 +38,7 @@ def lose_failed_writes() -> None:
 
     write = Sync._write
 
-    async def believing(self: Sync) -> tuple[bool, Diff]:
+    async def believing(self: Sync) -> tuple[bool, Written]:
         try:
             return await write(self)
         except (asyncio.CancelledError, GeneratorExit):

@@ -229,13 +229,16 @@ class ObjectLedger:
         """Every owner that has objects, or wants some."""
         return self._want.keys() | self._have.keys()
 
-    def put(self, owner: Owner, ruleset: Ruleset, change: Diff | None = None) -> None:
+    def put(
+        self, owner: Owner, ruleset: Ruleset, change: Diff | None = None, *, packed: bool = False
+    ) -> None:
         """Set the objects that an owner wants from now on.
 
         Args:
             owner: the owner.
             ruleset: its objects.
             change: the Diff from the objects that it has wanted so far, if it is known.
+            packed: pack them at once: they are many, and are not needed one by one.
         """
         have = self._have.get(owner)
         if change is not None and self._want.get(owner) is have:
@@ -245,7 +248,7 @@ class ObjectLedger:
         self._dirty.add(owner)
         self.rejected.pop(owner, None)
         if ruleset:
-            self._want[owner] = ruleset
+            self._want[owner] = self._packer.pack(ruleset) if packed else ruleset
         else:
             self._want.pop(owner, None)
 
@@ -309,19 +312,25 @@ class ObjectLedger:
         ordered = sorted(self.owners, key=lambda owner: owner not in self.rejected)
         return _flat(map(self._effective, ordered))
 
-    def parts(self, objects: int, first: Iterable[ObjectName]) -> Iterator[Diff] | None:
+    def parts(self, first: Iterable[ObjectName], least: int) -> Iterator[Diff] | None:
         """Return `effective` as Diffs for an empty kernel, each made when it is asked for.
 
         Each has whole Services: traffic to a port of theirs that comes later would be refused.
 
         Args:
-            objects: their number in all.
             first: Services of the first part, beside the objects that belong to none.
+            least: objects that are worth parts.
 
         Returns:
-            None if an owner is rejected, or two owners claim one object.
+            None if they are fewer, if an owner is rejected, or two owners claim one object.
         """
-        if self.rejected or sum(map(self._packer.size, self._want.values())) != objects:
+        number = sum(map(self._packer.size, self._want.values()))
+        if self.rejected or number < least:
+            return None
+        # By their hashes: the objects of 10,000 Services would take 8 MB, and much of it would stay
+        # with the process, in arenas of Python that something else is in, too. If two keys have one
+        # hash, which never happens, everything is written together.
+        if len({hash(key) for part in self._want for key in self.wants(part)}) != number:
             return None
         services: dict[ObjectName | None, list[Owner]] = {None: []}
         for owner in self._want:

@@ -355,9 +355,9 @@ class SyncMetrics:
     async def _count_rules(self, report: SyncReport) -> None:
         """Count iptables rules by table: all of them after a comparison, else the growth."""
         if len(report.written) <= _SLICE:
-            written, growth = count_written(report.written)
+            written, growth = count_written(report.written.diff)
         else:
-            written, growth = await asyncio.to_thread(count_written, report.written)
+            written, growth = await asyncio.to_thread(count_written, report.written.diff)
         # After a comparison, count all objects in force again: other programs may have changed
         # them. Otherwise the counts grow by the objects written.
         planned = report.plans.changed or report.plans.removed

@@ -42,6 +42,8 @@ _PART = 1000
 while the next is rendered, which takes a little more than half of the time. More and smaller parts
 cost the tool more: it is fastest with objects in order, and they are within a part only."""
 
+_PACKED_FROM = 2000
+"""ServicePorts whose objects are packed as soon as they are rendered."""
 
 _Rendered: TypeAlias = tuple[Ruleset, Diff | None]
 """Objects, and how they differ from those before, if it is known."""
@@ -97,16 +99,18 @@ class Renderer:
 
     async def _render(self, mode: Mode, settings: NodeSettings, keys: Iterable[PlanKey]) -> None:
         # A plan stays unrendered until its objects are in the ledger, as the run may be cancelled.
-        unrendered, cost = self._owed.unrendered, 0
+        unrendered, cost, keys = self._owed.unrendered, 0, tuple(keys)
+        # Such a mode fills an empty kernel in parts: the objects are never all unpacked.
+        packed = mode.writes_in_parts and len(keys) >= _PACKED_FROM
         if self._owed.node:
             self._put(NODE, lambda: (mode.render_node(settings), None))
             self._owed.node = False
-        for key in tuple(keys):
+        for key in keys:
             plan = unrendered[key]
             if plan is None:
                 self._put(key, lambda: ({}, None))
             else:
-                self._put(key, partial(self._render_plan, mode, plan, settings))
+                self._put(key, partial(self._render_plan, mode, plan, settings), packed)
                 cost += 1 + len(plan.reachable) // 16
                 self._count += 1
             del unrendered[key]
@@ -124,7 +128,7 @@ class Renderer:
                 return patch(rendered, change), change
         return mode.render_service(plan, settings), None
 
-    def _put(self, owner: Owner, render: Callable[[], _Rendered]) -> None:
+    def _put(self, owner: Owner, render: Callable[[], _Rendered], packed: bool = False) -> None:
         try:
             ruleset, change = render()
         except Exception as error:  # a defect: it must not cost the other Services
@@ -133,7 +137,7 @@ class Renderer:
             self.broken[owner] = f"{type(error).__name__}: {error}"
         else:
             self.broken.pop(owner, None)
-            self._ledger.put(owner, ruleset, change)
+            self._ledger.put(owner, ruleset, change, packed=packed and change is None)
 
 
 # -- What comes first ------------------------------------------------------------------------------

@@ -99,6 +99,31 @@ class RefusedBatches(NamedTuple):
         return RefusedBatches(self.full + (not partial), self.partial + partial)
 
 
+class Written(msgspec.Struct, frozen=True):
+    """The kernel objects that a sync wrote: how many, and which if it is known."""
+
+    added: int = 0
+    removed: int = 0
+    changed: int = 0
+    diff: Diff = Diff()
+    """Empty if an empty kernel was filled in parts: all of them at once take as much memory as the
+    rest of the process."""
+
+    @classmethod
+    def by(cls, *steps: Diff) -> Written:
+        """Return what was written by Diffs, each after the other."""
+        change = steps[0] if len(steps) == 1 else Diff({}, {}, {})
+        if len(steps) > 1:
+            for step in steps:
+                change.added.update(step.added)
+                change.removed.update(step.removed)
+                change.changed.update(step.changed)
+        return cls(len(change.added), len(change.removed), len(change.changed), change)
+
+    def __len__(self) -> int:
+        return self.added + self.removed + self.changed
+
+
 class SyncReport(msgspec.Struct, frozen=True):
     """A successful sync, for the observers (run/observers.py)."""
 
@@ -109,7 +134,7 @@ class SyncReport(msgspec.Struct, frozen=True):
     """Changes that the sources delivered since the last report."""
     plans: PlanChange
     """Plans that changed since the last report."""
-    written: Diff
+    written: Written
     """Objects written into the kernel by this sync."""
     compared: bool
     """The kernel was read and compared as a whole, not only updated by the changes."""

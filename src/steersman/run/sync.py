@@ -46,6 +46,7 @@ from steersman.run.state import (
     State,
     SyncReport,
     SyncResult,
+    Written,
     unwritten_findings,
 )
 from steersman.source.store import Store
@@ -200,9 +201,9 @@ class Sync:
             revision=self.state.revision + 1,
             reason=reason,
             dirty=self._renderer.take_count(),
-            added=len(written.added),
-            removed=len(written.removed),
-            changed=len(written.changed),
+            added=written.added,
+            removed=written.removed,
+            changed=written.changed,
             phases=self._phases,
             refused=len(self._ledger.rejected.keys() - {ADOPTED}) + len(self.broken),
         )
@@ -296,7 +297,7 @@ class Sync:
 
     # Write
 
-    async def _fill(self) -> Diff | None:
+    async def _fill(self) -> Written | None:
         """Write the first rules while they are rendered, if the kernel has none of a Service.
 
         Returns:
@@ -325,9 +326,9 @@ class Sync:
         await _in_thread(lambda: ledger.accept(ledger.owners), len(ledger.owners))
         ledger.mark_compared()
         owed.unread = False
-        return diff(kernel, ledger.wanted())
+        return Written.by(diff(kernel, ledger.wanted()))
 
-    async def _write(self) -> tuple[bool, Diff]:
+    async def _write(self) -> tuple[bool, Written]:
         """Write the changes of the ledger, or compare everything.
 
         Returns:
@@ -348,10 +349,10 @@ class Sync:
             change = await _in_thread(ledger.changes, ledger.outstanding)
             if change is not None and (not change or await self._accepts((change,), partial=True)):
                 await _in_thread(ledger.mark_written, ledger.outstanding)
-                return False, change
+                return False, Written.by(change)
         return True, await self._write_everything(looks_for_drift)
 
-    async def _write_everything(self, looks_for_drift: bool) -> Diff:
+    async def _write_everything(self, looks_for_drift: bool) -> Written:
         """Read the kernel, and write the difference to the ledger.
 
         Args:
@@ -365,18 +366,20 @@ class Sync:
             self._seen = None  # a kernel full of rules is large
             with self._timed("diff"):
                 size = len(kernel) + ledger.objects + ledger.outstanding
-                change = await _in_thread(lambda: diff(kernel, ledger.effective()), size)
-                parts: Iterable[Diff] = (change,)
-                if not kernel and self.mode.writes_in_parts and len(change) > _PARTS_FROM:
-                    busiest, number = self.usage.busiest(), len(change)
-                    split = await to_thread_to_end(lambda: ledger.parts(number, busiest))
-                    parts = split or parts
+                change, parts = Diff(), None
+                if not kernel and self.mode.writes_in_parts:
+                    busiest = self.usage.busiest()
+                    parts = await _in_thread(lambda: ledger.parts(busiest, _PARTS_FROM), size)
+                if parts is None or looks_for_drift:
+                    change = await _in_thread(lambda: diff(kernel, ledger.effective()), size)
             writers = self.mode.take_writers()
             # A fingerprint stays valid if nothing is written, or if own writes do not change it.
-            if not change or isinstance(token, ByOthers):
+            if isinstance(token, ByOthers) or not (parts or change):
                 self._token = token
             try:
-                accepts = not change or await self._accepts(parts, partial=False)
+                accepts = not (parts or change) or await self._accepts(
+                    parts or (change,), partial=False
+                )
             finally:
                 if looks_for_drift and change:
                     # Note which part of the Diff repairs what others changed: the rest was owed.
@@ -393,12 +396,7 @@ class Sync:
             # Adopted objects that no owner needs any more are removed by another comparison.
             ledger.mark_compared()
             owed.unread = ledger.release_adopted()
-        written = Diff(added={}, removed={}, changed={})
-        for part in done:
-            written.added.update(part.added)
-            written.removed.update(part.removed)
-            written.changed.update(part.changed)
-        return written
+        return Written(added=ledger.objects) if parts and accepts else Written.by(*done)
 
     def _drift(self, repair: Diff, writers: tuple[Writer, ...], most: int) -> Drift | None:
         if not repair:
@@ -452,7 +450,7 @@ class Sync:
 
     # Report
 
-    def _publish(self, result: SyncResult, written: Diff, compared: bool) -> SyncReport:
+    def _publish(self, result: SyncResult, written: Written, compared: bool) -> SyncReport:
         """Replace the State, unless nothing differs from before."""
         changes, plans = self._owed.take_report()
         refused, self._refused_batches = self._refused_batches, RefusedBatches()

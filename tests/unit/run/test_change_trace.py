@@ -14,10 +14,9 @@ import pytest
 from steersman.compile.planner import PlanChange
 from steersman.config.types import Tracing
 from steersman.model.names import ObjectName
-from steersman.model.ruleset import Diff
 from steersman.run.change_trace import ChangeTracer, Span, spans_of
 from steersman.run.startup import StartError
-from steersman.run.state import State, SyncReport, SyncResult
+from steersman.run.state import State, SyncReport, SyncResult, Written
 from steersman.source.store import Changes
 from tests.support.otlp import otlp_receiver
 
@@ -31,8 +30,7 @@ def report(at: float, *triggers: float | str, received: float | None = None) -> 
     )
     result = SyncResult(7, "changes", 1, 2, 0, 1, {"plan": 0.5, "render": 0.25, "apply": 1.0})
     changes = Changes(frozenset({WEB}), trigger_times={WEB: times}, received=received)
-    nothing = Diff({}, {}, {})
-    return SyncReport(State(at=at, result=result), result, changes, PlanChange(), nothing, False)
+    return SyncReport(State(at=at, result=result), result, changes, PlanChange(), Written(), False)
 
 
 def test_the_spans_follow_each_other_from_the_cause_on() -> None:

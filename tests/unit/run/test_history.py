@@ -14,9 +14,8 @@ from steersman.model.drift import Drift
 from steersman.model.history import History as Answer
 from steersman.model.history import SyncRecord
 from steersman.model.names import ObjectName
-from steersman.model.ruleset import Diff
 from steersman.run.history import History, Lags, merged
-from steersman.run.state import State, SyncReport, SyncResult
+from steersman.run.state import State, SyncReport, SyncResult, Written
 from steersman.source.store import Changes
 
 START = 1_000_000.0
@@ -74,7 +73,7 @@ class Node:
                 done if result else None,
                 Changes(services),
                 PlanChange(),
-                Diff({}, {}, {}),
+                Written(),
                 False,
                 drift=drift,
                 refusals=refusals,
