@@ -22,7 +22,7 @@ _METRICS = "http://127.0.0.1:10249/metrics"
 _ELSEWHERE = WatchedFlow(Protocol.TCP, "10.255.255.254", 80, "10.255.255.253", 4321)
 """A flow that never comes: the measured one is among many others."""
 _ROUNDS = 7
-_ANSWERED = (0, 1)  # exit codes; 1 means bad news
+_ANSWERED = (0, 1)  # exit codes; 1 means that something is wrong
 _PAGES = ("world", "stats", "status", "names?kind=service")
 
 

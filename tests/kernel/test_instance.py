@@ -155,7 +155,7 @@ def test_a_newcomer_takes_over_and_rules_are_there_all_the_time(tmp_path: Path) 
                 await answers("/healthz", 10256)
                 watching.cancel()
                 assert missing == []
-                assert "another instance takes over from this one: pid" in first.log
+                assert "another instance is taking over: pid" in first.log
                 assert NEXT not in lock()
 
     in_namespace(body)

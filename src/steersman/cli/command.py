@@ -107,7 +107,7 @@ class Command(msgspec.Struct, frozen=True, kw_only=True):
     """Only the running process of this node can answer: no flag names another source."""
     exit_codes: tuple[tuple[int, str], ...] = (
         (0, "All is well."),
-        (1, "The answer is bad news."),
+        (1, "Something is wrong."),
         (2, "The question could not be answered."),
     )
     main: Callable[[Sequence[str]], int] | None = None
@@ -157,7 +157,7 @@ def command_help(command: Command) -> str:
         parts.append("\n".join(["Flags:", *flag_lines(command.all_flags), ""]))
     if command.answer is not None and not command.process_only:
         where = [FLAGS[name] for name in WHERE]
-        note = "  By default, the running process of this node. Other flags of `steersman run` too."
+        note = "  By default, the running process of this node. Other flags of `run` also work."
         parts.append("\n".join(["Where to read from:", *flag_lines(where), note, ""]))
     if command.examples:
         rows = [f"  # {each.purpose}\n  {each.words}\n" for each in command.examples]

@@ -98,7 +98,9 @@ def finder_of(parsed: Parsed) -> Finder:
     access = config.client_connection.kubeconfig or values.get("master")
     if words or file:
         if access or values.get("in-cluster"):
-            raise QuestionError("--node and --nodes-file exclude --kubeconfig and --in-cluster")
+            raise QuestionError(
+                "--node and --nodes-file cannot be combined with --kubeconfig or --in-cluster"
+            )
         try:
             text = Path(file).read_text(encoding="utf-8") if file else ""
         except (OSError, ValueError) as error:

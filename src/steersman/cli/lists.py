@@ -25,7 +25,7 @@ FLAGS: Final = (
 )
 EXIT_CODES: Final = (
     (0, "The list was printed."),
-    (1, "Nothing is as the filters ask."),
+    (1, "Nothing matches the filters."),
     (2, "It could not be read."),
 )
 

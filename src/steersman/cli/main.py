@@ -3,7 +3,7 @@
     words --> Command --> main(words)                    run, cleanup, config, ...
                     \\--> parse --> answer(parsed) --> print, exit status
 
-Exit status of a question: 0 fine, 1 the answer is bad news, 2 it could not be answered.
+Exit status of a question: 0 fine, 1 something is wrong, 2 it could not be answered.
 """
 
 from __future__ import annotations
@@ -89,12 +89,12 @@ def _dump_table(spec: ModeSpec, words: Sequence[str]) -> int:
     from steersman.operate.answer import QuestionError  # noqa: PLC0415
 
     if len(words) != 2 or words[0] != "dump" or words[1] not in spec.dumps:
-        raise QuestionError(f"give {spec.name} dump, and one of: {', '.join(spec.dumps)}")
+        raise QuestionError(f"give one of: steersman {spec.name} dump {', '.join(spec.dumps)}")
     try:
         for line in dump(spec.name, words[1]):
             print(line)
     except FileNotFoundError as error:
-        raise QuestionError(f"nothing is pinned: the {spec.name} mode does not run here") from error
+        raise QuestionError(f"the {spec.name} mode does not run here: nothing is pinned") from error
     except PermissionError as error:
         raise QuestionError(
             f"the maps of the {spec.name} mode cannot be read: this needs root"

@@ -238,7 +238,9 @@ class _Tracer:
         if source is SourceClass.NODE:
             return f"{name} is this node itself"
         if not detector:
-            return f"{name} does not count as a pod: no clusterCIDRs are set to know pods by"
+            return (
+                f"{name} does not count as a pod: without clusterCIDRs, pods cannot be recognised"
+            )
         how = detector.cidr or f"interface {detector.interface or detector.interface_prefix + '*'}"
         is_pod = "is a pod" if source is SourceClass.POD else "is no pod"
         return f"{name} {is_pod} of this cluster (pods: {how})"

@@ -91,7 +91,7 @@ _OWN = (
         "duration",
         "0s",
         _O,
-        "Time that connections of the previous mode get to end.",
+        "How long connections of the previous mode may take to end.",
         "steersman.drain_period",
     ),
     Flag(
@@ -140,7 +140,7 @@ _OWN = (
         "bool",
         "true",
         _O,
-        "In ebpf mode, processes of the node cannot bind to a node port in use.",
+        "In ebpf mode, keep processes of the node from binding to a node port in use.",
         "steersman.ebpf_guard_node_ports",
     ),
     Flag(
@@ -164,7 +164,7 @@ _OWN = (
         "string",
         "",
         _O,
-        "Address and port that tell pages of a cluster about this node; needs a token file.",
+        "Address and port where pages of a cluster ask about this node; needs a token file.",
         "steersman.state.bind_address",
     ),
     Flag(
@@ -172,7 +172,7 @@ _OWN = (
         "string",
         "",
         _O,
-        "File with the token that every request for it has to bring.",
+        "File with the token that every such request must carry.",
         "steersman.state.token_file",
     ),
     Flag(
@@ -180,7 +180,7 @@ _OWN = (
         "string",
         "",
         _O,
-        "Certificate in PEM, to serve it with TLS.",
+        "Certificate in PEM, to serve that address with TLS.",
         "steersman.state.cert_file",
     ),
     Flag(
@@ -220,7 +220,7 @@ _OWN = (
         "bool",
         "false",
         _O,
-        "Send no new connections to endpoints that do not answer, as this node sees it.",
+        "Send no new connections to endpoints that do not answer this node.",
         "steersman.eject_failing_endpoints",
     ),
     Flag(

@@ -65,7 +65,13 @@ UPSTREAM_FLAGS: Final = (
     Flag(
         "write-config-to", "string", "", _G, "Write the configuration in force to a file, and exit."
     ),
-    Flag("cleanup", "bool", "false", _G, "Remove everything of ours from the kernel, and exit."),
+    Flag(
+        "cleanup",
+        "bool",
+        "false",
+        _G,
+        "Remove everything that steersman wrote from the kernel, and exit.",
+    ),
     Flag(
         "init-only",
         "bool",
@@ -152,7 +158,7 @@ UPSTREAM_FLAGS: Final = (
         "ip",
         "0.0.0.0",
         _M,
-        "IP of this node, unless unspecified; nothing is bound to it.",
+        "IP of this node, unless 0.0.0.0 or ::; nothing listens on it.",
         "bind_address",
     ),
     Flag(
@@ -291,7 +297,7 @@ UPSTREAM_FLAGS: Final = (
         "duration",
         "24h0m0s",
         _C,
-        "Idle established TCP connections; 0 keeps the kernel's.",
+        "Timeout of idle established TCP; 0 keeps the kernel's.",
         "linux.conntrack.tcp_established_timeout",
     ),
     Flag(
@@ -437,13 +443,13 @@ UPSTREAM_FLAGS: Final = (
         "string",
         "/proc/sys/kernel/random/boot_id",
         _P,
-        "Accepted; nothing here reads it.",
+        "Accepted, and not used.",
     ),
     Flag(
         "machine-id-file",
         "string",
         "/etc/machine-id,/var/lib/dbus/machine-id",
         _P,
-        "Accepted; nothing here reads it.",
+        "Accepted, and not used.",
     ),
 )

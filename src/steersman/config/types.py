@@ -193,7 +193,7 @@ class StateServer(Section, frozen=True):
     bind_address: str = ""
     """Address and port; "" for no server."""
     token_file: str = ""
-    """File with the token that every request has to bring; read again when it changes."""
+    """File with the token that every request must carry; read again when it changes."""
     cert_file: str = ""
     """Certificate of the server, in PEM; "" for HTTP without TLS."""
     key_file: str = ""
@@ -260,7 +260,7 @@ class Steersman(Section, frozen=True):
     min_sync_period: Duration | None = None
     """Minimum time between two syncs in any mode; the mode's own if it is not given."""
     drain_period: Duration = ZERO
-    """Time that connections of the previous mode, or of this process, get to end."""
+    """How long connections of the previous mode, or of this process, may take to end."""
     udp_idle_timeout: Annotated[Duration, RESTART] = Duration(250_000_000)
     """Time after which the userspace modes drop an idle UDP client."""
     userspace_portals: Annotated[str, RESTART] = ""

@@ -191,7 +191,7 @@ async def _ended(
             await asyncio.wait((talk,), timeout=_REAPED)
         if not talk.done():  # stuck in the kernel: the event loop reaps it when it ends
             talk.cancel()
-            log.warning("%s (pid %d) was killed and does not end", program, process.pid)
+            log.warning("%s (pid %d) was killed but has not ended", program, process.pid)
 
 
 async def _said(

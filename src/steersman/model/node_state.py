@@ -102,7 +102,7 @@ class RunLine(msgspec.Struct, frozen=True, rename="camel", omit_defaults=True):
     running: float = 0.0
     """Seconds that the command has run so far."""
     exit_code: int | None = None
-    """0 fine, 1 the answer is bad news, 2 the question could not be answered."""
+    """0 fine, 1 something is wrong, 2 the question could not be answered."""
     answer: Any = None
     """What the command prints with `-o json`."""
     error: str = ""

@@ -389,7 +389,7 @@ class Mode(ABC):
         Raises:
             BusyError: it cannot be seen here; the message says why.
         """
-        raise BusyError(f"the {self.name} mode does not see connections fail")
+        raise BusyError(f"the {self.name} mode cannot see connections fail")
 
     # Tracing
 

@@ -148,7 +148,7 @@ def open_watch(*, translated: bool = True) -> FailureWatch:
     try:
         watch = ConntrackWatch(translated=translated)
     except BusyError as error:
-        raise BusyError(f"connections are not seen to fail: {why}; {error}") from error
+        raise BusyError(f"failing connections cannot be seen: {why}; {error}") from error
     watch.limits = (
         "endpoints that refuse connections are not ejected, those that do not answer are later: "
         f"conntrack entries are listed, as {why}"

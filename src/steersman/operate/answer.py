@@ -69,7 +69,7 @@ class Answer(msgspec.Struct, frozen=True, kw_only=True, rename="camel"):
 
     @property
     def exit_code(self) -> int:
-        """0 if all is well, 1 if the answer is bad news."""
+        """0 if all is well, 1 if something is wrong."""
         return 0
 
     def blocks(self, wide: bool) -> Iterator[Block]:

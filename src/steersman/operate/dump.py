@@ -147,7 +147,7 @@ def find_service(world: World, text: str, namespace: str = "") -> ObjectName:
     """
     found = Names(world, namespace).resolve(text)
     if found.kind != "service" or found.name is None:
-        raise QuestionError(f"{text!r} is no Service ({found.kind}): give NAMESPACE/NAME")
+        raise QuestionError(f"{text!r} is not a Service ({found.kind}): give NAMESPACE/NAME")
     return found.name
 
 

@@ -1,4 +1,4 @@
-"""Answer `steersman status`: how the running process is; wait until all is well."""
+"""Answer `steersman status`: the state of the running process; wait until all is well."""
 
 from __future__ import annotations
 

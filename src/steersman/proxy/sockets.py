@@ -378,7 +378,7 @@ class DialRegistry:
             self._reported.add(caller.owner)
             log.warning(
                 "%s: endpoint %s leads back to this proxy, to %s; refusing its connections "
-                "because they would be relayed without end; use addresses of servers as endpoints",
+                "because they would be relayed in a loop; use addresses of servers as endpoints",
                 caller.owner,
                 caller.endpoint,
                 owner,

@@ -98,7 +98,7 @@ class ConfigReloader:
                 if (config := self.reload()) is not None:
                     yield config
         except OSError as error:
-            log.warning("%s is not watched: %s; SIGHUP reloads it", self._file, error)
+            log.warning("%s cannot be watched: %s; send SIGHUP to reload it", self._file, error)
 
     def reload(self) -> ProxyConfig | None:
         """Reload the file now.
@@ -121,7 +121,9 @@ class ConfigReloader:
             self._report_switch()
         plan = reload_plan(self.current, fresh)
         if fresh.mode != self.current.mode:
-            log.warning("takes effect after a restart: mode, and all else that the file changes")
+            log.warning(
+                "takes effect after a restart: the mode, and everything else that the file changes"
+            )
         elif plan.needs_restart:
             log.warning("takes effect after a restart: %s", ", ".join(plan.needs_restart))
         if not plan.applied_live:

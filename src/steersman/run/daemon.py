@@ -212,7 +212,7 @@ class Daemon:
         while True:
             newcomer = await asyncio.shield(self._lock.newcomer)
             mode = self.engine.mode
-            log.warning("another instance takes over from this one: %s", newcomer)
+            log.warning("another instance is taking over: %s", newcomer)
             if not mode.hands_over_sockets or newcomer.mode != mode.name or self.switcher.running:
                 break  # the lock is released only when nothing is written any more
             # The newcomer starts to serve beside this process, and fetches the sockets.
@@ -225,7 +225,7 @@ class Daemon:
                 await self._lock.claim()
             except StartError:  # it runs, and needs nothing of ours
                 break
-            log.warning("the newcomer is gone; this instance goes on")
+            log.warning("the other instance is gone; this one continues")
         self._stop.request()
 
     # Sync
@@ -404,7 +404,7 @@ class Daemon:
                 asked.result.exception()  # mark it as retrieved: the caller may have gone
                 if not isinstance(error, Exception):
                     raise
-                log.exception("a switch failed; the mode that serves goes on")
+                log.exception("a switch failed; the mode that serves continues")
             else:
                 asked.result.set_result(result)
 

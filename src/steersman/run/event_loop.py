@@ -253,7 +253,7 @@ def run_to_end(
         if thread.name.startswith(_THREADS):
             thread.join(max(0.0, end - time.monotonic()))
             if thread.is_alive():
-                log.warning("a system call does not return; the process ends without it")
+                log.warning("a system call does not return; exiting without waiting for it")
                 logging.shutdown()
                 for stream in (sys.stdout, sys.stderr):
                     stream.flush()

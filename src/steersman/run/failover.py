@@ -298,7 +298,9 @@ class Failover:
         """Let connections that wait for ejected endpoints begin again at their next packet."""
         try:
             if self._failures and (number := await self._failures.cut(backends)):
-                log.info("%d unanswered connections to ejected endpoints begin again", number)
+                log.info(
+                    "%d unanswered connections to ejected endpoints are made to begin again", number
+                )
         except OSError as error:
             log.warning("connections to ejected endpoints cannot be listed: %s", error)
 

@@ -188,7 +188,7 @@ class Instance:
         """Say in the lock that another mode runs; others only read it to name the holder."""
         self._me = msgspec.structs.replace(self._me, mode=mode)
         if self._tables is not None and not self._tables.rename(NAME, self._me.comment):
-            log.warning("the lock still says that another mode runs: the kernel refused to change")
+            log.warning("the lock still names the previous mode: the kernel refused to change it")
 
     # By a table
 

@@ -201,7 +201,7 @@ class NodeWatcher:
         reaction = react(self._started_with, own.node, needs_pod_cidrs=self._needs_pod_cidrs)
         message = reaction.message or message
         if message != self._logged:
-            log.warning("%s", message or "this node's object is complete again")
+            log.warning("%s", message or "this node's Node object is complete again")
         self._logged = message
         if reaction.exits:
             self._stop(reaction.message)

@@ -195,7 +195,7 @@ def set_conntrack(config: ProxyConfig, traits: Traits) -> None:
         except SysctlError as error:
             if error.errno not in (errno.EACCES, errno.EPERM) or not setting.path.endswith("_max"):
                 raise
-            log.warning("%s; it can be set only in the first network namespace", error.strerror)
+            log.warning("%s; it can be set only in the initial network namespace", error.strerror)
 
 
 def allow_localhost_node_ports(config: NodeConfig, mode: Mode, facts: HostFacts) -> NodeConfig:

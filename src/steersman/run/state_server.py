@@ -124,7 +124,9 @@ async def serve_state(
             await asyncio.sleep(RETRY_SECONDS)
     host, port = split_host_port(config.bind_address)
     if tls is None:
-        log.info("the state server at %s has no TLS: its token can be read on the way", host)
+        log.info(
+            "the state server at %s has no TLS: others on the network can read its token", host
+        )
     pool = ClientPool(Bounds(per_server=MOST_CLIENTS, total=MOST_CLIENTS, busy=inf))
     following = asyncio.create_task(follow_certificate(tls, config)) if tls is not None else None
     try:

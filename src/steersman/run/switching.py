@@ -278,7 +278,7 @@ class _Switch:
                 await self._go(new)
             except Exception as error:  # a defect, too, must not leave the node without a mode
                 if not isinstance(error, _EXPECTED):
-                    log.exception("a switch failed by a defect")
+                    log.exception("a switch failed because of a bug")
                 self._say("back", f"{error}; going back to {old.name} mode", "failed")
                 return await self._back(new)
         # The rest is left to the background.
@@ -342,7 +342,7 @@ class _Switch:
         if errors and not self.request.force:
             raise SwitchError(
                 f"{len(errors)} Findings of severity error are new in {new.mode.name} mode: what "
-                "they name would not be served; --force switches all the same"
+                "they name would not be served; use --force to switch anyway"
             )
         # What answers now?
         await self.canary.prove()

@@ -256,7 +256,7 @@ class ApiClient:
         response, server = await self._first_answer(path, params, idle_timeout, more=headers)
         if response.status in _NOT_SPOKEN and accept != JSON:
             response.close()
-            log.info("%s: the server speaks no %s, using JSON", path, accept)
+            log.info("%s: the server does not offer %s, using JSON", path, accept)
             self._json_only.add(path)
             headers = [("Accept", JSON)]
             response, server = await self._first_answer(path, params, idle_timeout, more=headers)

@@ -1,4 +1,4 @@
-"""Commands that only ask: help, the version, and how the running process is."""
+"""Commands that only ask: help, the version, and the state of the running process."""
 
 from __future__ import annotations
 

@@ -45,7 +45,7 @@ def test_ways_to_nodes(tmp_path: Path) -> None:
 def test_contradictions_and_missing_files_are_refused(tmp_path: Path) -> None:
     (tmp_path / "empty").write_text("# none\n")
     for words, said in (
-        (("--node=http://a", "--in-cluster"), "exclude --kubeconfig and --in-cluster"),
+        (("--node=http://a", "--in-cluster"), "cannot be combined with --kubeconfig"),
         ((f"--nodes-file={tmp_path / 'none'}",), "--nodes-file .*none: .*No such file"),
         ((f"--nodes-file={tmp_path / 'empty'}",), "names no node"),
         (("--node=a=b",), "--node: 'b' is not a URL"),

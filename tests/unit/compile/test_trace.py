@@ -82,7 +82,7 @@ def test_reasons_say_who_the_client_is(source: str | SourceClass, says: str) -> 
 
 def test_reasons_say_that_pods_cannot_be_told() -> None:
     decision = decide(plan_of(service(), slice_(HERE), config=NO_DETECTOR), POD)
-    assert "no clusterCIDRs are set to know pods by" in " ".join(decision.reasons)
+    assert "without clusterCIDRs, pods cannot be recognised" in " ".join(decision.reasons)
     assert short(decision) == "forward 1"
 
 

@@ -29,7 +29,7 @@ def test_help_of_a_command_with_more_flags() -> None:
 def test_long_names_have_a_line_of_their_own() -> None:
     lines = help_text().splitlines()
     index = lines.index("      --conntrack-tcp-timeout-established duration")
-    assert lines[index + 1].strip().startswith("Idle established")
+    assert lines[index + 1].strip().startswith("Timeout of idle established")
 
 
 def test_flagz_equals_upstreams() -> None:

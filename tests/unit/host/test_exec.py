@@ -228,7 +228,7 @@ async def test_a_program_that_the_kernel_does_not_let_go_is_left_behind(
         with pytest.raises(TimeoutError):
             await SubprocessExec().run(["sh", "-c", script], timeout=0.5)
         pid = int((tmp_path / "pid").read_text())
-        assert f"sh (pid {pid}) was killed and does not end" in caplog.text
+        assert f"sh (pid {pid}) was killed but has not ended" in caplog.text
         assert state(pid) not in ("Z", "")
         (cgroup / "freezer.state").write_text("THAWED")
         async with asyncio.timeout(20):

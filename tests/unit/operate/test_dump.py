@@ -212,7 +212,7 @@ def test_a_service_is_found_by_what_operators_type(word: str) -> None:
 
 @pytest.mark.parametrize(
     ("word", "says"),
-    [("shop/catr", "similar: shop/cart"), ("10.96.0.10", "is no Service .address.")],
+    [("shop/catr", "similar: shop/cart"), ("10.96.0.10", "is not a Service .address.")],
 )
 def test_what_is_no_service_is_refused(word: str, says: str) -> None:
     with pytest.raises(QuestionError, match=says):

@@ -292,7 +292,7 @@ async def test_a_mode_that_sees_nothing_says_so(caplog: pytest.LogCaptureFixture
         async with ejecting.running(MemoryMode()):
             await until(lambda: bool(ejecting.world.store.findings))
     [finding] = ejecting.world.store.findings
-    assert "mode does not see connections fail" in finding.reason
+    assert "mode cannot see connections fail" in finding.reason
     assert "failing endpoints are not ejected" in caplog.text
 
 

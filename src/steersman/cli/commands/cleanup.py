@@ -41,12 +41,12 @@ def _main(argv: Sequence[str]) -> int:
 
 COMMAND = Command(
     name="cleanup",
-    summary="remove everything of ours from the kernel",
+    summary="remove everything that steersman wrote from the kernel",
     description=(
-        "Removes the kernel objects of every mode, whichever wrote them, and nothing else.\n"
+        "Remove the kernel objects of every mode, not only of the one in use, and nothing else.\n"
         "Stop the running process first: it would write its rules again.\n\n"
-        "Exit status 1 if something is left; the message names it. All flags of `steersman run`\n"
-        "are accepted, so that the command line of a running process can be reused."
+        "The exit status is 1 if something is left; it is named then. All flags of\n"
+        "`steersman run` are accepted, so that the command line of a running process can be reused."
     ),
     group="Run",
     examples=(Example("steersman cleanup", "remove everything, in every mode"),),

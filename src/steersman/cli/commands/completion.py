@@ -22,8 +22,8 @@ COMMAND = Command(
     name="completion",
     summary="print shell completion: bash, zsh or fish",
     description=(
-        "Completes commands, flags and choices, and the names of Services, endpoints, pods and\n"
-        "nodes that the running process knows."
+        "Print a script that completes commands, flags and choices, and the names of Services,\n"
+        "endpoints, pods and nodes that the running process knows."
     ),
     group="Tools",
     arguments=(Argument("SHELL", "bash, zsh or fish.", completes="shell", required=True),),

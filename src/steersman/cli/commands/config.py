@@ -51,10 +51,10 @@ def _main(argv: Sequence[str]) -> int:
 
 COMMAND = Command(
     name="config",
-    summary="check FILE, or show the configuration in force",
+    summary="check a configuration file, or show the configuration in force",
     description=(
         "`config check FILE` reads a KubeProxyConfiguration and lists everything that is wrong\n"
-        "or ignored; `config show` prints the configuration that the given flags make."
+        "or ignored; `config show` prints the configuration that results from the given flags."
     ),
     group="Tools",
     arguments=(
@@ -64,7 +64,10 @@ COMMAND = Command(
     flags=(_STRICT, _OUTPUT),
     examples=(
         Example("steersman config check /var/lib/kube-proxy/config.conf", "check a file"),
-        Example("steersman config show --cluster-cidr 10.244.0.0/16", "what flags amount to"),
+        Example(
+            "steersman config show --cluster-cidr 10.244.0.0/16",
+            "the configuration that results from flags",
+        ),
     ),
     main=_main,
 )

@@ -31,11 +31,11 @@ COMMAND = Command(
     name="doctor",
     summary="check a Service, a connection or the node, and name the likely cause of trouble",
     description=(
-        "Runs every check that applies at once, within 10 s: the Service and its endpoints, the\n"
-        "process, the rules in the kernel, firewalls of others, sysctls, bridges, conntrack, the\n"
-        "way to the endpoints, and real connections to them and to the Service. Each check has a\n"
-        "verdict (error, warning, unknown, ok, skipped), evidence and a remedy; the likely cause\n"
-        "comes first. It changes nothing. Without a Service it checks the node.\n\n"
+        "Run every check that applies, all at the same time, within 10 s: the Service and its\n"
+        "endpoints, the process, the rules in the kernel, other firewalls, sysctls, bridges,\n"
+        "conntrack, the way to the endpoints, and real connections to them and to the Service.\n"
+        "Each check has a verdict (error, warning, unknown, ok, skipped), evidence and a remedy;\n"
+        "the likely cause comes first. Nothing is changed. Without a Service, check the node.\n\n"
         "Run it as root on the node, or in steersman's pod. Elsewhere, with --manifests or\n"
         "--kubeconfig, the checks that look at the machine are skipped."
     ),
@@ -45,13 +45,16 @@ COMMAND = Command(
     flags=(
         option("from", "The client: an address, a pod, a node, external.", completes="pod"),
         option("to", "The destination: a Service or IP:PORT[/udp].", completes="service,endpoint"),
-        option("from-pod", "A pod of this node to dial from, too.", completes="pod"),
+        option("from-pod", "A pod of this node, to connect from there, too.", completes="pod"),
         NAMESPACE,
     ),
     examples=(
         Example("steersman doctor", "is this node as it should be?"),
         Example("steersman doctor shop/web", "why does this Service not answer?"),
-        Example("steersman doctor shop/web --from-pod shop/shell-1", "the same, dialled by a pod"),
+        Example(
+            "steersman doctor shop/web --from-pod shop/shell-1",
+            "the same, with connections from a pod",
+        ),
         Example(
             "steersman doctor --from 198.51.100.7 --to 192.0.2.10:30080",
             "why does a client not reach a node port?",

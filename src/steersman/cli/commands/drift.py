@@ -27,17 +27,17 @@ COMMAND = Command(
     name="drift",
     summary="compare the kernel with what the running process wrote",
     description=(
-        "Lets the running process compare the kernel with what it wrote, and shows what other\n"
+        "Let the running process compare the kernel with what it wrote, and show what other\n"
         "programs changed, which programs these were, and when it was repaired. The kernel names\n"
         "the program that changed rules of nf_tables (nft, iptables-nft); others stay unknown.\n"
-        "The process itself compares every sync period, or at once if its mode notices a change,\n"
-        "and repairs what it finds."
+        "The process itself compares once every sync period, or at once if its mode notices a\n"
+        "change, and repairs what differs."
     ),
     flags=(
         option("lines", "Kernel objects to show of what differs now.", kind="int", default="10"),
     ),
     examples=(
-        Example("steersman drift", "whether anything differs now, and who changed what so far"),
+        Example("steersman drift", "what differs now, and who changed what so far"),
         Example("steersman drift -o wide", "with the first objects of each repair"),
         Example("steersman drift --watch", "see another program at work"),
     ),

@@ -26,12 +26,12 @@ COMMAND = Command(
     description="""\
 Read the kernel of this machine, and print what it has for a Service: rules as iptables-save prints
 them, elements and chains as nft, virtual servers as ipvsadm, ipset entries, entries of eBPF maps,
-or the listening sockets of the process and the rules that lead there. Above the lines stands what
-they are for. Lines that differ from the plan are marked: `-` is missing in the kernel, `+` is there
-and no plan asks for it. Needs root, and reads only.
+or the listening sockets of the process and the rules that lead there. A heading says what the
+lines below it are for. Lines that differ from the plan are marked: `-` is missing in the kernel,
+`+` is there although no plan asks for it. This needs root, and changes nothing.
 
-The plan is that of the running process, or of --manifests or an API server, for the mode that
---proxy-mode names then.""",
+The plan is that of the running process. With --manifests or an API server, it is the plan for
+the mode that --proxy-mode names.""",
     arguments=(
         Argument(
             "SERVICE",

@@ -12,15 +12,15 @@ COMMAND = Command(
 List the endpoints of Services: a row for each endpoint of each port, with its pod and node, whether
 clients of this node can be sent there, and why. Notes follow: hints, and what the Service lacks.
 
-Connections are those since the Service is served, as far as the running process can count them
-in its mode; --rates and --watch add new connections per second.""",
+Connections are counted from the moment the Service was first served, if the mode of the running
+process can count them; --rates and --watch add new connections per second.""",
     arguments=(ARGUMENT,),
     flags=FLAGS,
     examples=(
-        Example("steersman endpoints shop/web", "those of a Service"),
+        Example("steersman endpoints shop/web", "the endpoints of a Service"),
         Example(
             "steersman endpoints --pod 10.244.1.5",
-            "does this pod get traffic, and whose",
+            "does this pod get traffic, and of which Services",
         ),
         Example("steersman endpoints shop/web --watch", "how connections spread, live"),
     ),

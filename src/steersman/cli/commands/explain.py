@@ -37,10 +37,10 @@ Explain where connections go and by which rules, where a Service is served and w
 used or not, and which Services use a pod. The answer is what the rules of this program do; `trace`
 shows what the kernel does.
 
-Names are shop/web, web.shop, web.shop.svc.cluster.local, or web in the namespace of -n. :80 or
-:http behind a name is a port of it, /udp or /sctp a protocol. pod/shop/web-1, svc/web and
-node/node-a tell the kind. :30080 is a node port of this node. Without a port, all ports are
-explained.""",
+Write names as shop/web, web.shop, web.shop.svc.cluster.local, or web with its namespace in -n.
+Append a port, as :80 or :http, and a protocol, as /udp or /sctp. If a name is ambiguous, give its
+kind: pod/shop/web-1, svc/web, node/node-a. :30080 alone is a node port of this node. Without a
+port, all ports are explained.""",
     arguments=(Argument("NAME", "The Service, pod or address to explain.", completes="service"),),
     flags=(
         option(
@@ -55,7 +55,7 @@ explained.""",
         ),
         option(
             "node",
-            "The node that handles the connection first, and whose view of a Service it is.",
+            "The node that handles the connection first, or whose view of a Service is shown.",
             completes="node",
         ),
         option("problems", "All Services in trouble, worst first.", kind="bool"),

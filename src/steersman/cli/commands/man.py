@@ -25,6 +25,7 @@ def _main(argv: Sequence[str]) -> int:
 COMMAND = Command(
     name="man",
     summary="print the man page of steersman or of a command",
+    description="Print the man page of steersman, or of one of its commands.",
     group="Tools",
     arguments=(Argument("COMMAND", "The command; none for the overview.", completes="command"),),
     examples=(Example("steersman man explain | man -l -", "read the page of a command"),),

@@ -12,13 +12,13 @@ COMMAND = Command(
 List the node ports and health check node ports of this node by number: whose they are, on which
 addresses they answer, and what happens to clients outside.
 
-Connections are those since the Service is served, as far as the running process can count them
-in its mode; --rates and --watch add new connections per second.""",
+Connections are counted from the moment the Service was first served, if the mode of the running
+process can count them; --rates and --watch add new connections per second.""",
     arguments=(ARGUMENT,),
     flags=FLAGS,
     examples=(
-        Example("steersman nodeports", "all of them"),
-        Example("steersman nodeports --port 30080", "whose port is this"),
+        Example("steersman nodeports", "all node ports"),
+        Example("steersman nodeports --port 30080", "which Service has this port?"),
     ),
     answer=list_answer("node_ports"),
     watch=True,

@@ -41,7 +41,7 @@ _HEALTHS = (
 
 COMMAND = Command(
     name="nodes",
-    summary="show how the nodes of a cluster are, worst first",
+    summary="show the state of the nodes of a cluster, worst first",
     description=f"""\
 Show a row for each node, worst first: whether it can be asked, its mode and version, its last sync,
 how long changes take, Findings, CPU and memory, and what its problems are.
@@ -58,8 +58,8 @@ how long changes take, Findings, CPU and memory, and what its problems are.
         Example("steersman nodes", "this node"),
     ),
     exit_codes=(
-        (0, "Every node is well."),
-        (1, "A node is not, or cannot be asked."),
+        (0, "Every node is healthy."),
+        (1, "A node is not healthy, or cannot be asked."),
         (2, "The command line is wrong."),
     ),
     answer=ask_nodes,

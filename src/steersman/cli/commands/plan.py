@@ -29,18 +29,18 @@ COMMAND = Command(
     summary="show what a change would do before it is made",
     group="Change",
     description=(
-        "Give the flags that you would run with: another --proxy-mode, a --config file, other\n"
-        "--manifests. Settings that you do not give are those of the running process. Without\n"
-        "any flag it shows what this version would change in the kernel, for example after an\n"
-        "upgrade, or with the rules of another kube-proxy in force. Nothing is written.\n"
+        "Show what would change in the kernel. Give the flags that you would run with: another\n"
+        "--proxy-mode, a --config file, other --manifests. All other settings are those of the\n"
+        "running process. Without any flag it shows what this version would change, for example\n"
+        "after an upgrade, or while another kube-proxy's rules are in force. Nothing is written.\n"
         "\n"
-        "As root the kernel is compared, with the rules of all modes and any kube-proxy in it.\n"
-        "Otherwise the present rules are those that the running process wrote, or with\n"
-        "--from-mode those that the mode would have for the same objects."
+        "As root, the kernel is read, including the rules of every mode and of any kube-proxy.\n"
+        "Otherwise the present rules are taken to be those that the running process wrote or,\n"
+        "with --from-mode, those that the mode would have for the same objects."
     ),
     flags=(
         option("objects", "List the kernel objects, too.", kind="bool"),
-        option("script", "Print the input of this tool instead: nft, iptables-restore and so on."),
+        option("script", "Print the input for this tool instead: nft, iptables-restore and so on."),
         option(
             "from-mode",
             "Assume the rules of this mode instead of looking at the kernel.",
@@ -51,7 +51,7 @@ COMMAND = Command(
         Example(
             f"steersman plan --proxy-mode {DEFAULT_MODE}", "what a switch of the mode would do"
         ),
-        Example("steersman plan --masquerade-all", "what another setting, or --config, would do"),
+        Example("steersman plan --masquerade-all", "what another setting would do"),
         Example("steersman plan --manifests DIR --objects", "which rules new manifests change"),
         Example("steersman plan --cleanup", "what `steersman cleanup` would remove"),
         Example("steersman plan --script nft | nft -c -f -", "let the tool check it"),

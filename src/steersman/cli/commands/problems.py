@@ -60,8 +60,10 @@ is listed once. Each comes with evidence and a remedy. Words select problems tha
     arguments=(Argument("WORD", "Only problems that contain the word.", repeated=True),),
     examples=(
         Example("steersman problems --kubeconfig ~/.kube/config --token-file token", "a cluster"),
-        Example("steersman problems --severity error -o json", "the errors of this node, as data"),
-        Example("steersman problems shop/cart", "those about one Service"),
+        Example(
+            "steersman problems --severity error -o json", "the errors of this node, for scripts"
+        ),
+        Example("steersman problems shop/cart", "the problems of one Service"),
     ),
     exit_codes=(
         (0, "There is no error; there may be warnings."),

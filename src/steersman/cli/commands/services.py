@@ -14,13 +14,13 @@ its endpoints in and out, and whether something is wrong; then the Services that
 -o wide adds policies, session affinity, age and the kernel objects of the mode; -o json adds what
 happens to each class of clients, every endpoint with the reason why it is in or out, and hints.
 
-Connections are those since the Service is served, as far as the running process can count them
-in its mode; --rates and --watch add new connections per second.""",
+Connections are counted from the moment the Service was first served, if the mode of the running
+process can count them; --rates and --watch add new connections per second.""",
     arguments=(ARGUMENT,),
     flags=FLAGS,
     examples=(
         Example("steersman services", "all Services"),
-        Example("steersman services shop", "those of a namespace"),
+        Example("steersman services shop", "the Services of a namespace"),
         Example(
             "steersman services --address 10.96.0.10 -o wide",
             "who has this address?",

@@ -1,4 +1,4 @@
-"""`steersman status`: how the running process is."""
+"""`steersman status`: the state of the running process."""
 
 from __future__ import annotations
 
@@ -22,27 +22,27 @@ async def _answer(parsed: Parsed) -> Answer:
 
 COMMAND = Command(
     name="status",
-    summary="show how the running process is, with conditions",
+    summary="show the state of the running process, with conditions",
     description="""\
-Show how the running process of this node is: its syncs, its connection to the API server, its
-Findings, and conditions as those of Kubernetes objects, each with its status, reason, message and
-the time since it has that status.
+Show the state of the running process of this node: its syncs, its connection to the API server, its
+Findings, and conditions like those of Kubernetes objects, each with its status, reason, message and
+how long it has had that status.
 
 Running           the process answers on its local socket
 Synced            the first sync reached the kernel, and the last one did not fail
 SourceConnected   the API server, or the manifests, can be read
 KernelMatches     the kernel has what the plan says, as of the last sync or comparison
-NoFindings        no object has an error (warnings are listed, and are no error)
-Healthy           no change waits for longer than the health check allows
-
-It asks the process only; flags that name manifests or an API server mean nothing here.""",
+NoFindings        no object has an error (warnings are listed, but do not count as errors)
+Healthy           no change waits for longer than the health check allows""",
     flags=(
         option("wait", "Wait until every condition is True.", kind="bool"),
-        option("timeout", "How long --wait waits; 0s: for ever.", kind="duration", default="5m"),
+        option(
+            "timeout", "How long --wait waits; 0s waits for ever.", kind="duration", default="5m"
+        ),
     ),
     examples=(
-        Example("steersman status", "how is it"),
-        Example("steersman status --wait --timeout 2m", "go on when the node is ready to serve"),
+        Example("steersman status", "is this node as it should be?"),
+        Example("steersman status --wait --timeout 2m", "continue once the node is ready to serve"),
         Example("steersman status -o json", "for scripts: conditions, source, Findings"),
     ),
     exit_codes=(
@@ -51,5 +51,6 @@ It asks the process only; flags that name manifests or an API server mean nothin
         (2, "The command line is wrong."),
     ),
     answer=_answer,
+    process_only=True,
     watch=True,
 )

@@ -63,19 +63,19 @@ COMMAND = Command(
     summary="change the mode of the running process, without losing a connection",
     description="""Change the mode of the running process without a restart.
 
-First it checks that the new mode can serve here: what it needs is there, its rules can be
-made, and no Service would be served worse. Then the new mode's rules are written beside
-those of the old one, new connections go to the new mode, and the old rules are removed.
-Destinations of Services that answered before are dialled all the time; if they fail, or
-the kernel refuses the rules, the old mode serves again by itself. Established connections
-go on: those that the old mode itself carries (in the modes that have a table of
-connections, or end them in the process) get --drain to end.
+It first checks that the new mode can serve here: that its requirements are met, that its
+rules can be rendered, and that no Service would be served worse. Then it writes the new
+mode's rules beside those of the old one, sends new connections to the new mode, and removes
+the old rules. Meanwhile it keeps connecting to Services that answered before; if that fails,
+or if the kernel refuses the rules, it goes back to the old mode by itself. Established
+connections continue. Those that the old mode itself carries (in the modes that have their
+own table of connections, or relay them in the process) have the time of --drain to end.
 
-The configuration is not changed: after a restart the configured mode is back. Set the
-mode there, too, to keep it.
+The configuration is not changed: after a restart the process runs in the configured mode
+again. To keep the new mode, set it there, too.
 
-Only root, and the user of the process, may switch. A switch that has begun goes on if this
-command is interrupted.""",
+Only root and the user of the process may switch. Interrupting this command does not
+interrupt a switch that has begun.""",
     flags=(
         option("to", "The mode.", completes="mode"),
         option("dry-run", "Only check whether the mode can serve.", kind="bool"),
@@ -84,12 +84,10 @@ command is interrupted.""",
             "Switch although Services would be served worse: new Findings of severity error.",
             kind="bool",
         ),
-        option(
-            "watch-for", "Time that new connections are watched.", kind="duration", default="5s"
-        ),
+        option("watch-for", "How long new connections are watched.", kind="duration", default="5s"),
         option(
             "drain",
-            "Time that connections get to end that the old mode carries.",
+            "How long connections that the old mode carries may take to end.",
             kind="duration",
             default="1h",
         ),
@@ -100,8 +98,8 @@ command is interrupted.""",
         Example(f"steersman switch --to {_MODE} --watch-for 1m -o json", "for scripts"),
     ),
     exit_codes=(
-        (0, "The mode serves, or could (--dry-run)."),
-        (1, "It does not: the old mode goes on, or serves again."),
+        (0, "The new mode serves, or could (--dry-run)."),
+        (1, "It does not: the old mode continues, or serves again."),
         (2, "No process answers, or another switch is under way."),
     ),
     answer=_answer,

@@ -48,26 +48,26 @@ COMMAND = Command(
     name="top",
     summary="watch rates, failures, syncs, drift and Findings",
     description=(
-        "Shows what the running process does, refreshed every second: connections and failures by\n"
-        "Service and endpoint, the time that it takes to set up a connection, syncs, drift, and\n"
-        "Findings. Numbers that a mode does not count are shown as -.\n\n"
+        "Show what the running process does, refreshed every second: connections and failures by\n"
+        "Service and endpoint, how long connections take to be set up, syncs, drift, and\n"
+        "Findings. Numbers that the mode does not count are shown as -.\n\n"
         "Keys: up and down move, Enter opens a Service, Escape goes back, / filters, s sorts by\n"
-        "the next column, d runs doctor on the Service, p connects to it once and times it, f has\n"
-        "all Findings, ? all keys, q quits.\n\n"
-        "In a pipe, or with --once, one screen is printed. The process counts the connections of\n"
-        "large clusters less often than every second, so that this takes 5 % of a core at most."
+        "the next column, d runs doctor on the Service, p connects to it once and times that,\n"
+        "f shows all Findings, ? all keys, q quits.\n\n"
+        "In a pipe, or with --once, one screen is printed. In large clusters the process counts\n"
+        "connections less often than every second, so that this takes at most 5 % of a core."
     ),
     arguments=(
         Argument("TEXT", "Show only ServicePorts whose name contains it.", completes="service"),
     ),
     flags=(
-        option("once", "Print one screen and end.", kind="bool"),
+        option("once", "Print one screen and exit.", kind="bool"),
         option("delay", "Time between two refreshes.", kind="duration", default="1s"),
         option("sort", "Order: " + ", ".join(_SORTS), default="rate", choices=_SORTS),
     ),
     examples=(
         Example("steersman top", "the live view"),
-        Example("steersman top shop/", "of one namespace"),
+        Example("steersman top shop/", "one namespace"),
         Example("steersman top --once --sort failures", "what fails now, for a ticket"),
         Example("steersman top --once -o json", "for scripts"),
     ),

@@ -36,16 +36,15 @@ async def _answer(parsed: Parsed) -> Answer:
 
 COMMAND = Command(
     name="trace",
-    summary="follow a packet through the kernel, beside what explain predicts",
+    summary="follow a packet through the kernel, and compare with what explain predicts",
     description="""\
 Send a packet from this node or from a pod on it, follow it through the rules of the kernel, and
-print each step beside what `explain` predicts. The first difference is named, also if a rule of
-another program made it: a firewall, Docker, kubelet. With --wait the next packet of real traffic is
-followed instead.
+print each step beside what `explain` predicts. The first difference is named, even if it is due to
+a rule of another program, such as a firewall, Docker or kubelet. With --wait, follow the next
+packet of real traffic instead.
 
-The probe is an ordinary one: a TCP connection that is closed at once, a datagram, or an INIT of
-SCTP. Only the first packet of that one connection is traced, and nothing stays in the kernel. Root
-is needed.
+The probe is a TCP connection that is closed at once, a datagram, or an SCTP INIT. Only the first
+packet of that one connection is traced, and nothing stays in the kernel. This needs root.
 
 Names are those of `explain`: shop/web:http, web.shop:80, shop/cart-1, node-a:30080, 10.96.0.10:80.
 HANDLE is the number of the rule for `nft -a list`; for iptables-legacy, its place in the chain.""",

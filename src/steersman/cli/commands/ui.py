@@ -90,9 +90,9 @@ COMMAND = Command(
     group="Run",
     summary="serve pages about this node or a whole cluster, for a browser",
     description=f"""\
-Serve pages on loopback: the cluster, Services, problems, the last hour, plans. They follow the
-nodes, keep nothing on disk, and change nothing unless asked. Each page has a JSON twin at the same
-address.
+Serve pages on loopback: the cluster, Services, problems, the last hour, plans. They stay up to
+date, keep nothing on disk, and change nothing unless asked. Each page is also available as JSON, at
+the same address.
 
 {HOW}""",
     flags=(
@@ -102,7 +102,7 @@ address.
             "bool",
             "false",
             Group.OWN,
-            "Readers give a token, and the API server decides who may see what.",
+            "Ask readers for a token; the API server decides who may see what.",
         ),
         *NODE_FLAGS,
     ),

@@ -13,4 +13,10 @@ def _main(_: Sequence[str]) -> int:
     return 0
 
 
-COMMAND = Command(name="version", summary="print the version", group="Tools", main=_main)
+COMMAND = Command(
+    name="version",
+    summary="print the version",
+    description="Print the version.",
+    group="Tools",
+    main=_main,
+)

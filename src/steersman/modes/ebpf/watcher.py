@@ -228,7 +228,7 @@ class DeviceWatcher:
         try:
             await work()
         except DumpInterruptedError as error:
-            log.debug("ebpf: %s %d times; retrying in %gs", error, _ATTEMPTS, _RETRY)
+            log.debug("ebpf: %s (%d times); retrying in %gs", error, _ATTEMPTS, _RETRY)
             return False
         except OSError as error:
             if str(error) != self._failure:

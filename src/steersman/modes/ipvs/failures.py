@@ -56,7 +56,7 @@ def watch_servers(inside: InNamespace) -> FailureWatch:
     try:
         watch: FailureWatch = inside(lambda: FailureLog(translated=False))
     except BusyError as error:
-        log.warning("%s; so the counters of real servers are read instead", error)
+        log.warning("%s; reading the counters of real servers instead", error)
         return CounterWatch(inside)
     return watch
 

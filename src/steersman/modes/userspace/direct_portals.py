@@ -376,6 +376,6 @@ class NetshAddresses(Addresses):
         try:
             return await self._execute.run(argv, timeout=30.0)
         except FileNotFoundError:
-            raise BusyError("netsh is not here: this mode is for Windows") from None
+            raise BusyError("there is no netsh: this mode is for Windows") from None
         except TimeoutError as error:
             raise BusyError(str(error)) from error

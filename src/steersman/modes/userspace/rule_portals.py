@@ -207,7 +207,9 @@ class RulePortals(Portals, Generic[T]):
             try:
                 await self._delete_stale(stale)
             except OSError as error:
-                log.warning("UDP clients of new portals may be led elsewhere: %s", error)
+                log.warning(
+                    "UDP clients of new portals may still reach their former destination: %s", error
+                )
 
 
 def stale_flows(

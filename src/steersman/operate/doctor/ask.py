@@ -153,7 +153,7 @@ def _of_service(names: Names, text: str, namespace: str) -> Question:
             raise QuestionError(f"no Service is at {text}")
         return Question(*served)
     if target.kind != "service" or target.name is None:
-        raise QuestionError(f"{text} is no Service: give its name, or a connection with --to")
+        raise QuestionError(f"{text} is not a Service: give its name, or a connection with --to")
     return Question(target.name, split_words(text).port or None)
 
 

@@ -127,7 +127,9 @@ async def plan_on(site: Site, asked: PlanQuestion, chosen: Sequence[str]) -> tup
     if not states:
         raise QuestionError(site.fleet.problem or "no node is known yet")
     if len(chosen) > MOST_NODES:
-        raise QuestionError(f"choose at most {MOST_NODES} nodes: those like them change alike")
+        raise QuestionError(
+            f"choose at most {MOST_NODES} nodes: others of their mode and version change alike"
+        )
     names = [*chosen] or [group[0] for group in like.values()][:MOST_NODES]
     found = await asyncio.gather(*(_plan_node(site, asked, name) for name in names))
     # Of nodes that were not chosen, a kind has one that stands for the others.

@@ -172,7 +172,7 @@ def test_packets_are_preferred_to_counters(
 
     monkeypatch.setattr(failures, "FailureLog", refused)
     assert isinstance(watch_servers(lambda function: function()), CounterWatch)
-    assert "too old (False); so the counters of real servers are read instead" in caplog.text
+    assert "too old (False); reading the counters of real servers instead" in caplog.text
 
 
 @pytest.mark.parametrize("function", ["Netlink", "resolve"])

@@ -71,7 +71,7 @@ async def test_words_and_questions(words: dict[str, str], wanted: Question) -> N
     [
         ({"service": "shop/cart", "destination": "10.96.0.10:80"}, "not both"),
         ({"source": "pod"}, "give --to"),
-        ({"service": "10.96.0.10"}, "is no Service"),
+        ({"service": "10.96.0.10"}, "is not a Service"),
         ({"service": "10.96.0.99:80"}, "no Service is at 10.96.0.99:80"),
         ({"destination": "10.96.0.10"}, "an address with a port"),
         ({"service": "shop/cart", "pod": "external"}, "give a pod"),
