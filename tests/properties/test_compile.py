@@ -74,8 +74,9 @@ def test_incremental_equals_full(
 
 def assert_relisted(old: ServicePlan, new: ServicePlan, lists: EndpointChange) -> None:
     assert new == replace(old, cluster=new.cluster, reachable=new.cluster)
-    assert lists.gone == {*old.cluster} - {*new.cluster}
-    assert lists.came == {*new.cluster} - {*old.cluster}
+    assert {*lists.gone} == {*old.cluster} - {*new.cluster}
+    assert {*lists.came} == {*new.cluster} - {*old.cluster}
+    assert (len(lists.gone), len(lists.came)) == (len({*lists.gone}), len({*lists.came}))
     assert old.cluster
     assert new.cluster
     assert not old.local
@@ -143,11 +144,11 @@ def test_new_endpoints_alone_are_planned_as_the_whole_is(
     lists = with_new_endpoints(parsed, plans, new, node, "z1")
     if lists is None:
         return
-    after = plans | {key: plan for key, (plan, _) in lists.items()}
+    after = plans | {plan.key: plan for plan, _ in lists}
     assert (after, ()) == plan_service(parsed, new, node, "z1")
-    for key, (plan, change) in lists.items():
-        assert plan != plans[key]
-        assert_relisted(plans[key], plan, change)
+    for plan, change in lists:
+        assert plan != plans[plan.key]
+        assert_relisted(plans[plan.key], plan, change)
 
 
 def world(events: list[KubeObject]) -> Snapshot:

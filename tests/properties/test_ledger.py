@@ -24,22 +24,32 @@ def of(world: dict[int, tuple[Owner, int]], owner: Owner) -> dict[int, int]:
 def put(ledger: ObjectLedger, world: dict[int, tuple[Owner, int]], *, knows: bool = False) -> None:
     for owner in OWNERS:
         want = of(world, owner)
-        ledger.put(owner, want, diff(ledger.wants(owner), want) if knows else None)
+        if knows:
+            amend(ledger, owner, want)
+        else:
+            ledger.put(owner, want)
+
+
+def amend(ledger: ObjectLedger, owner: Owner, want: dict[int, int]) -> None:
+    had = ledger.wants(owner)
+    ledger.amend(owner, had, diff(had, want))
 
 
 @given(
     st.lists(steps, max_size=4),
     st.dictionaries(st.integers(0, 8), st.integers(0, 2)),
     st.booleans(),
+    st.booleans(),
 )
 def test_the_kernel_has_what_is_in_force(
     history: list[tuple[dict[int, tuple[Owner, int]], list[list[Owner]], set[Owner]]],
     found: dict[int, int],
     packs: bool,
+    knows: bool,
 ) -> None:
     ledger, kernel = ObjectLedger(), dict(found)
     for world, order, refused in history:
-        put(ledger, world)
+        put(ledger, world, knows=knows)
         for part in order:
             if refused.intersection(part):
                 ledger.reject(part, "no", kernel)
@@ -72,16 +82,40 @@ def test_a_known_change_counts_only_for_what_it_was_made_of() -> None:
     ledger = ObjectLedger()
     ledger.put("a", {1: 1, 2: 1})
     ledger.mark_written()
-    ledger.put("a", {1: 2, 2: 1}, diff({1: 1}, {1: 2}))
+    amend(ledger, "a", {1: 2, 2: 1})
     ledger.put("b", {2: 2})
     ledger.drop_claimed(["a"])  # it wants something else now
     change = ledger.changes()
     assert change is not None
     assert patch({1: 1, 2: 1}, change) == {1: 2, 2: 2}
     ledger.mark_written()
-    ledger.put("a", {1: 3}, diff({1: 2}, {1: 3}))
+    amend(ledger, "a", {1: 3})
     ledger.accept(["a"])  # and it has something else now
     assert ledger.changes() == diff({}, {})
+    amend(ledger, "a", {1: 4})
+    ledger.put("a", {1: 5})
+    assert ledger.changes() == diff({1: 3}, {1: 5})
+    amend(ledger, "a", {1: 6})  # it has not what it has wanted so far
+    assert ledger.changes() == diff({1: 3}, {1: 6})
+    ledger.reject(["a"], "no", {1: 3})
+    amend(ledger, "a", {1: 7})
+    assert not ledger.rejected
+    assert ledger.changes() == diff({1: 3}, {1: 7})
+
+
+def test_owners_whose_change_is_known_may_claim_one_object() -> None:
+    for amended in (("a", "b"), ("a",)):
+        ledger = ObjectLedger()
+        ledger.put("a", {1: 1})
+        ledger.put("b", {2: 1})
+        ledger.mark_written()
+        amend(ledger, "a", {1: 1, 3: 1})
+        if "b" in amended:
+            amend(ledger, "b", {2: 1, 3: 2})
+        else:
+            ledger.put("b", {2: 1, 3: 2})
+        assert ledger.changes() is None
+        assert ledger.outstanding >= 1
 
 
 @given(worlds, worlds, st.booleans(), st.booleans())
@@ -102,7 +136,9 @@ def test_changes_lead_from_one_world_to_the_next(
     change = ledger.changes()
     assert change is not None
     assert patch(have, change) == ledger.wanted() == ledger.effective()
-    ledger.mark_compared()
+    ledger.mark_written()
+    assert dict(ledger.in_force()) == ledger.wanted()
+    assert ledger.objects == len(list(ledger.in_force()))
     assert not ledger.changes()
 
 

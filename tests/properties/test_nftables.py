@@ -132,7 +132,8 @@ def test_new_endpoints_alone_are_rendered_as_the_whole_is(
     rendered = render_service(old, make.SETTINGS, slots)
     twin = dict(slots)
     had, has = frozenset(old.cluster), frozenset(new.cluster)
-    change = render_endpoints(new, EndpointChange(had - has, has - had), rendered, slots)
+    lists = EndpointChange(tuple(had - has), tuple(has - had))
+    change = render_endpoints(new, lists, rendered, slots)
     whole = render_service(new, make.SETTINGS, twin)
     one_for_another = len(had - has) == len(has - had) == 1
     assert (change is not None) is (one_for_another and not affinity and not node_port)
@@ -148,7 +149,7 @@ def test_slots_that_differ_from_what_is_rendered_take_the_long_way() -> None:
     key, slots = make.key(family=Family.IPV4), dict[bytes, bytes]()
     rendered = render_service(a_plan(key, frontend, cluster=(one, two)), make.SETTINGS, slots)
     plan = a_plan(key, frontend, cluster=(one, three))
-    change = EndpointChange(frozenset({two}), frozenset({three}))
+    change = EndpointChange((two,), (three,))
     for other in ({}, {first: ends[8:] + ends[:8] for first, ends in slots.items()}):
         before = dict(other)
         assert render_endpoints(plan, change, rendered, other) is None

@@ -321,7 +321,7 @@ def test_what_failing_runs_took_is_reported_once_they_succeed() -> None:
 
 def test_with_other_settings_and_behind_a_run_that_did_not_end_all_is_rendered_as_a_whole() -> None:
     key = PlanKey(ServicePortName("shop", "s1", "", Protocol.TCP), Family.IPV4)
-    lists = EndpointChange(frozenset(), frozenset({Endpoint("10.1.0.1", 80)}))
+    lists = EndpointChange((), (Endpoint("10.1.0.1", 80),))
     change = PlanChange(changed={key: ServicePlan(key, ())}, relisted={key: lists})
     owed = Owed()
     owed.planned(msgspec.structs.replace(change, settings_changed=True))

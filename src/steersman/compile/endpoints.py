@@ -33,7 +33,7 @@ from steersman.model.failover import Ejection
 from steersman.model.findings import Finding, Severity, quoted
 from steersman.model.kube import EndpointSlice
 from steersman.model.names import Family, PlanKey, Protocol
-from steersman.model.plan import Endpoint, Value
+from steersman.model.plan import Endpoint, EndpointChange, Value
 
 MAX_ENDPOINTS = 50_000
 """Endpoints of a Service that are served in one family, counted over all its ports
@@ -41,7 +41,8 @@ MAX_ENDPOINTS = 50_000
 MAX_LISTED = 2 * MAX_ENDPOINTS
 """Endpoints in the EndpointSlices of one Service that are read (docs/limits.md)."""
 _ADDRESS_TYPES = {family: family.kubernetes for family in Family}
-_KNOWN_TYPES = frozenset(_ADDRESS_TYPES.values())
+ADDRESS_TYPES = frozenset(_ADDRESS_TYPES.values())
+"""The address types of slices that are served."""
 _IPV6 = Family.IPV6  # a member by name costs ten times as much (Python 3.11)
 _NOWHERE = "\0"
 """The name of a node that has none. "" would match slices that do not name a node."""
@@ -124,7 +125,7 @@ def check_address_types(slices: Iterable[EndpointSlice]) -> tuple[Finding, ...]:
                 f"{quoted(slice_.address_type)} is not served; write IPv4 or IPv6",
             )
             for slice_ in slices
-            if slice_.address_type not in _KNOWN_TYPES
+            if slice_.address_type not in ADDRESS_TYPES
         ]
     )
 
@@ -214,14 +215,20 @@ def read_endpoints(
     return by_port, tuple(findings)
 
 
-def ready_endpoints(
-    slice_: EndpointSlice, key: PlanKey, node_name: str
-) -> tuple[Endpoint, ...] | None:
-    """Return the endpoints of a ServicePort's only slice, in printed order, if it is a plain one.
+def replaced_endpoints(
+    slice_: EndpointSlice, key: PlanKey, node_name: str, had: tuple[Endpoint, ...]
+) -> tuple[tuple[Endpoint, ...], EndpointChange] | None:
+    """Return the endpoints of a ServicePort's only slice, and what differs, if it is a plain one.
 
     That is an IPv4 slice of one port, whose endpoints are all ready, without hints and without a
     problem. None for all others: `read_endpoints` and `categorize` would return the same for a
-    plain one, in three times the time.
+    plain one, in five times the time. Endpoints that stay are the same objects.
+
+    Args:
+        slice_: the slice.
+        key: the ServicePort.
+        node_name: this node.
+        had: the endpoints before, in printed order.
     """
     (_, _, name, protocol), family = key
     labels, ports, entries = slice_.metadata.labels, slice_.ports, slice_.endpoints
@@ -230,23 +237,34 @@ def ready_endpoints(
     if (labels is not None and labels.headless is not None) or len(entries) > MAX_ENDPOINTS:
         return None
     port, number = ports[0], ports[0].port or 0
-    if len(ports) > 1 or port.name != name or not 0 < number <= MAX_PORT:
+    if len(ports) > 1 or port.name != name or PROTOCOLS.get(port.protocol) is not protocol:
         return None
-    plain = [
-        entry.addresses[0]
-        for entry in entries
-        if entry.conditions is None and entry.hints is None and entry.addresses
-    ]
-    if len(plain) < len(entries) or not are_plain_ipv4(plain):
+    if not 0 < number <= MAX_PORT:
         return None
+    known = {}
+    for end in had:
+        known[end.ip] = end
+    if len(known) < len(had):  # an address with two ports: it had several slices
+        return None
+    # All have the same port, so a colon behind the address is enough for the printed order.
+    found: dict[str, Endpoint] = {}
+    came: list[Endpoint] = []
     here = node_name or _NOWHERE
-    printed = {
-        f"{ip}:{number}": Endpoint(ip, number, entry.node_name == here)
-        for ip, entry in zip(plain, entries, strict=True)
-    }
-    if len(printed) < len(entries) or PROTOCOLS.get(port.protocol) is not protocol:
+    for entry in entries:
+        addresses = entry.addresses
+        if not addresses or entry.conditions is not None or entry.hints is not None:
+            return None
+        ip, local = addresses[0], entry.node_name == here
+        stays = known.get(ip)
+        if stays is None or stays.port != number or stays.local is not local:
+            stays = Endpoint(ip, number, local)
+            came.append(stays)
+        found[ip + ":"] = stays
+    if len(found) < len(entries) or not are_plain_ipv4([end.ip for end in came]):
         return None
-    return tuple([printed[name] for name in sorted(printed)])
+    gone = [end for end in had if found.get(end.ip + ":") is not end]
+    ends = tuple(map(found.__getitem__, sorted(found)))
+    return ends, EndpointChange(tuple(gone), tuple(came))
 
 
 def _slice_name(slice_: EndpointSlice) -> str:

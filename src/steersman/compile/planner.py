@@ -215,7 +215,10 @@ class Planner:
                     parsed = known
                     lists = self._with_new_endpoints(name, known, snapshot, settings)
                     if lists is not None:
-                        cost += self._relist(known, lists, changed, relisted)
+                        for plan, change in lists:
+                            self._endpoints += len(change.came) - len(change.gone)
+                            changed[plan.key], relisted[plan.key] = plan, change
+                        cost += _cost([plan for plan, _ in lists])
                         continue
                 elif service is not None:
                     parsed = parse_service(
@@ -235,6 +238,7 @@ class Planner:
             if parsed is None or parsed is not known:
                 self._update_claims(known, parsed, plans)
             cost += _cost(plans.values())
+        self._plans.update(changed)
         # 2. Decide conflicts, and add the other Services that win or lose a destination.
         for name in self._claims.decide(snapshot.services) - compiled.keys() - failed:
             parsed = self._parsed[name]
@@ -264,25 +268,11 @@ class Planner:
             self._claims.contended
             or self._lost
             or name in self._findings
-            or name in snapshot.ejected
+            or (snapshot.ejected and name in snapshot.ejected)
         ):
             return None
         slices = snapshot.slices.get(name, _NO_SLICES).values()
         return with_new_endpoints(parsed, self._plans, slices, settings, self._zone)
-
-    def _relist(
-        self,
-        parsed: ParsedService,
-        lists: Relisted,
-        changed: Plans,
-        relisted: dict[PlanKey, EndpointChange],
-    ) -> int:
-        """Store plans with new endpoints, and note them; return how much planning has cost."""
-        for key, (plan, change) in lists.items():
-            self._endpoints += len(change.came) - len(change.gone)
-            self._plans[key] = changed[key] = plan
-            relisted[key] = change
-        return _cost([self._plans[key] for key, _ in parsed.ports])
 
     def _plan_alone(
         self,

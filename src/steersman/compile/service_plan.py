@@ -23,6 +23,7 @@ from msgspec.structs import replace
 
 from steersman.compile.annotations import Plans, with_options, with_weights
 from steersman.compile.endpoints import (
+    ADDRESS_TYPES,
     Categories,
     EndpointsByPort,
     categorize,
@@ -30,7 +31,7 @@ from steersman.compile.endpoints import (
     limited_slices,
     local_ready_count,
     read_endpoints,
-    ready_endpoints,
+    replaced_endpoints,
     union,
     with_ejections,
 )
@@ -131,7 +132,7 @@ def plan_service(
     return plans, findings + more + wrong
 
 
-Relisted: TypeAlias = dict[PlanKey, tuple[ServicePlan, EndpointChange]]
+Relisted: TypeAlias = list[tuple[ServicePlan, EndpointChange]]
 """Plans that differ from those before in Pool.CLUSTER alone, and how."""
 
 
@@ -158,14 +159,14 @@ def with_new_endpoints(
         settings: the node, as before.
         zone: this node's zone, as before.
     """
-    out: Relisted = {}
+    out: Relisted = []
     found: dict[Family, EndpointsByPort] = {}
     slices, findings = limited_slices(slices)
-    if findings or check_address_types(slices):
+    if findings:
         return None
     for slice_ in slices:
-        if slice_.metadata.annotations:  # it may have weights
-            return None
+        if slice_.metadata.annotations or slice_.address_type not in ADDRESS_TYPES:
+            return None  # annotations may be weights
     for key, spec in parsed.ports:
         plan = plans[key]
         if (
@@ -176,10 +177,10 @@ def with_new_endpoints(
             or plan.scheduling.weights
         ):
             return None
-        cluster = None
+        replaced = None
         if len(slices) == 1:
-            cluster = ready_endpoints(slices[0], key, settings.node_name)
-        if cluster is None:
+            replaced = replaced_endpoints(slices[0], key, settings.node_name, plan.cluster)
+        if replaced is None:
             name, family = key
             if family not in found:
                 found[family], findings = read_endpoints(
@@ -189,12 +190,13 @@ def with_new_endpoints(
                     return None
             states = found[family].get((name.port, name.protocol), ())
             cluster = categorize(states, spec, settings.node_name, zone).cluster
-        if not cluster:
-            return None
-        had, has = frozenset(plan.cluster), frozenset(cluster)
-        if had != has:
-            change = EndpointChange(had - has, has - had)
-            out[key] = replace(plan, cluster=cluster, reachable=cluster), change
+            if not cluster:
+                return None
+            had, has = frozenset(plan.cluster), frozenset(cluster)
+            replaced = cluster, EndpointChange(tuple(had - has), tuple(has - had))
+        cluster, change = replaced
+        if change:
+            out.append((replace(plan, cluster=cluster, reachable=cluster), change))
     return out
 
 

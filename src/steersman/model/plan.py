@@ -151,8 +151,11 @@ class EndpointChange(Value, frozen=True):
     Pool.LOCAL is empty, Pool.CLUSTER was not and is not.
     """
 
-    gone: frozenset[Endpoint]
-    came: frozenset[Endpoint]
+    gone: tuple[Endpoint, ...]
+    came: tuple[Endpoint, ...]
+
+    def __bool__(self) -> bool:
+        return bool(self.gone or self.came)
 
 
 class ServicePlan(Value, frozen=True):

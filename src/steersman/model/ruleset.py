@@ -40,6 +40,15 @@ class Diff(msgspec.Struct, frozen=True):
         """Added, removed and changed objects."""
         return self.added, self.removed, self.changed
 
+    def include(self, other: Diff) -> int:
+        """Add the steps of another Diff to the parts of this one; return their number."""
+        added, removed, changed = other.added, other.removed, other.changed
+        self.changed.update(changed)
+        if added or removed:
+            self.added.update(added)
+            self.removed.update(removed)
+        return len(added) + len(removed) + len(changed)
+
 
 class Script(NamedTuple):
     """A part of a Diff that a program of this machine can carry out or check."""
@@ -92,33 +101,28 @@ def patch(have: Ruleset, change: Diff) -> dict[Any, Any]:
     for key in change.removed:
         del out[key]
     out.update(change.added)
-    out.update((key, new) for key, (_, new) in change.changed.items())
+    for key, (_, new) in change.changed.items():
+        out[key] = new
     return out
 
 
-def diff_of_owners(pairs: Iterable[tuple[Ruleset, Ruleset]], diffs: Iterable[Diff] = ()) -> Diff:
+def diff_of_owners(pairs: Iterable[tuple[Ruleset, Ruleset]], known: Diff | None = None) -> Diff:
     """Return one Diff for several owners.
 
     A key that one owner drops and another wants becomes a change of its value.
 
     Args:
         pairs: what each owner has and wants.
-        diffs: of other owners, the Diff.
+        known: the Diff of other owners.
 
     Raises:
         ValueError: two owners add, change or remove the same key.
     """
     change = Diff({}, {}, {})
     added, removed, changed = parts = change.parts
-    total = 0
+    total = change.include(known) if known else 0
     for have, want in pairs:
         total += _add_differences(have, want, *parts)
-    for each in diffs:
-        total += len(each.added) + len(each.removed) + len(each.changed)
-        changed.update(each.changed)
-        if each.added or each.removed:
-            added.update(each.added)
-            removed.update(each.removed)
     # A key of two owners in one dictionary shows in the sum of the sizes.
     twice = len(added) + len(removed) + len(changed) != total
     if twice or not (changed.keys().isdisjoint(added) and changed.keys().isdisjoint(removed)):

@@ -20,7 +20,7 @@ from typing import Any, TypeAlias
 from steersman.compile.planner import PlanChange
 from steersman.model.names import ObjectName, PlanKey
 from steersman.model.plan import EndpointChange, ServicePlan
-from steersman.model.ruleset import Diff, Packer, Ruleset, diff, diff_of_owners
+from steersman.model.ruleset import Diff, Packer, Ruleset, diff, diff_of_owners, patch
 from steersman.source.store import MOST_TRIGGERS, Changes
 
 # -- Owed to the kernel ----------------------------------------------------------------------------
@@ -187,11 +187,8 @@ ADOPTED = "objects of an earlier process"
 """Objects that an earlier process wrote and that no owner wants, kept while a rejected owner may
 need them: the kernel does not tell which of them its last version was made of."""
 
-
 _MOST_USED, _PART = 200, 2000
 """Services in the first part of a Diff, and in each other one: see `ObjectLedger.parts`."""
-
-
 _FEW = 1000
 """Owners that are packed in any order."""
 
@@ -213,9 +210,10 @@ class ObjectLedger:
         self._loose: set[Owner] = set()
         """Owners that were accepted since the last `pack`."""
         self._dirty: set[Owner] = set()
-        self._amended: dict[Owner, tuple[Ruleset | bytes | None, Ruleset, Diff]] = {}
-        """Of dirty owners, if known: what they have, what they want, and the Diff between them.
-        It counts for as long as they have and want just these."""
+        self._amended: dict[Owner, Ruleset] = {}
+        """What those dirty owners want of which it is known how it differs from what they have."""
+        self._known, self._steps = Diff({}, {}, {}), 0
+        """Their Diffs in one, and the number of their steps: larger if two of them share a key."""
         self._adopters: set[Owner] = set()
         """Owners that were rejected before any of their objects was known to be in force."""
 
@@ -229,28 +227,34 @@ class ObjectLedger:
         """Every owner that has objects, or wants some."""
         return self._want.keys() | self._have.keys()
 
-    def put(
-        self, owner: Owner, ruleset: Ruleset, change: Diff | None = None, *, packed: bool = False
-    ) -> None:
-        """Set the objects that an owner wants from now on.
-
-        Args:
-            owner: the owner.
-            ruleset: its objects.
-            change: the Diff from the objects that it has wanted so far, if it is known.
-            packed: pack them at once: they are many, and are not needed one by one.
-        """
-        have = self._have.get(owner)
-        if change is not None and self._want.get(owner) is have:
-            self._amended[owner] = have, ruleset, change
-        else:
-            self._amended.pop(owner, None)
+    def put(self, owner: Owner, ruleset: Ruleset, *, packed: bool = False) -> None:
+        """Set the objects that an owner wants from now on; pack them if no one needs them soon."""
+        if owner in self._amended:
+            self._compare_amended()
         self._dirty.add(owner)
         self.rejected.pop(owner, None)
         if ruleset:
             self._want[owner] = self._packer.pack(ruleset) if packed else ruleset
         else:
             self._want.pop(owner, None)
+
+    def amend(self, owner: Owner, wants: Ruleset, change: Diff) -> None:
+        """Change the objects that an owner wants, from what `wants` returns, by a Diff.
+
+        Theory. If it has in the kernel what it has wanted so far, nothing needs to be compared
+        later. With `changes` and `mark_written` that takes a third of the time of `put`.
+        """
+        want, have = patch(wants, change), self._have.get(owner)
+        if not want or self.rejected or (wants is not have and self._want.get(owner) is not have):
+            self.put(owner, want)
+            return
+        self._amended[owner] = self._want[owner] = want
+        self._dirty.add(owner)
+        self._steps += self._known.include(change)
+
+    def _compare_amended(self) -> None:
+        """Treat amended owners as all dirty ones."""
+        self._amended, self._known, self._steps = {}, Diff({}, {}, {}), 0
 
     def wants(self, owner: Owner) -> Ruleset:
         """Return the objects that an owner wants."""
@@ -264,37 +268,40 @@ class ObjectLedger:
             lost = {key for other, claim in claims if other != owner for key in claim.keys() & want}
             if lost:
                 self._dirty.add(owner)
+                self._compare_amended()
                 self._want[owner] = {k: v for k, v in want.items() if k not in lost}
 
     @property
     def outstanding(self) -> int:
-        """Number of owners that changed since the last write or comparison."""
-        return len(self._dirty)
+        """Number of owners that changed since the last write; with a known Diff an eighth each."""
+        return len(self._dirty) - len(self._amended) * 7 // 8
 
     def changes(self) -> Diff | None:
         """Return the Diff of the dirty owners; None if two of them want, or drop, one object."""
-        known = {
-            owner: change
-            for owner, (have, want, change) in self._amended.items()
-            if self._have.get(owner) is have and self._want.get(owner) is want
-        }
-        pairs = ((self._has(each), self.wants(each)) for each in self._dirty if each not in known)
+        if len(self._known) != self._steps:
+            return None
+        others = self._dirty.difference(self._amended)
+        pairs = ((self._has(each), self.wants(each)) for each in others)
         try:
-            return diff_of_owners(pairs, known.values())
+            return diff_of_owners(pairs, self._known)
         except ValueError:
             return None
 
     def mark_written(self) -> None:
         """Record that the Diff of `changes` is in force."""
+        if self.rejected or self._missing:
+            self._compare_amended()
+        self._have.update(self._amended)
+        self._recorded += len(self._known.added) - len(self._known.removed)
+        self._loose.update(self._amended)
         # Of all other owners only a rejected one may still have an object that is wanted now.
-        self._accept(self._dirty, self.rejected.keys() - self._dirty)
-        self._dirty.clear()
-        self._amended.clear()
+        self._accept(self._dirty.difference(self._amended), self.rejected.keys() - self._dirty)
+        self.mark_compared()
 
     def mark_compared(self) -> None:
         """Record that everything was compared with the kernel: no owner is dirty."""
         self._dirty.clear()
-        self._amended.clear()
+        self._compare_amended()
 
     def wanted(self, owners: Iterable[Owner] | None = None) -> dict[Any, Any]:
         """Return the objects that some or all owners want, rejected ones included."""
@@ -357,6 +364,7 @@ class ObjectLedger:
 
     def accept(self, owners: Collection[Owner]) -> None:
         """Record that owners have the objects they want; previous owners lose these objects."""
+        self._compare_amended()
         self._accept(owners, self.owners.difference(owners))
 
     def _accept(self, owners: Iterable[Owner], losers: set[Owner]) -> None:
@@ -393,6 +401,7 @@ class ObjectLedger:
             kernel: the objects in the kernel: owners that the ledger knows no objects of get
                 those that an earlier process wrote for them.
         """
+        self._compare_amended()
         self.rejected.update(dict.fromkeys(owners, why))
         fresh = [owner for owner in owners if owner in self._want and owner not in self._have]
         self._adopters.update(fresh)

@@ -18,15 +18,13 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections import Counter
-from collections.abc import AsyncGenerator, Callable, Collection, Iterable, Mapping
-from functools import partial
+from collections.abc import AsyncGenerator, Callable, Collection, Mapping
 from itertools import islice
-from typing import TypeAlias
 
 from steersman.model.errors import ApplyError, BusyError
 from steersman.model.names import ObjectName, PlanKey
 from steersman.model.plan import NodeSettings, ServicePlan
-from steersman.model.ruleset import Diff, Ruleset, patch
+from steersman.model.ruleset import Diff, Ruleset
 from steersman.model.stats import ConnectionStats
 from steersman.modes.base import Mode
 from steersman.run.ledger import NODE, ObjectLedger, Owed, Owner
@@ -44,9 +42,6 @@ cost the tool more: it is fastest with objects in order, and they are within a p
 
 _PACKED_FROM = 2000
 """ServicePorts whose objects are packed as soon as they are rendered."""
-
-_Rendered: TypeAlias = tuple[Ruleset, Diff | None]
-"""Objects, and how they differ from those before, if it is known."""
 
 
 class Renderer:
@@ -73,7 +68,7 @@ class Renderer:
 
     async def render(self, mode: Mode, settings: NodeSettings) -> None:
         """Render everything that is owed, a few milliseconds at a time."""
-        await self._render(mode, settings, self._owed.unrendered)
+        await self._render(mode, settings, [*self._owed.unrendered])
         if self.broken:
             self._ledger.drop_claimed(self.broken)
 
@@ -97,20 +92,18 @@ class Renderer:
         if len(self._ledger.wanted()) != number:
             raise ApplyError("two Services claim the same kernel object")
 
-    async def _render(self, mode: Mode, settings: NodeSettings, keys: Iterable[PlanKey]) -> None:
+    async def _render(self, mode: Mode, settings: NodeSettings, keys: list[PlanKey]) -> None:
         # A plan stays unrendered until its objects are in the ledger, as the run may be cancelled.
-        unrendered, cost, keys = self._owed.unrendered, 0, tuple(keys)
+        unrendered, cost = self._owed.unrendered, 0
         # Such a mode fills an empty kernel in parts: the objects are never all unpacked.
         packed = mode.writes_in_parts and len(keys) >= _PACKED_FROM
         if self._owed.node:
-            self._put(NODE, lambda: (mode.render_node(settings), None))
+            self._put(NODE, None, mode, settings)
             self._owed.node = False
         for key in keys:
             plan = unrendered[key]
-            if plan is None:
-                self._put(key, lambda: ({}, None))
-            else:
-                self._put(key, partial(self._render_plan, mode, plan, settings), packed)
+            self._put(key, plan, mode, settings, packed)
+            if plan is not None:
                 cost += 1 + len(plan.reachable) // 16
                 self._count += 1
             del unrendered[key]
@@ -118,26 +111,38 @@ class Renderer:
                 cost = 0
                 await asyncio.sleep(0)
 
-    def _render_plan(self, mode: Mode, plan: ServicePlan, settings: NodeSettings) -> _Rendered:
-        """Render a plan, by what differs from the one before if that is known and the mode can."""
-        lists = self._owed.relisted.get(plan.key)
-        if lists is not None and plan.key not in self.broken:
-            rendered = self._ledger.wants(plan.key)
-            change = mode.render_endpoints(plan, lists, rendered)
-            if change is not None:
-                return patch(rendered, change), change
-        return mode.render_service(plan, settings), None
-
-    def _put(self, owner: Owner, render: Callable[[], _Rendered], packed: bool = False) -> None:
+    def _put(
+        self,
+        owner: Owner,
+        plan: ServicePlan | None,
+        mode: Mode,
+        settings: NodeSettings,
+        packed: bool = False,
+    ) -> None:
+        """Render an owner: by what differs from its last plan if that is known and the mode can."""
+        change: Diff | None = None
+        objects: Ruleset = {}
         try:
-            ruleset, change = render()
+            if plan is not None:
+                lists = self._owed.relisted.get(plan.key)
+                if lists is not None and not (self.broken and owner in self.broken):
+                    objects = self._ledger.wants(owner)
+                    change = mode.render_endpoints(plan, lists, objects)
+                if change is None:
+                    objects = mode.render_service(plan, settings)
+            elif owner == NODE:
+                objects = mode.render_node(settings)
         except Exception as error:  # a defect: it must not cost the other Services
             if owner not in self.broken:
                 log.exception("cannot render the rules of %s", owner)
             self.broken[owner] = f"{type(error).__name__}: {error}"
-        else:
+            return
+        if self.broken:
             self.broken.pop(owner, None)
-            self._ledger.put(owner, ruleset, change, packed=packed and change is None)
+        if change is None:
+            self._ledger.put(owner, objects, packed=packed)
+        else:
+            self._ledger.amend(owner, objects, change)
 
 
 # -- What comes first ------------------------------------------------------------------------------

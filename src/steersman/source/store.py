@@ -379,7 +379,7 @@ class Store:
             case Service():
                 return self._put_service(obj.metadata.object_name, obj)
             case EndpointSlice():
-                return self._put_slice(obj.metadata.object_name, obj)
+                return self._put_slice(obj)
             case Node():
                 self._nodes[obj.metadata.object_name] = trimmed_node(obj)
                 return obj.metadata.name == self._node_name and self._put_node(obj)
@@ -417,7 +417,7 @@ class Store:
             self._unserved[name] = trimmed_unserved(service)
         return bool(self._before)
 
-    def _put_slice(self, name: ObjectName, slice_: EndpointSlice) -> bool:
+    def _put_slice(self, slice_: EndpointSlice) -> bool:
         # Slices without a Service, without a name or of a headless Service are ignored
         # (behaviour 2, 4), so a slice that becomes one of these is removed.
         meta, labels = slice_.metadata, slice_.metadata.labels or Labels()
@@ -425,8 +425,8 @@ class Store:
         if meta.name and meta.namespace and labels.service_name and labels.headless is None:
             owner = ObjectName(intern(meta.namespace), labels.service_name)
         # A slice can move to another Service: both have changed.
-        old = self._slices.find(name, owner) if owner is not None else None
-        moved = old is None and self._remove_slice(name)
+        old = self._slices.find(meta.name, owner) if owner is not None else None
+        moved = old is None and self._remove_slice(meta.object_name)
         if owner is not None and old is None and (service := self._services.get(owner)):
             owner = service.metadata.object_name  # made of strings that are kept anyway
         if owner is None or not self._slices.put(owner, slice_, old):

@@ -3,6 +3,7 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
+from msgspec.structs import replace
 
 from steersman.compile.endpoints import (
     EndpointState,
@@ -12,7 +13,7 @@ from steersman.compile.endpoints import (
     check_address_types,
     local_ready_count,
     read_endpoints,
-    ready_endpoints,
+    replaced_endpoints,
     topology,
     union,
     with_ejections,
@@ -169,7 +170,21 @@ SPEC = PortSpec("10.96.0.1", 80)
 def test_a_plain_slice_is_read_as_any_other(node_name: str) -> None:
     plain = slice_(*READY)
     (found,) = read_endpoints([plain], Family.IPV4, node_name)[0].values()
-    assert ready_endpoints(plain, CART, node_name) == categorize(found, SPEC, NODE, "").cluster
+    ends = categorize(found, SPEC, NODE, "").cluster
+    stays, other = ends[0], Endpoint("10.0.0.77", 8080)
+    elsewhere = replace(stays, local=not stays.local)
+    for had in ((), ends, (stays,), (stays, other), (elsewhere,), (replace(stays, port=1),)):
+        gone, came = tuple(e for e in had if e not in ends), {*ends} - {*had}
+        found_now = replaced_endpoints(plain, CART, node_name, had)
+        assert found_now is not None
+        assert found_now[0] == ends
+        assert (found_now[1].gone, {*found_now[1].came}) == (gone, came)
+        assert bool(found_now[1]) is (had != ends)
+
+
+def test_a_port_whose_endpoints_had_two_ports_takes_the_long_way() -> None:
+    had = (Endpoint("10.0.0.1", 8080), Endpoint("10.0.0.1", 8081))
+    assert replaced_endpoints(slice_(*READY), CART, NODE, had) is None
 
 
 @pytest.mark.parametrize(
@@ -194,7 +209,7 @@ def test_a_plain_slice_is_read_as_any_other(node_name: str) -> None:
     ],
 )
 def test_a_slice_that_is_not_plain_takes_the_long_way(other: EndpointSlice) -> None:
-    assert ready_endpoints(other, CART, NODE) is None
+    assert replaced_endpoints(other, CART, NODE, ()) is None
 
 
 def test_local_ready_count_is_of_addresses() -> None:

@@ -132,6 +132,7 @@ POD = ObjectReference("Pod", "shop", "web-7d4b9c6f5-abcde")
 REFS = st.one_of(
     st.none(),
     st.builds(ObjectReference, st.just("Pod"), st.just("shop"), st.text(max_size=9)),
+    st.builds(ObjectReference, st.just("Pod"), st.sampled_from(["shop", ""]), st.text("ab-")),
     st.builds(ObjectReference, st.text(max_size=5), st.text(max_size=5), st.text(max_size=5)),
 )
 
@@ -163,7 +164,7 @@ def test_slices_of_a_service_are_in_order_of_their_names() -> None:
     for name in ("web-3", "web-1", "web-2"):
         slice_ = of_pods(POD)
         slice_ = replace(slice_, metadata=replace(slice_.metadata, name=name))
-        assert held.put(OWNER, slice_, held.find(slice_.metadata.object_name, OWNER))
+        assert held.put(OWNER, slice_, held.find(slice_.metadata.name, OWNER))
     slices = held[OWNER]
     assert list(slices) == ["web-1", "web-2", "web-3"]
     assert [each.metadata.name for each in slices.values()] == list(slices)
@@ -176,7 +177,7 @@ def test_slices_of_a_service_are_in_order_of_their_names() -> None:
 def test_a_new_pod_name_alone_is_kept_and_no_change() -> None:
     held = PackedSlices()
     assert held.put(OWNER, of_pods(None), None)
-    assert not held.put(OWNER, of_pods(POD), held.find(NAME, OWNER))
+    assert not held.put(OWNER, of_pods(POD), held.find(NAME.name, OWNER))
     [kept] = held.with_targets[OWNER]["web-1"].endpoints or []
     assert kept.target_ref == POD
     assert held.owner(NAME) == OWNER

@@ -65,11 +65,10 @@ from steersman.modes.nftables.layout import (
     pack_address,
     pack_endpoints,
     pack_port,
-    pool_key,
+    place_in_pool,
     prefix,
     size_for,
     slot_keys,
-    unpack_slot,
     without_locality,
 )
 from steersman.netfilter.names import printed_name
@@ -383,13 +382,15 @@ def render_endpoints(
     if plan.frontends[-1].kind is _NODE_PORT:  # it may have a listener
         return None
     old, new = pack_endpoints(plan.key.family, (*change.gone, *change.came))
-    changed = {key: (old, new) for key, value in rendered.items() if value == old}
+    changed = {}
+    for key, value in rendered.items():
+        if value == old:
+            changed[key] = old, new
     if changed:
-        key = next(iter(changed))  # of the first frontend
-        first, at = pool_key(key), unpack_slot(key) * len(old)
-        ends = slots.get(first, b"")
-        if ends[at : at + len(old)] == old:
-            slots[first] = ends[:at] + new + ends[at + len(old) :]
+        first, number = place_in_pool(next(iter(changed)))  # by the first frontend
+        ends, at, end = slots.get(first, b""), number * len(old), (number + 1) * len(old)
+        if ends[at:end] == old:
+            slots[first] = ends[:at] + new + ends[end:]
             return Diff({}, {}, changed)
     return None  # the slots were read from a kernel that others have changed
 
