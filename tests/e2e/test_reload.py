@@ -99,7 +99,7 @@ def test_a_file_of_another_mode_changes_nothing_before_the_restart(tmp_path: Pat
             await proxy.said("sync 1 (start)")
             before = json.loads((await get("/configz"))[1])
             write(tmp_path, "mode: nftables\niptables: {masqueradeAll: true}\n")
-            await proxy.said("takes effect after a restart: mode, and all else")
+            await proxy.said("takes effect after a restart: the mode, and everything else")
             assert json.loads((await get("/configz"))[1]) == before
             write(tmp_path, "iptables: {masqueradeAll: true, masqueradeBit: 7}\n")
             await proxy.said("applied: iptables.masqueradeBit")

@@ -31,7 +31,7 @@ def option(
     choices: tuple[str, ...] = (),
     completes: str = "",
 ) -> Flag:
-    """Return a flag of a command of ours; its fields are those of Flag."""
+    """Return a flag that upstream lacks; see the fields of Flag."""
     default = _DEFAULTS[kind] if default is None else default
     return Flag(
         name, kind, default, Group.OWN, text, short=short, choices=choices, completes=completes
@@ -80,7 +80,7 @@ class Argument(msgspec.Struct, frozen=True):
 
 
 class Example(msgspec.Struct, frozen=True):
-    """A command line, and what it is good for."""
+    """A command line, and its purpose."""
 
     words: str
     purpose: str

@@ -25,7 +25,7 @@ Names = Callable[[str], Sequence[str]]
 
 
 def candidates(words: Sequence[str], names: Names) -> Iterator[str]:
-    """Yield what the last word may become, each candidate with a tab and its description.
+    """Yield the candidates for the last word, each with a tab and its description.
 
     Args:
         words: the command line up to the cursor, without `steersman`; the last one may be empty.

@@ -161,7 +161,7 @@ async def show_top(model: TopModel, seconds: float) -> None:
 
 
 async def carry_out(model: TopModel, screen: Screen, kind: str, service: str) -> None:
-    """Run doctor on a Service, or connect to it; the view goes on meanwhile."""
+    """Run doctor on a Service, or connect to it; the view stays responsive meanwhile."""
     if kind == "dial":
         try:
             model.message = await dial_service(service)
@@ -171,7 +171,7 @@ async def carry_out(model: TopModel, screen: Screen, kind: str, service: str) ->
         return
     model.message = f"doctor looks at {service}..."
     screen.wake()
-    # As a process of its own: it may take seconds of CPU, and the view goes on.
+    # As a process of its own: it may take seconds of CPU, and the view must stay responsive.
     words = [sys.executable, "-m", "steersman", "doctor", service]
     try:
         done = await SubprocessExec().run(words)

@@ -158,7 +158,7 @@ class FindingIndex:
 
     @property
     def listed(self) -> tuple[Finding, ...]:
-        """The Findings to show; if there are too many, the last one tells the number of others."""
+        """The Findings to show; if there are too many, the last one says how many are left out."""
         if self._listed is None and self._lines <= IN_TOTAL:
             self._listed = tuple(chain.from_iterable(map(self._of_namespace, sorted(self._names))))
         elif self._listed is None:

@@ -82,7 +82,7 @@ def is_this_machine(name: str, node: Node | None, facts: HostFacts) -> bool:
 
 
 def facts_of_node(name: str, node: Node | None) -> HostFacts:
-    """Return the facts of another machine, as far as its Node object tells them.
+    """Return the facts of another machine, as far as its Node object has them.
 
     Its addresses are those of the Node object and loopback; without an object, loopback alone.
     """
@@ -113,7 +113,7 @@ def node_ips(node: Node | None, config: NodeConfig) -> NodeIPs:
 
 
 def missing_cluster_cidr(config: NodeConfig) -> str:
-    """Return what an empty clusterCIDR means, if pods would be recognised by it; else ""."""
+    """Return the consequence of an empty clusterCIDR if pods would be recognised by it, else ""."""
     if config.detect_local_mode is not DetectLocalMode.CLUSTER_CIDR or config.cluster_cidrs:
         return ""
     return (

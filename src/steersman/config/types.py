@@ -188,7 +188,7 @@ class Conntrack(Section, frozen=True):
 
 
 class StateServer(Section, frozen=True):
-    """`steersman.state`: the server that tells pages of a cluster about this node."""
+    """`steersman.state`: the server that pages of a cluster ask about this node."""
 
     bind_address: str = ""
     """Address and port; "" for no server."""

@@ -35,7 +35,7 @@ class _Checked(msgspec.Struct):
 
 
 class Checks(Generic[Pool]):
-    """Says when endpoints are checked, and what the results mean."""
+    """Schedules the checks of endpoints, and judges their results."""
 
     def __init__(self, random: Callable[[], float], settings: Settings | None = None) -> None:
         """Check nothing yet.
@@ -84,7 +84,7 @@ class Checks(Generic[Pool]):
         return check.interval or self.settings.check_interval
 
     def _check_of(self, found: _Checked) -> Check:
-        """Return the Check that counts: the one that runs most often."""
+        """Return the Check to use: the most frequent one."""
         return min(found.checks.values(), key=lambda each: (self._interval(each), each.path))
 
     @property

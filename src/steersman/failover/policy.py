@@ -88,7 +88,7 @@ class Policy(Generic[Pool]):
             self._changed.add(pool)
 
     def renew(self, backend: Backend) -> None:
-        """Kubernetes says something new about an endpoint: forget what was held against it."""
+        """Kubernetes reports something new about an endpoint: forget its failures."""
         if found := self._backends.get(backend):
             self._lift(backend, found)
             found.strikes, found.cleared_at = 0, float("-inf")
@@ -314,7 +314,7 @@ class Policy(Generic[Pool]):
             yield Probe(backend, timeout)
 
     def probed(self, now: float, backend: Backend, outcome: Observation) -> None:
-        """Take the result of a probe. A UDP probe is answered if nobody refused it in time."""
+        """Take the result of a probe; a UDP probe counts as answered unless it was refused."""
         found = self._backends.get(backend)
         if found is None:
             return

@@ -1,4 +1,4 @@
-"""Try whether somebody listens: a TCP connection that is reset at once, a request by HTTP, or an
+"""Check whether something listens: a TCP connection that is reset at once, a request by HTTP, or an
 empty datagram."""
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ def outcome_of(error: OSError) -> Outcome | None:
     """
     if isinstance(error, TimeoutError):
         return "silent"
-    # For a datagram that nobody took Windows says "reset".
+    # Windows reports "reset" for a datagram that nothing received.
     if isinstance(error, ConnectionRefusedError | ConnectionResetError):
         return "refused"
     if error.errno in _UNREACHABLE:

@@ -64,7 +64,7 @@ def echo_request(family: int, identifier: int, number: int, size: int) -> bytes:
 
     Args:
         family: 4 or 6.
-        identifier: tells our answers from those to others.
+        identifier: distinguishes our answers from those to other programs.
         number: sequence number.
         size: bytes of data.
     """

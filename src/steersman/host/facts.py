@@ -1,6 +1,6 @@
 """Facts of this machine that plans depend on: hostname, interfaces, addresses. Read, never changed.
 
-linux.py and windows.py know how to ask each system; only the one in use is imported.
+linux.py and windows.py ask the system; only the one in use is imported.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
-"""Abstract Unix sockets between processes of ours on one node: which users to trust.
+"""Abstract Unix sockets between steersman processes on one node: which users to trust.
 
 The name of an abstract socket lives in the network namespace, so containers that share nothing
-else find each other. Anyone may bind or connect; the kernel tells who it is (SO_PEERCRED).
+else find each other. Anyone may bind or connect; the kernel says who did (SO_PEERCRED).
 """
 
 from __future__ import annotations

@@ -127,7 +127,7 @@ def cpu_seconds() -> float:
 
 
 def resident_bytes(proc: Path = Path("/proc")) -> int:
-    """Return the resident memory of this process; 0 if the system does not tell."""
+    """Return the resident memory of this process; 0 if the system does not say."""
     try:
         pages = int((proc / "self/statm").read_text().split()[1])
     except OSError:

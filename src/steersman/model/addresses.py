@@ -31,7 +31,7 @@ def canonical_ip(text: str) -> str | None:
         inet_pton(AF_INET, text)
     except ValueError:  # a NUL inside, or not encodable
         return None
-    except OSError:  # it rejects leading zeros: what it accepts is canonical
+    except OSError:  # it rejects leading zeros: whatever it accepts is canonical
         return None if ":" in text else _lenient_ipv4(text)
     return text
 

@@ -49,7 +49,7 @@ class Endpoint(Value, frozen=True, order=True):
 class SourceClass(enum.StrEnum):
     """The kind of client. A pod with an address of this node counts as a pod (behaviour 6)."""
 
-    POD = "pod"  # a pod of the cluster, as the node's detector tells
+    POD = "pod"  # a pod of the cluster, according to the node's detector
     NODE = "node"  # an address of this node itself
     EXTERNAL = "external"  # everyone else
 
@@ -231,7 +231,7 @@ class LocalDetector(Value, frozen=True):
 
 
 class SourceClassifier(Value, frozen=True):
-    """The rules that tell the SourceClass of a client."""
+    """The rules that determine the SourceClass of a client."""
 
     detector: LocalDetector = LocalDetector()
     local_addresses: tuple[str, ...] = ()

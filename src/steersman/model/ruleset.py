@@ -142,7 +142,7 @@ _LEVEL, _RAW, _MEMORY = 1, -11, 5  # wbits and memLevel of zlib: a window of 2 k
 
 
 class Packer:
-    """Packs the parts of a Ruleset that nobody looks at.
+    """Packs the parts of a Ruleset that are rarely read.
 
     A node has 10,000 parts that are looked at once a day. As a dictionary the part of a ServicePort
     with three endpoints takes 820 bytes (nftables) or 2,300 (iptables), packed 190 or 260; that

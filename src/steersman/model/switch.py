@@ -23,7 +23,7 @@ class SwitchRequest(msgspec.Struct, frozen=True, rename="camel"):
     watch_seconds: float = 5.0
     """How long new connections are watched."""
     drain_seconds: float = 3600.0
-    """How long connections that the old mode carries may go on."""
+    """How long connections that the old mode carries may continue."""
 
 
 class SwitchStep(msgspec.Struct, frozen=True, rename="camel"):

@@ -22,7 +22,7 @@ _SCALAR = 64
 
 
 class BoundsError(yaml.MarkedYAMLError):
-    """YAML exceeds a limit; `problem` tells which."""
+    """YAML exceeds a limit; `problem` says which."""
 
 
 def refuse_deep(text: str, loader: type[Any], deepest: int) -> None:

@@ -319,7 +319,7 @@ class Mode(ABC):
         return ()
 
     def find_leftovers(self, families: Iterable[Family]) -> str:
-        """Say which objects of ours the kernel has, without the mode's tools; "" if none.
+        """Say which of our objects the kernel has, without the mode's tools; "" if none.
 
         Blocks; call it in a thread. It works if `probe` fails, and creates nothing.
         """
@@ -364,7 +364,7 @@ class Mode(ABC):
         return 0
 
     async def connections(self) -> int:
-        """Count connections that need the mode's kernel objects to go on.
+        """Count connections that need the mode's kernel objects to continue.
 
         Raises:
             BusyError: the number is not known now.

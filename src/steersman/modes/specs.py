@@ -41,7 +41,7 @@ class ModeOptions(msgspec.Struct, frozen=True):
     leftovers: bool = False
     """The mode is only to remove its objects: building and probing it must create nothing."""
     iptables_variant: str = ""
-    """`nft`, `legacy`, or "" for the one that this machine uses."""
+    """`nft`, `legacy`, or "" for this machine's default."""
     ipvs: IpvsOptions = IpvsOptions()
     proxy_ports: tuple[int, int] | None = None
     """First and last port that the userspace mode listens on; None for any."""

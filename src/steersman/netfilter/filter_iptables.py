@@ -1,7 +1,7 @@
 """Parse iptables-save into the form of packet_filter.py. Pure.
 
 Only what decides about the first packet of a connection is understood; every other match counts as
-unknown, every other target lets the walk go on.
+unknown, every other target lets the walk continue.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Read the rules that filter packets, of iptables and of nft, whoever wrote them."""
+"""Read the rules of iptables and nft that filter packets, whichever program wrote them."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ _TABLES = ("raw", "mangle", "filter", "security")
 _TOOLS = {Family.IPV4: ("iptables", "ip"), Family.IPV6: ("ip6tables", "ip6")}
 """Names of a family's commands, and of its tables in nft."""
 _HELPERS = "steersman-"
-"""Tables of ours that filter nothing: the lock of the instance, and traces."""
+"""Our tables that filter nothing: the lock of the instance, and traces."""
 BRIDGE_SETTING = {
     family: f"proc/sys/net/bridge/bridge-nf-call-{tool}" for family, (tool, _) in _TOOLS.items()
 }

@@ -57,7 +57,7 @@ class Tool(NamedTuple):
 
 
 def restore_scripts(runs: Iterable[Run], tool: Tool | None) -> tuple[Script, ...]:
-    """Return runs for people; without a tool, for the one that the machine calls iptables."""
+    """Return runs for people; without a tool, for the machine's default."""
     scripts = []
     for run in runs:
         command = (tool or Tool("iptables", "", (0, 0, 0))).of(run.family)
@@ -81,7 +81,7 @@ async def choose_tool(execute: Exec, wanted: str, *, leftovers: bool = False) ->
 
     Args:
         execute: runs programs.
-        wanted: `nft`, `legacy`, or "" for the one that this machine uses.
+        wanted: `nft`, `legacy`, or "" for this machine's default.
         leftovers: only to remove leftovers: do not create a table by listing it.
     """
     tools, problems = await _installed(execute, wanted)

@@ -30,7 +30,7 @@ class Packet(NamedTuple):
     came_in: str = ""
     """Interface by which it came."""
     goes_out: str = ""
-    """Interface by which it goes on."""
+    """Interface by which it leaves."""
     mark: int | None = None
     """None if it is not known."""
     translated: bool | None = None
@@ -48,7 +48,7 @@ class Packet(NamedTuple):
 
 Match: TypeAlias = Callable[[Packet], bool | None]
 Fate: TypeAlias = Literal["accept", "drop", "reject", "return", "jump", "goto", ""]
-"""The verdict of a rule; "" if the walk goes on."""
+"""The verdict of a rule; "" if the walk continues."""
 Hook: TypeAlias = Literal["prerouting", "input", "forward", "output", "postrouting"]
 
 
@@ -73,7 +73,7 @@ class Chain(NamedTuple):
 
 
 class FilterTable(NamedTuple):
-    """A table, whose chains know each other."""
+    """A table; its chains can jump to each other."""
 
     name: str
     """As in `inet firewall`, or `filter (iptables)`."""

@@ -109,7 +109,7 @@ def _listed(netlink: Netlink, kind: int) -> Iterator[Message]:
     """Yield all chains or rules.
 
     The kernel calls a listing interrupted if anything of nf_tables changed meanwhile, an element of
-    any set, too. On a busy node that is always so, and the chains and rules are there all the same.
+    any set, too. On a busy node that is always so, and the chains and rules are there anyway.
     """
     with suppress(DumpInterruptedError):
         yield from netlink.dump(Request(kind, _UNSPEC))

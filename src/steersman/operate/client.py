@@ -18,7 +18,7 @@ _TIMEOUT = 30.0  # seconds without a byte
 
 
 class NotRunningError(QuestionError):
-    """No process of ours serves the local socket of this network namespace."""
+    """No steersman process serves the local socket of this network namespace."""
 
 
 class _Connection(http.client.HTTPConnection):
@@ -70,7 +70,7 @@ class Client:
         """Return the body of a page.
 
         Raises:
-            NotRunningError: nobody serves the socket.
+            NotRunningError: no process serves the socket.
             QuestionError: the process refuses, or does not answer.
         """
         with self._request("GET", path) as reply:

@@ -79,7 +79,7 @@ async def find_drift(client: Client | None = None, *, lines: int = 10) -> DriftA
         lines: lines of the kernel's objects that the answer has at most.
 
     Raises:
-        NotRunningError: no process of ours runs in this network namespace.
+        NotRunningError: no steersman process runs in this network namespace.
         QuestionError: it does not answer, or the kernel cannot be read now.
     """
     data = await asyncio.to_thread((client or Client()).get, f"/drift?lines={lines}")

@@ -163,7 +163,7 @@ async def dump_service(
     Args:
         world: has the plan to compare with; its mode says where to look.
         name: the Service.
-        config: options of the mode that the World does not tell.
+        config: options of the mode that the World does not say.
         execute: runs the tools; None for this network namespace.
         renew: returns the World as it is now.
 

@@ -31,7 +31,7 @@ class Question(msgspec.Struct, frozen=True):
     """A question as it is typed; "" for parts that are not given."""
 
     what: str = ""
-    """A Service, pod or address by itself."""
+    """A Service, pod or address to explain, without a client."""
     client: str = ""
     to: str = ""
     node: str = ""
@@ -67,7 +67,7 @@ async def explain(
     Args:
         world: where to look.
         question: the question.
-        config: tells how to reach the API server; None to ask nobody.
+        config: says how to reach the API server; None to ask nobody.
         client: of the running process, for tests.
 
     Raises:
@@ -126,7 +126,7 @@ def answer_question(names: Names, question: Question) -> Answer:
         return explainer.reach(client, namespace=question.namespace, node=node)
     to = names.resolve(text)
     if not question.client and not (question.to and to.kind == "service"):
-        # A thing by itself: the Service, or what uses the pod.
+        # Only a destination: explain the Service, or the Services that use the pod.
         if to.kind == "service" and to.name:
             return explain_service(explainer, to.name, node)
         if to.kind == "pod" or (to.kind == "address" and to.addresses[0] in names.endpoint_nodes):

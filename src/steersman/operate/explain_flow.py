@@ -48,7 +48,7 @@ class EndpointView(msgspec.Struct, frozen=True, rename="camel"):
     address: str
     """`ip:port`."""
     pod: str = ""
-    """`namespace/name`; "" if the EndpointSlice does not tell."""
+    """`namespace/name`; "" if the EndpointSlice does not say."""
     node: str = ""
 
 
@@ -67,7 +67,7 @@ class Hop(msgspec.Struct, frozen=True, rename="camel"):
     """Whether the endpoint sees an address of this node as the client."""
     reasons: tuple[str, ...]
     assumed: bool = False
-    """Whether nothing tells that the packets arrive at this node: they may arrive at any."""
+    """Whether the packets may arrive at any node, not only at this one."""
     hairpins: tuple[str, ...] = ()
     """If only some endpoints are the client itself: their addresses; they alone see an address of
     this node."""
@@ -128,7 +128,7 @@ class ExplainedFlow(msgspec.Struct, frozen=True, rename="camel"):
 def endpoint_table(
     endpoints: Sequence[EndpointView], more: Sequence[tuple[str, Sequence[Cell]]] = ()
 ) -> Table:
-    """Return a table of endpoints, without the names that nobody gives.
+    """Return a table of endpoints, without columns that are empty.
 
     Args:
         endpoints: one for each row.

@@ -126,7 +126,7 @@ class ServiceAnswer(Answer, frozen=True, kw_only=True):
     node: str
     ports: tuple[PortView, ...] = ()
     notes: tuple[str, ...] = ()
-    """Why it is not served, if it is not; and what else is unknown."""
+    """Why it is not served, if it is not, and what could not be found out."""
     findings: tuple[Finding, ...] = ()
 
     @property

@@ -53,7 +53,7 @@ SORTS: Final[tuple[Sort, ...]] = ("health", "name", "sync", "lag", "findings", "
 
 
 class SeenNode(msgspec.Struct, frozen=True, rename="camel"):
-    """A node, and what was last heard of it. Times are seconds since 1970 by our own clock."""
+    """A node, and its last known state. Times are seconds since 1970 by our own clock."""
 
     name: str
     address: str
@@ -160,7 +160,7 @@ class FleetView(Answer, frozen=True, kw_only=True, rename="camel"):
     """Why the nodes cannot be found."""
     query: FleetQuery = FleetQuery()
     healths: tuple[Group, ...] = ()
-    """Nodes by the worst thing about them, worst first; also those of which there is none."""
+    """Number of nodes by their health, worst first; 0 is listed, too."""
     modes: tuple[Group, ...] = ()
     versions: tuple[Group, ...] = ()
     """Newest last; more than one during a rollout."""
@@ -336,7 +336,7 @@ def problems_of(
 
 
 def state_problems(state: NodeState) -> Iterator[tuple[Health, str]]:
-    """Yield the problems that a node's state tells of, in no order."""
+    """Yield the problems that a node's state shows, in no order."""
     if state.failure:
         yield "failing", f"the last sync failed: {state.failure}"
     if not state.healthy:

@@ -57,7 +57,7 @@ class ListedEndpoint(msgspec.Struct, frozen=True, rename="camel"):
     node: str = ""
     zone: str = ""
     pod: str = ""
-    """Namespace and name; "" if the EndpointSlice does not tell."""
+    """Namespace and name; "" if the EndpointSlice does not say."""
     counts: Counts = Counts()
 
 
@@ -82,7 +82,7 @@ class ListedPort(msgspec.Struct, frozen=True, rename="camel"):
     affinity_seconds: int = 0
     health_check_node_port: int = 0
     created: str | None = None
-    """When the Service was created, in RFC 3339; None if it does not tell."""
+    """When the Service was created, in RFC 3339; None if it does not say."""
     objects: tuple[str, ...] = ()
     """Where the mode keeps it in the kernel; () if that was not asked for."""
     counts: Counts = Counts()

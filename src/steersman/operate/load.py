@@ -57,7 +57,7 @@ async def world_of_process(client: Client | None = None) -> World:
     """Return the World of the running process.
 
     Raises:
-        NotRunningError: no process of ours runs in this network namespace.
+        NotRunningError: no steersman process runs in this network namespace.
         QuestionError: it does not answer, or is another version.
     """
     data = await asyncio.to_thread((client or Client()).get, "/world")

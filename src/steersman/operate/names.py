@@ -209,7 +209,7 @@ class Names:
 
     @cached_property
     def endpoint_nodes(self) -> dict[str, str]:
-        """The node of each endpoint by its canonical address; "" if its slice does not tell."""
+        """The node of each endpoint by its canonical address; "" if its slice does not say."""
         found: dict[str, str] = {}
         for _, each in self._endpoints():
             for text in each.addresses or ():

@@ -52,7 +52,7 @@ class PlanAnswer(Answer, frozen=True, kw_only=True):
     compared: bool = True
     """Whether the present treatment of Services is known."""
     cut: tuple[str, ...] = ()
-    """Sentences about connections that end; () if all go on."""
+    """Sentences about connections that end; () if all continue."""
     effort: Effort = Effort()
     findings: tuple[str, ...] = ()
     """Problems that the change brings."""

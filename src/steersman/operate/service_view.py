@@ -139,7 +139,7 @@ def service_view(names: Names, name: ObjectName, client: str = "", to: str = "")
         return view
     wanted = to or choices[0].to
     if wanted not in [each.to for each in choices]:
-        # An address that is typed, or that the Service had before: explain it all the same.
+        # An address that is typed, or that the Service had before: explain it anyway.
         choices.append(Choice(wanted, wanted))
     marked = tuple(Choice(each.to, each.label, each.to == wanted) for each in choices)
     view = msgspec.structs.replace(view, choices=marked)

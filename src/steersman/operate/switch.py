@@ -61,7 +61,7 @@ async def switch(
         client: reaches the process; None for the usual one.
 
     Raises:
-        NotRunningError: no process of ours runs here.
+        NotRunningError: no steersman process runs here.
         QuestionError: another switch is under way, or the process ended meanwhile.
     """
     client = client or Client(timeout=_SILENCE)

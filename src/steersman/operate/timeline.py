@@ -270,7 +270,7 @@ def row_of(record: SyncRecord) -> Row:
 
 
 def words_of(record: SyncRecord) -> str:
-    """Return in words what a sync changed."""
+    """Describe what a sync changed."""
     parts = []
     if record.services:
         names = ", ".join(map(printable, record.names[:2]))

@@ -50,7 +50,7 @@ async def ask(question: Question, client: Client | None = None) -> TopSample:
     """Ask the running process of this network namespace for a sample.
 
     Raises:
-        NotRunningError: no process of ours runs here.
+        NotRunningError: no steersman process runs here.
         QuestionError: it does not answer.
     """
     path = f"/top?{urlencode(question._asdict())}"

@@ -245,7 +245,7 @@ class TopModel:
     # Keys
 
     def key(self, key: str) -> Command | None:
-        """Take a key; return what has to be done about it, None if drawing is enough."""
+        """Take a key; return what to do about it; None if drawing is enough."""
         self.message = ""
         if key == "quit":
             return Command("quit")

@@ -48,7 +48,7 @@ async def ask(
     Args:
         world: where to look first.
         namespace: of names without one.
-        config: tells how to reach the API server.
+        config: says how to reach the API server.
         words: arguments of `read_question`.
 
     Raises:

@@ -1,4 +1,4 @@
-"""`steersman cleanup`: remove everything of ours from the kernel."""
+"""`steersman cleanup`: remove everything that steersman wrote from the kernel."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
 
 def remove(config: ProxyConfig) -> int:
-    """Remove everything of ours from the kernel; return 1 if something is left."""
+    """Remove everything that steersman wrote from the kernel; return 1 if something is left."""
     from steersman.config import to_mode_options  # noqa: PLC0415
     from steersman.host.exec import SubprocessExec  # noqa: PLC0415
     from steersman.run.instance import running  # noqa: PLC0415

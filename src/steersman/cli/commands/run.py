@@ -94,7 +94,7 @@ def import_aiohttp() -> None:
 
 
 def dry_run(parsed: Parsed, program: str) -> int:
-    """Print what a sync would change; return 1 if it is anything, 2 if it is not known."""
+    """Print the changes that a sync would make; return 1 if there are any, 2 if it is unknown."""
     from steersman.cli.main import expected_errors  # noqa: PLC0415 - it imports this module
     from steersman.cli.output import print_answer  # noqa: PLC0415
     from steersman.operate.plan_change import plan_change  # noqa: PLC0415

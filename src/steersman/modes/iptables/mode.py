@@ -155,7 +155,7 @@ class IptablesOptions(msgspec.Struct, frozen=True):
     """Options of this mode."""
 
     variant: str = ""
-    """`nft`, `legacy`, or "" for the one that this machine uses."""
+    """`nft`, `legacy`, or "" for this machine's default."""
     features: Features | None = None
     """What rules may use; None: `probe` detects it."""
     leftovers: bool = False

@@ -46,7 +46,7 @@ def linux_portals(
     Args:
         execute: runs programs.
         kind: `iptables`, `nftables`, `direct`, `none`, or "" for the first rules that work.
-        iptables_variant: `nft`, `legacy`, or "" for the one that this machine uses.
+        iptables_variant: `nft`, `legacy`, or "" for this machine's default.
         delete_stale: deletes stale conntrack entries; None keeps them.
         leftovers: only to remove leftovers: probing must create no table.
     """

@@ -45,7 +45,7 @@ ADDRESS: Literal["address"] = "address"
 
 
 class StrayKey(NamedTuple):
-    """An object of ours that this process did not make: an earlier one left it."""
+    """An object that an earlier process of ours left."""
 
     kind: str
     """STRAY for a rule, ADDRESS for an address of an interface."""

@@ -60,7 +60,7 @@ async def doctor(parsed: Parsed, asked: Asked) -> Diagnosis:
     except NotRunningError:
         if asked != Asked(namespace=asked.namespace):
             raise
-        # That nobody runs is an answer, too, and the node can be checked.
+        # That no process runs is an answer, too, and the node can be checked.
         world = await world_without_process(parsed.config)
     return await examine(world, asked, parsed.config)
 
@@ -199,7 +199,7 @@ async def is_here(world: World) -> bool:
 
 
 async def world_without_process(config: ProxyConfig) -> World:
-    """Return a World of this node alone, for a node on which no process of ours runs."""
+    """Return a World of this node alone, for a node on which no steersman process runs."""
     node, facts, mode = node_config(config), await read_facts(), new_mode(config)
     plan = compile_all(Snapshot(), node, facts, mode.traits)
     return World(

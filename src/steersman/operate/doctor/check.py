@@ -208,7 +208,7 @@ class Context:
         """
         if (found := self._shared.get(fact)) is None:
             found = self._shared[fact] = asyncio.ensure_future(fact(self))
-            # A fact that fails after everyone stopped waiting is nobody's problem.
+            # If a fact fails after every check stopped waiting for it, that does not matter.
             found.add_done_callback(lambda done: done.cancelled() or done.exception())
         result: T = await asyncio.shield(found)
         return result
@@ -470,7 +470,7 @@ def _named(check: Check, result: CheckResult) -> Finished:
 
 
 def _asked(context: Context) -> str:
-    """Say what was asked, for people."""
+    """Describe the question, for people."""
     asked, settings = context.question, context.world.plan.settings
     node = f"node {settings.node_name}" if settings.node_name else "this node"
     what = f"{node} ({context.world.mode} mode)"

@@ -49,7 +49,7 @@ _BEHIND = 3
 
 
 async def process(context: Context) -> Iterable[CheckResult]:
-    """Check that our process runs, and has brought what it knows to the kernel."""
+    """Check that steersman runs, and that the kernel has all of its changes."""
     status, world = context.world.process, context.world
     if status is None:
         # The question may be about manifests although a process runs: the node lock tells.
@@ -219,7 +219,7 @@ async def other_proxy(context: Context) -> Iterable[CheckResult]:
     ]
     if not own and not found:
         results += await _port_owners(context)
-    # Objects of other modes, of ours or of kube-proxy, that still lead the Service somewhere.
+    # Objects of other modes, ours or kube-proxy's, that still handle the Service.
     if context.mode is not None:
         modes = other_modes(
             context.world.mode, context.execute, context.world.variant, ModeOptions()
@@ -247,7 +247,7 @@ async def _port_owners(context: Context) -> list[CheckResult]:
 
 
 async def _leftovers(context: Context, name: str, mode: Mode) -> CheckResult | None:
-    """Say what another mode left; an error if it leads the Service to other endpoints."""
+    """Report objects that another mode left; an error if they lead to other endpoints."""
     left = await asyncio.to_thread(mode.find_leftovers, tuple(Family))
     if not left:
         return None

@@ -26,7 +26,7 @@ _NODE_PORT = FrontendKind.NODE_PORT
 
 
 async def flow_in_question(context: Context) -> Iterable[CheckResult]:
-    """Say what this node's plan does with the connection in question."""
+    """Report what this node's plan does with the connection in question."""
     flow = context.question.flow
     assert flow is not None
     decision = trace(context.world.plan, flow)

@@ -2,7 +2,7 @@
 
 Two figures of each endpoint are compared: connections that are open now, and all that conntrack
 remembers (closed ones for two minutes). A new connection chooses at random, so new ones are even;
-open ones stay where they were made. Counters since the start would tell of the past as well.
+open ones stay where they were made. Counters since the start would include the past.
 """
 
 from __future__ import annotations
@@ -105,7 +105,7 @@ async def counted_connections(context: Context) -> Mapping[PlanKey, Mapping[str,
 
 
 def load_of(entries: Sequence[Tracked], ever: Mapping[str, int]) -> Load:
-    """Return the load that tracked connections and the mode's counters tell of."""
+    """Return the load that tracked connections and the mode's counters show."""
     remembered: Counter[str] = Counter()
     now: Counter[str] = Counter()
     for entry in entries:
