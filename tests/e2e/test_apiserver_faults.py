@@ -11,6 +11,7 @@ import pytest
 
 from steersman.source.kubeconfig import ClusterAccess
 from tests.support.apiserver.reading import (
+    IMPATIENT,
     WORLD,
     WatchedStore,
     reading,
@@ -59,7 +60,7 @@ def names(rows: tuple[tuple[str, dict[str, Any]], ...]) -> list[str]:
 async def test_initial_pages(reason: str, fault: dict[str, Any]) -> None:
     async with ApiServer(WORLD) as server:
         server.fault(kind="Service", verb="list", times=3, **fault)
-        async with reading(server, watch_list=False) as r:
+        async with reading(server, watch_list=False, timing=IMPATIENT) as r:
             await r.synced()
             assert r.store.services == {"cart", "till"}
             assert r.store.replaced.count(("Service", 2)) == 1
@@ -72,7 +73,7 @@ async def test_initial_pages(reason: str, fault: dict[str, Any]) -> None:
 async def test_initial_watch_list(fault: dict[str, Any]) -> None:
     async with ApiServer(WORLD) as server:
         server.fault(kind="Service", verb="watchlist", times=2, **fault)
-        async with reading(server, watch_list=True) as r:
+        async with reading(server, watch_list=True, timing=IMPATIENT) as r:
             await r.synced()
             assert r.store.services == {"cart", "till"}
             assert {size for kind, size in r.store.replaced if kind == "Service"} == {2}
@@ -85,7 +86,7 @@ async def test_watch(reason: str, fault: dict[str, Any], protobuf: bool) -> None
     async with ApiServer(WORLD) as server:
         server.protobuf = protobuf
         server.fault(kind="Service", verb="watch", times=2, **fault)
-        async with reading(server) as r:
+        async with reading(server, timing=IMPATIENT) as r:
             await until(lambda: r.store.services == {"cart", "till"})
             server.add(service("new"))
             server.delete("Service", "till", "shop")
@@ -99,7 +100,10 @@ async def test_watch(reason: str, fault: dict[str, Any], protobuf: bool) -> None
 @pytest.mark.parametrize(("reason", "fault"), FAULTS[:8] + LIST_FAULTS,
                          ids=names(FAULTS[:8] + LIST_FAULTS))  # fmt: skip
 async def test_the_world_is_never_emptied(reason: str, fault: dict[str, Any]) -> None:
-    async with ApiServer(WORLD) as server, reading(server, watch_list=False) as r:
+    async with (
+        ApiServer(WORLD) as server,
+        reading(server, watch_list=False, timing=IMPATIENT) as r,
+    ):
         await r.synced()
         server.fault(kind="Service", verb="list", times=-1, **fault)
         server.expire()
@@ -129,7 +133,7 @@ async def test_a_dropped_watch_resumes_where_it_was(caplog: pytest.LogCaptureFix
 
 
 async def test_a_stalled_watch_is_dropped() -> None:
-    async with ApiServer(WORLD) as server, reading(server) as r:
+    async with ApiServer(WORLD) as server, reading(server, timing=IMPATIENT) as r:
         await r.synced()
         server.stall(True)
         server.add(service("new"))
@@ -166,7 +170,7 @@ async def test_another_life_of_the_server(version: int) -> None:
 
 
 async def test_a_watch_from_the_future_that_stays_silent() -> None:
-    async with ApiServer(WORLD) as server, reading(server) as r:
+    async with ApiServer(WORLD) as server, reading(server, timing=IMPATIENT) as r:
         await r.synced()
         server.world.version = 50  # nothing was dropped: only the silence tells
         server.add(service("new"))
@@ -322,7 +326,7 @@ async def test_a_malformed_object_in_a_list_stops_no_other(
     ],
 )
 async def test_rubbish_in_a_watch(text: str) -> None:
-    async with ApiServer(WORLD) as server, reading(server) as r:
+    async with ApiServer(WORLD) as server, reading(server, timing=IMPATIENT) as r:
         await r.synced()
         server.send("Service", text)
         server.add(service("new"))
@@ -436,7 +440,7 @@ async def test_chaos_ends_like_a_fresh_start(seed: int) -> None:
     async with ApiServer() as server:
         server.world.version = 1_000_000
         server.load(WORLD)
-        async with reading(server) as r:
+        async with reading(server, timing=IMPATIENT) as r:
             for step in range(150):
                 if dice.random() < 0.3:
                     misbehave(server, dice)

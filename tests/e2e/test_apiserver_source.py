@@ -10,8 +10,11 @@ from pathlib import Path
 import pytest
 import yaml
 
+from steersman.source.base import Timing
 from steersman.source.kubeconfig import ClusterAccess, load_cluster_access
 from tests.support.apiserver.reading import (
+    FAST,
+    IMPATIENT,
     WORLD,
     node,
     reading,
@@ -29,11 +32,16 @@ MODES = pytest.mark.parametrize(
 )
 
 
+def patience(watch_list: str) -> Timing:
+    """A server that ignores the wish for a WatchList is known by its silence alone."""
+    return IMPATIENT if watch_list == "ignore" else FAST
+
+
 @MODES
 async def test_initial_lists(watch_list: str, protobuf: bool) -> None:
     async with ApiServer(WORLD) as server:
         server.watch_list, server.protobuf = watch_list, protobuf
-        async with reading(server, watch_list=True) as r:
+        async with reading(server, watch_list=True, timing=patience(watch_list)) as r:
             await r.synced()
             assert r.store.services == {"cart", "till"}
             assert r.store.addresses("cart") == {"10.244.0.1", "10.244.0.2"}
@@ -86,7 +94,7 @@ async def test_an_object_that_stops_matching_is_gone() -> None:
 async def test_events(watch_list: str, protobuf: bool) -> None:
     async with ApiServer(WORLD) as server:
         server.watch_list, server.protobuf = watch_list, protobuf
-        async with reading(server, watch_list=True) as r:
+        async with reading(server, watch_list=True, timing=patience(watch_list)) as r:
             await r.synced()
             server.add(service("new", "10.96.0.7"))
             server.add(slice_("cart-x", "cart", "10.244.0.3"))
@@ -221,7 +229,7 @@ async def test_a_server_as_a_process(tmp_path: Path) -> None:
     )
     try:
         assert process.stdout is not None
-        words = (await asyncio.wait_for(process.stdout.readline(), 30)).decode().split()
+        words = (await asyncio.wait_for(process.stdout.readline(), 60)).decode().split()
         assert words[:2] == ["listening", "on"]
         url = words[2]
         async with reading(load_cluster_access(masters=[url])) as r:

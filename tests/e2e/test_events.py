@@ -41,7 +41,7 @@ async def recording(access: ClusterAccess) -> AsyncIterator[Recorder]:
     task = asyncio.create_task(recorder.run())
     try:
         yield recorder
-        async with asyncio.timeout(20):
+        async with asyncio.timeout(60):
             await recorder.flush()
         assert not task.done(), "the recorder ended by itself"
     finally:

@@ -144,7 +144,7 @@ def page(netns: str, url: str) -> str:
 
 
 def wait(process: subprocess.Popen[str], log: Path, condition: Callable[[], bool]) -> None:
-    deadline = time.monotonic() + 30
+    deadline = time.monotonic() + 60
     while not condition():
         assert process.poll() is None, log.read_text()
         assert time.monotonic() < deadline, log.read_text()
@@ -317,7 +317,7 @@ def test_runs_as_the_chart_says(
             assert f"Uid:\t{65532 if mode == 'nftables' else 0}\t" in status
         finally:
             process.terminate()
-        assert process.wait(20) == 0, log.read_text()
+        assert process.wait(60) == 0, log.read_text()
     if mode != "userspace":
         assert wanted in inside(netns, *listing)
     assert "no node ports on localhost" not in log.read_text()

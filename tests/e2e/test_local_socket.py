@@ -66,7 +66,7 @@ async def nobody(script: str) -> asyncio.subprocess.Process:
 
 def test_another_user_gets_no_answer(tmp_path: Path) -> None:
     script = (
-        f"s = socket.socket(socket.AF_UNIX); s.connect('\\0{CONTROL}'); s.settimeout(20)\n"
+        f"s = socket.socket(socket.AF_UNIX); s.connect('\\0{CONTROL}'); s.settimeout(60)\n"
         "try: s.send(b'GET /world HTTP/1.0\\r\\n\\r\\n'); print(s.recv(100))\n"
         "except ConnectionError: print(b'')"
     )

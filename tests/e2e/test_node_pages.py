@@ -26,7 +26,7 @@ from tests.support.processes.steersman import Process, command, manifests, steer
 
 pytestmark = pytest.mark.kernel
 
-SECONDS = 40.0
+SECONDS = 60.0
 
 
 async def listening() -> bool:

@@ -76,7 +76,7 @@ def test_systemd_is_told_when_the_rules_are_in_force(tmp_path: Path, abstract: b
     async def body() -> None:
         with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as supervisor:
             supervisor.bind(shown.replace("@", "\0"))
-            supervisor.settimeout(30)
+            supervisor.settimeout(60)
             through = ("env", f"NOTIFY_SOCKET={shown}")
             folder = manifests(tmp_path / "m", *world())
             async with steersman(tmp_path, f"--manifests={folder}", through=through) as proxy:
@@ -167,7 +167,7 @@ def test_a_crash_of_one_task_ends_the_process_and_names_it(tmp_path: Path) -> No
         async with crashing(tmp_path, trigger, f"--manifests={folder}") as proxy:
             await proxy.said("sync 1 (start)")
             trigger.touch()
-            async with asyncio.timeout(20):
+            async with asyncio.timeout(60):
                 assert await proxy.process.wait() == 1
             assert "task 'source' crashed: ValueError: out of cheese; the process" in proxy.log
             assert "Traceback" in proxy.log
@@ -184,7 +184,7 @@ def test_an_address_that_must_be_bound_and_cannot_be_ends_it(tmp_path: Path) -> 
         flags = (f"--manifests={folder}", "--bind-address-hard-fail")
         with socket.create_server(("127.0.0.1", 10249)):
             async with steersman(tmp_path, *flags) as proxy:
-                async with asyncio.timeout(20):
+                async with asyncio.timeout(60):
                     assert await proxy.process.wait() == 1
                 last = proxy.log.splitlines()[-1]
                 assert last.startswith("steersman: metrics: cannot listen on 127.0.0.1:10249: ")
@@ -198,7 +198,7 @@ def test_who_must_bind_and_cannot_says_so_by_an_event_before_the_end(tmp_path: P
         async with ApiServer([*world(), node()]) as server:
             flags = (f"--master={server.url}", "--bind-address-hard-fail")
             with socket.create_server(("127.0.0.1", 10249)):
-                async with steersman(tmp_path, *flags) as proxy, asyncio.timeout(20):
+                async with steersman(tmp_path, *flags) as proxy, asyncio.timeout(60):
                     assert await proxy.process.wait() == 1
             assert "FailedToStartMetricServer" in reasons(server)
 

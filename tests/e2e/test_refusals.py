@@ -19,7 +19,7 @@ def refused(tmp_path: Path, mode: str, *through: str) -> str:
     folder = manifests(tmp_path / "m", *world())
     command = [sys.executable, "-m", "steersman", "run", f"--manifests={folder}", *FLAGS]
     argv = ["unshare", "--net", *through, *command, f"--proxy-mode={mode}", "--strict"]
-    done = subprocess.run(argv, capture_output=True, text=True, check=False, timeout=30)
+    done = subprocess.run(argv, capture_output=True, text=True, check=False, timeout=60)
     assert done.returncode == 1
     said = [line for line in done.stderr.splitlines() if line.startswith("steersman: ")]
     assert len(said) == 1, done.stderr

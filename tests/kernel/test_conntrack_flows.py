@@ -40,7 +40,7 @@ def _served(protocol: Protocol, port: int) -> ServedPort:
 @contextmanager
 def _socket(kind: socket.SocketKind, port: int = 0) -> Iterator[socket.socket]:
     with socket.socket(socket.AF_INET, kind) as sock:
-        sock.settimeout(10)
+        sock.settimeout(60)
         sock.bind(("127.0.0.1", port))
         yield sock
 

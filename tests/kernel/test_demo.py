@@ -101,7 +101,7 @@ def test_the_demo_cleans_up_when_it_is_stopped(number: signal.Signals, step: str
                 process.send_signal(number)
                 break
         output = process.stdout.read()
-        process.wait(30)
+        process.wait(60)
     assert process.returncode == 130, output
     assert f"stopped by {number.name}" in output
     assert left_by(process.pid) == []
@@ -124,12 +124,12 @@ def test_demo_ui_serves_pages_of_two_nodes_until_it_is_stopped(number: signal.Si
             assert time.monotonic() < deadline, page
         process.send_signal(number)
         output = process.stdout.read()
-        process.wait(30)
+        process.wait(60)
     assert process.returncode == 0, output
     assert "All cleaned up" in output
     assert left_by(process.pid) == []
 
 
 def _page(url: str) -> str:
-    with urllib.request.urlopen(url, timeout=30) as reply:
+    with urllib.request.urlopen(url, timeout=60) as reply:
         return str(reply.read().decode())

@@ -111,7 +111,7 @@ def test_tracked_connections_say_who_connects(lab: Lab) -> None:
         """,
     )
     sock = lab.socket(CLIENT, "TCP")
-    sock.settimeout(20)
+    sock.settimeout(60)
     sock.bind((CLIENT, 0))
     sock.connect(("10.96.0.10", 80))
     sock.recv(100)

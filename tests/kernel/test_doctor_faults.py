@@ -317,7 +317,7 @@ COMMIT
 
 def connect(node: FaultyNode, source: str, address: str, port: int) -> socket.socket:
     sock = node.lab.socket(source, "TCP")
-    sock.settimeout(20)
+    sock.settimeout(60)
     sock.bind((source, 0))
     sock.connect((address, port))
     sock.recv(100)  # who answers

@@ -33,7 +33,7 @@ from tests.support.lab.mounts import Mounts, ebpf_mounts
 from tests.support.lab.sockets import CGROUPS
 
 pytestmark = MARKS
-WAIT = 30.0
+WAIT = 60.0
 FLAGS = ("--proxy-mode=ebpf", "--cluster-cidr=10.244.0.0/16", "--hostname-override=me")
 
 

@@ -157,7 +157,7 @@ def test_an_unconnected_socket_stays_where_it_was_while_others_go(node: Node) ->
 
 def test_clients_outside_begin_anew(node: Node) -> None:
     with node.lab.netns(CLIENT).socket(CLIENT, "UDP") as sock:
-        sock.settimeout(5)
+        sock.settimeout(60)
         sock.connect((NODE, NODE_PORT))
         first = ask(sock)
         other = next(str(end) for end in ENDPOINTS if str(end) != first)
@@ -180,7 +180,7 @@ def test_clients_of_the_other_family_keep_their_endpoint(
             for _ in range(8):
                 cgroup = None if source in (CLIENT, CLIENT6) else node.cgroup
                 sock = node.lab.netns(source).socket(target, "UDP", cgroup)
-                stack.enter_context(sock).settimeout(5)
+                stack.enter_context(sock).settimeout(60)
                 sock.connect((target, NODE_PORT))
                 made.append((sock, ask(sock)))
             return made
@@ -197,7 +197,7 @@ def test_clients_of_the_other_family_keep_their_endpoint(
 def test_what_is_no_longer_stale_after_the_look_is_kept(node: Node) -> None:
     """An endpoint that came meanwhile may have its first clients already."""
     with node.lab.netns(CLIENT).socket(CLIENT, "UDP") as sock, node.socket(VIP, "UDP") as inside:
-        sock.settimeout(5)
+        sock.settimeout(60)
         sock.connect((NODE, NODE_PORT))
         inside.connect((VIP, 80))
         names = ask(sock), ask(inside)

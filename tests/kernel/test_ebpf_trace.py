@@ -60,7 +60,7 @@ from tests.support.lab.ebpf_node import MARKS, Node, programmed, serving
 
 pytestmark = MARKS
 ROOT = Path(__file__).parents[2]
-WAIT = 30.0
+WAIT = 60.0
 SINGLE = "10.96.0.22"
 QUIET = 0.3
 """Seconds for an answer that does not come."""

@@ -59,7 +59,7 @@ LAYOUT = Layout(
         *(Pod(REMOTE, local=False), Pod(REMOTE6, local=False)),
     ),
 )
-LONGEST = 40.0
+LONGEST = 60.0
 SILENT, REFUSED = Observation.SILENT, Observation.REFUSED
 
 

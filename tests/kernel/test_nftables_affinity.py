@@ -128,7 +128,7 @@ def test_time_slides_with_every_connection_and_ends(cluster: Cluster) -> None:
     until = time.monotonic() + 2.2  # twice the time-out
     while time.monotonic() < until:
         assert cluster.reached(OUTSIDE, *WAYS[1]) == first
-    deadline = time.monotonic() + 10
+    deadline = time.monotonic() + 60
     while OUTSIDE in cluster.remembered():
         assert time.monotonic() < deadline, "the client is never forgotten"
 
@@ -139,7 +139,7 @@ def test_an_endpoint_in_the_hosts_network_is_learned(cluster: Cluster) -> None:
     own = (Endpoint(NODE, 8080, True), Endpoint(ENDS[0], 8080, True))
     plan = ServicePlan(make.key(), tuple(frontends(EXTERNAL_LOCAL)), own, own, own, 600)
     cluster.program(plan)
-    deadline = time.monotonic() + 20
+    deadline = time.monotonic() + 60
     while cluster.reached(OUTSIDE, *WAYS[2]) != f"{NODE}:8080":
         assert time.monotonic() < deadline, "the node's own endpoint is never drawn"
         cluster.program()

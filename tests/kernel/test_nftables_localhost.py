@@ -84,7 +84,7 @@ async def ask(protocol: Protocol, address: str, port: int = PORT) -> bytes:
     with socket.socket(number(address), kind(protocol)) as sock:
         sock.setblocking(False)
         try:
-            async with asyncio.timeout(10):
+            async with asyncio.timeout(60):
                 await loop.sock_connect(sock, (address, port))
                 if protocol is Protocol.UDP:
                     await loop.sock_sendall(sock, b"?")
@@ -143,7 +143,7 @@ def test_a_silent_endpoint_is_seen_by_its_clients_on_loopback(family: Family) ->
         await follow(mode, web(family, Protocol.TCP, 9))
         asking = asyncio.create_task(ask(Protocol.TCP, LOOPBACK[family]))
         backend = Backend(PODS[family], 9, Protocol.TCP)
-        async with asyncio.timeout(20):
+        async with asyncio.timeout(60):
             assert await watch.receive() == [Failure(backend, Observation.SILENT, LOOPBACK[family])]
         watch.close()
         asking.cancel()

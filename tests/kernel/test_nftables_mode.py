@@ -493,7 +493,7 @@ def test_a_flush_by_others_is_noticed(script: str) -> None:
             await asyncio.sleep(0)
         assert not waiting.done()
         nft(script)
-        await asyncio.wait_for(waiting, 10)
+        await asyncio.wait_for(waiting, 60)
         await mode.apply(diff(await mode.read(), more))
         assert await mode.read() == more
 
@@ -505,12 +505,12 @@ def test_changes_between_two_waits_are_noticed() -> None:
         mode = new_mode()
         await program(mode, [make.port()])
         nft("delete element ip kube-proxy cluster-ips { 10.96.0.10 }")  # before the first
-        await asyncio.wait_for(mode.wait_for_external_change(), 10)
+        await asyncio.wait_for(mode.wait_for_external_change(), 60)
         nft("flush ruleset")
-        await asyncio.wait_for(mode.wait_for_external_change(), 10)
+        await asyncio.wait_for(mode.wait_for_external_change(), 60)
         waiting = asyncio.create_task(mode.wait_for_external_change())
         nft(FOREIGN)
         nft("add table ip kube-proxy")
-        await asyncio.wait_for(waiting, 10)
+        await asyncio.wait_for(waiting, 60)
 
     in_namespace(body)

@@ -166,7 +166,7 @@ def test_a_node_port_is_served_at_an_address_that_is_not_usable_yet() -> None:
         wanted = {**mode.render_node(settings), **mode.render_service(each, settings)}
         await mode.apply(diff(await mode.read(), wanted))
         assert "tentative" in sh("ip addr show dev v0")
-        async with asyncio.timeout(20):
+        async with asyncio.timeout(60):
             while "tentative" in sh("ip addr show dev v0"):  # noqa: ASYNC110  # it tells nobody
                 await asyncio.sleep(0.1)
         assert await ask(NODE_PORT, b"!", address) == b"one!"

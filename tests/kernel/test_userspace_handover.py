@@ -73,7 +73,7 @@ async def successor(*options: str) -> AsyncIterator[tuple[Process, int]]:
     process = await asyncio.create_subprocess_exec(*command, stdin=PIPE, stdout=PIPE)
     assert process.stdout is not None
     try:
-        async with asyncio.timeout(20):
+        async with asyncio.timeout(60):
             yield process, int(await process.stdout.readline())
     finally:
         if process.returncode is None:

@@ -28,7 +28,7 @@ from tests.support.http import free_port
 _ROOT = Path(__file__).parents[2]
 _AXE = Path(__file__).parents[1] / "browser" / "axe" / "axe.min.js"
 _RULES = ("wcag2a", "wcag2aa", "wcag21a", "wcag21aa", "wcag22aa", "best-practice")
-WAIT = 30.0
+WAIT = 60.0
 """Seconds within which a condition must become true; the machine may be busy."""
 expect.set_options(timeout=WAIT * 1000)
 

@@ -2,21 +2,39 @@
 
 from __future__ import annotations
 
+import secrets
 import socket
 from collections.abc import AsyncIterator, Mapping
-from contextlib import asynccontextmanager
+from contextlib import ExitStack, asynccontextmanager, suppress
 
 import aiohttp
 from aiohttp import web
 
+from steersman.model.names import Protocol
 from steersman.run.http import Answer, listen
 
 
 def free_port() -> int:
-    with socket.socket() as sock:
-        sock.bind(("127.0.0.1", 0))
-        port: int = sock.getsockname()[1]
-        return port
+    (port,) = free_ports(1)
+    return port
+
+
+def free_ports(count: int, protocol: Protocol = Protocol.TCP) -> list[int]:
+    """Return ports of 127.0.0.1 that nobody uses.
+
+    They are below those that the kernel chooses: one of these may go to a client or a server of
+    another process before the test binds it. `random` is seeded alike in all processes.
+    """
+    kind = socket.SOCK_DGRAM if protocol is Protocol.UDP else socket.SOCK_STREAM
+    ports: list[int] = []
+    with ExitStack() as stack:
+        while len(ports) < count:
+            sock = stack.enter_context(socket.socket(type=kind))
+            port = 12_000 + secrets.randbelow(16_000)
+            with suppress(OSError):
+                sock.bind(("127.0.0.1", port))
+                ports.append(port)
+    return ports
 
 
 class Reply(Answer, frozen=True):

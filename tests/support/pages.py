@@ -79,7 +79,7 @@ async def events(
     """Follow a page until `enough` of its events (name, data) have come; return them."""
     found: list[tuple[str, str]] = []
     name, data = "", []
-    async with asyncio.timeout(30):
+    async with asyncio.timeout(60):
         async with client.get(path, headers={"Accept": "text/event-stream"}) as reply:
             assert reply.status == 200, await reply.text()
             async for raw in reply.content:

@@ -175,7 +175,7 @@ FLUSHES = (
 )
 
 
-async def until(true: Callable[[], Awaitable[bool]], seconds: float = 30.0) -> None:
+async def until(true: Callable[[], Awaitable[bool]], seconds: float = 60.0) -> None:
     async with asyncio.timeout(seconds):
         while not await true():  # noqa: ASYNC110 - the kernel sets no event
             await asyncio.sleep(0.05)

@@ -23,17 +23,22 @@ FAST = Timing(
     first=0.01,
     longest=0.04,
     optional_retry=0.05,
-    connect=2.0,
-    answer=1.0,
-    initial_idle_timeout=1.0,
-    initial_total=5.0,
-    idle_timeout=1.0,
+    connect=20.0,
+    answer=60.0,
+    initial_idle_timeout=60.0,
+    initial_total=60.0,
+    idle_timeout=60.0,
     steady=0.5,
 )
+"""Short delays, but patience with a silent server: a machine under load is silent for seconds."""
 
 
 def timing(**changes: Any) -> Timing:
     return dataclasses.replace(FAST, **changes)
+
+
+IMPATIENT = timing(answer=1.0, initial_idle_timeout=1.0, idle_timeout=1.0)
+"""For servers that stall: silence of a second is a failure."""
 
 
 def service(name: str, ip: str = "10.96.0.1", **metadata: Any) -> Object:
@@ -97,7 +102,7 @@ class Reading:
         await until(lambda: self.source.stats.connected)
 
 
-async def until(condition: Callable[[], object], seconds: float = 10.0) -> None:
+async def until(condition: Callable[[], object], seconds: float = 60.0) -> None:
     """Poll until it holds."""
     deadline = time.monotonic() + seconds
     while not condition():

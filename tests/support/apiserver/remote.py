@@ -19,7 +19,7 @@ def control(url: str, operation: str, **arguments: Any) -> Any:
     data = json.dumps({"op": operation, **arguments}).encode()
     request = urllib.request.Request(f"{url}/__control__", data, method="POST")
     opener = urllib.request.build_opener(urllib.request.ProxyHandler({}))
-    with opener.open(request, timeout=30) as answer:
+    with opener.open(request, timeout=60) as answer:
         return json.loads(answer.read())["result"]
 
 
@@ -44,7 +44,7 @@ class ServerThread:
 
     def __enter__(self) -> Self:
         self._thread.start()
-        assert self._ready.wait(10), "the API server did not start"
+        assert self._ready.wait(60), "the API server did not start"
         return self
 
     def __exit__(
@@ -54,4 +54,4 @@ class ServerThread:
         trace: TracebackType | None,
     ) -> None:
         self._loop.call_soon_threadsafe(self._stop.set)
-        self._thread.join(10)
+        self._thread.join(60)

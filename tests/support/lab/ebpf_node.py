@@ -22,7 +22,7 @@ from tests.support.lab import sockets as lab_sockets
 from tests.support.lab.cluster import Lab
 from tests.support.lab.sockets import Netns
 
-WAIT = 5.0
+WAIT = 60.0
 MARKS = [
     pytest.mark.kernel,
     pytest.mark.skipif(

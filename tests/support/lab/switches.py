@@ -86,7 +86,7 @@ class Echo:
 def connected(sock: socket.socket, source: str, address: str, port: int) -> socket.socket:
     """A connection of which no packet was lost."""
     try:
-        sock.settimeout(10)
+        sock.settimeout(60)
         sock.bind((source, 0))
         sock.connect((address, port))
         see_at_once(sock)
@@ -137,7 +137,7 @@ class Clients:
 
     def pause(self) -> None:
         """Wait until one more was opened."""
-        before, end = self.opened, time.monotonic() + 10
+        before, end = self.opened, time.monotonic() + 60
         while self.opened == before and time.monotonic() < end:
             time.sleep(0.01)
 

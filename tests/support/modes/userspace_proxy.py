@@ -17,7 +17,7 @@ from steersman.proxy.sockets import PortAllocator, open_socket
 from tests.support.builders import plans
 
 LOCAL = "127.0.0.1"
-PATIENCE = 20.0
+PATIENCE = 60.0
 """Seconds after which a condition that does not come is a failure."""
 Serve = Callable[[asyncio.StreamReader, asyncio.StreamWriter], Awaitable[None]]
 

@@ -28,7 +28,7 @@ FLAGS = (
 )
 
 
-async def until(true: Callable[[], Awaitable[bool]], seconds: float = 20.0) -> None:
+async def until(true: Callable[[], Awaitable[bool]], seconds: float = 60.0) -> None:
     async with asyncio.timeout(seconds):
         while not await true():  # noqa: ASYNC110 - the other process sets no event
             await asyncio.sleep(0.02)
@@ -48,10 +48,10 @@ class Process:
     async def stop(self, number: int = signal.SIGTERM) -> int:
         if self.process.returncode is None:
             self.process.send_signal(number)
-        async with asyncio.timeout(20):
+        async with asyncio.timeout(60):
             return await self.process.wait()
 
-    async def said(self, text: str, seconds: float = 20.0) -> None:
+    async def said(self, text: str, seconds: float = 60.0) -> None:
         async def has_said() -> bool:
             assert self.process.returncode is None or text in self.log, self.log
             return text in self.log

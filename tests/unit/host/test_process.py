@@ -15,7 +15,7 @@ async def test_a_cancelled_call_waits_for_its_thread() -> None:
 
     def work() -> None:
         loop.call_soon_threadsafe(begun.set)
-        go_on.wait(10)
+        go_on.wait(60)
         done.append(True)
 
     task = asyncio.create_task(to_thread_to_end(work))

@@ -6,7 +6,6 @@ import asyncio
 import contextlib
 import os
 import signal
-import socket
 import sys
 from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
@@ -22,6 +21,7 @@ from steersman.host.windows import parse, read_network
 from steersman.model.names import Family
 from steersman.model.plan import Endpoint
 from tests.support.builders import kube
+from tests.support.http import free_ports
 from tests.support.modes.userspace_proxy import LOCAL, PATIENCE, answering, ask, endpoint
 
 VIP, OTHER = "127.0.11.10", "127.0.11.11"
@@ -73,11 +73,6 @@ Manuell    Bevorzugt     infinite   infinite 2001:db8::5
 Andere     Bevorzugt     infinite   infinite fe80::1%12
 """,
 }
-
-
-def free_port() -> int:
-    with socket.create_server((LOCAL, 0)) as sock:
-        return int(sock.getsockname()[1])
 
 
 def write(folder: Path, to: Endpoint, *addresses: str, port: int) -> None:
@@ -133,7 +128,7 @@ async def until_it_answers(
 
 
 async def test_the_whole_process_serves_where_linux_is_not(tmp_path: Path) -> None:
-    port, metrics, folder, log = free_port(), free_port(), tmp_path / "m", tmp_path / "log"
+    (port, metrics), folder, log = free_ports(2), tmp_path / "m", tmp_path / "log"
     flags = (
         "--proxy-mode=winuserspace",
         f"--manifests={folder}",

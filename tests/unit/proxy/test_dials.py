@@ -20,6 +20,7 @@ from steersman.model.plan import Endpoint
 from steersman.proxy.engine import Proxy
 from steersman.proxy.listeners import FrontendKey, ListenerPlan
 from steersman.proxy.sockets import DialRegistry, PortAllocator, open_socket
+from tests.support.http import free_ports
 from tests.support.modes.userspace_proxy import (
     LOCAL,
     answering,
@@ -86,16 +87,6 @@ async def world(limit: int = 400) -> AsyncIterator[World]:
         await made.drain(0)
         await until(lambda: made.open_connections == 0)
         assert len(made.shared.dials) == 0
-
-
-def free_ports(count: int, protocol: Protocol) -> list[int]:
-    socks = [open_socket(LOCAL, protocol) for _ in range(count)]
-    for sock in socks:
-        sock.bind((LOCAL, 0))
-    ports = [int(sock.getsockname()[1]) for sock in socks]
-    for sock in socks:
-        sock.close()
-    return ports
 
 
 @contextmanager
@@ -186,7 +177,7 @@ async def test_a_service_of_udp_may_be_the_endpoint_of_another_one() -> None:
             )
             for question in (b"1", b"2"):
                 client.send(question)
-                async with asyncio.timeout(20):
+                async with asyncio.timeout(60):
                     data, sender = await loop.sock_recvfrom(one, 99)
                     await loop.sock_sendto(one, b"re:" + data, sender)
                     assert await loop.sock_recv(client, 99) == b"re:" + question
@@ -228,7 +219,7 @@ async def test_another_program_may_have_the_local_port_of_a_dial() -> None:
                 pytest.skip("needs IP_LOCAL_PORT_RANGE (Linux 6.3)")
             await loop.sock_connect(client, (LOCAL, a))
             assert client.getsockname() == names[0]
-            async with asyncio.timeout(20):
+            async with asyncio.timeout(60):
                 assert await loop.sock_recv(client, 3) == b"one"
         await until(lambda: made.proxy.open_connections == 0)
 
@@ -255,7 +246,7 @@ async def test_a_session_evicted_before_it_begins_leaves_no_dial() -> None:
             first.send(b"1")
             second.send(b"2")  # both are read at once
             await until(lambda: made.proxy.budget.evicted == 1 and made.dials > 0)
-            async with asyncio.timeout(20):
+            async with asyncio.timeout(60):
                 assert await asyncio.get_running_loop().sock_recv(one, 9) == b"2"
             assert len(made.proxy.shared.dials) == made.proxy.open_connections == 1
 

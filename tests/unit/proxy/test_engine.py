@@ -31,7 +31,7 @@ async def test_a_client_reset_before_it_is_served_leaves_nothing() -> None:
         with socket.create_connection((LOCAL, made.port(key()))) as sock:  # no turn of the loop
             server._acceptable()
             made.reset_connections([key()])
-            sock.settimeout(10)
+            sock.settimeout(60)
             with pytest.raises(ConnectionResetError):
                 await asyncio.to_thread(sock.recv, 1)
         await until(lambda: made.open_connections == 0)

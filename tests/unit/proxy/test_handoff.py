@@ -131,7 +131,7 @@ async def test_a_process_of_another_user_receives_nothing(monkeypatch: pytest.Mo
 
     def asks() -> bytes:
         with socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as sock:
-            sock.settimeout(10)
+            sock.settimeout(60)
             sock.connect(f"\0{NAME}")
             return sock.recv(100)
 
@@ -147,7 +147,7 @@ async def test_a_connected_client_is_served_after_its_listener_stops() -> None:
         await made.start({key(): listener(one)})
         with socket.create_connection((LOCAL, made.port(key()))) as sock:  # no turn of the loop
             made.stop(made.take([key()]))
-            sock.settimeout(10)
+            sock.settimeout(60)
             assert await asyncio.to_thread(sock.recv, 1) == b"1"
         await until(lambda: made.open_connections == 0)
 
@@ -206,6 +206,6 @@ async def test_a_retired_process_resets_connections_if_no_endpoint_is_left() -> 
                 change = Diff(refuses, wanted, {})
                 await before.follow({}, left_without_endpoints(change), removed_listeners(change))
                 with pytest.raises(ConnectionResetError):
-                    async with asyncio.timeout(10):
+                    async with asyncio.timeout(60):
                         await reader.read()
                 writer.close()

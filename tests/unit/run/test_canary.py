@@ -92,7 +92,7 @@ async def test_several_failures_in_a_row_count_and_single_ones_do_not() -> None:
     network = Network()
     canary = Canary([WEB, MAIL], network.dial, sleep=lambda _: asyncio.sleep(0))
     await canary.prove()
-    async with canary.watching(), asyncio.timeout(30):
+    async with canary.watching(), asyncio.timeout(60):
         while canary.dials < 4:  # noqa: ASYNC110 - it is the canary that goes on
             await asyncio.sleep(0)
         network.dead = {MAIL}

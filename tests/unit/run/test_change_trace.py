@@ -66,7 +66,7 @@ async def test_the_exporter_sends_them_with_their_parent() -> None:
         running = asyncio.create_task(tracer.run())
         now = time.time()
         tracer.observe(report(now, received=time.monotonic() - 3))
-        async with asyncio.timeout(30):
+        async with asyncio.timeout(60):
             await received.news.wait()
         running.cancel()
         await asyncio.gather(running, return_exceptions=True)
@@ -104,7 +104,7 @@ async def test_a_receiver_that_is_gone_costs_nothing() -> None:
     began = time.monotonic()
     for _ in range(3000):
         tracer.observe(report(time.time()))
-    assert time.monotonic() - began < 20
+    assert time.monotonic() - began < 300, "one that waited would wait for seconds each time"
     await asyncio.sleep(0)
     running.cancel()
     await asyncio.gather(running, return_exceptions=True)

@@ -18,7 +18,7 @@ from steersman.model.node_state import RunRequest
 from steersman.run import command_page
 from steersman.run.command_page import COMMANDS, CommandPage, words_of
 
-SECONDS = 20.0
+SECONDS = 60.0
 
 
 @pytest.mark.parametrize(

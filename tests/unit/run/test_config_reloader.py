@@ -28,7 +28,7 @@ class Followed:
             self._news.set()
 
     async def until(self, text: str) -> None:
-        async with asyncio.timeout(10):
+        async with asyncio.timeout(60):
             while text not in self.texts:
                 await self._news.wait()
                 self._news.clear()
@@ -46,7 +46,10 @@ async def followed(folder: Path) -> AsyncIterator[Followed]:
     await asyncio.gather(task, return_exceptions=True)
 
 
-async def test_a_file_that_is_written_in_parts_is_read_when_it_is_whole(tmp_path: Path) -> None:
+async def test_a_file_that_is_written_in_parts_is_read_when_it_is_whole(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(config_reloader, "_WRITER_SECONDS", 60.0)
     async with followed(tmp_path) as changes:
         with changes.path.open("w") as file:  # cut off
             for part in ("mode: new\n", "clusterCIDR: 10.0.0.0/8\n"):

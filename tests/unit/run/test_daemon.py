@@ -91,13 +91,13 @@ async def running(
     stop, lock = Stop(), NotedLock(mode)
     daemon = await assemble(parsed, logs, machine(mode), stop, lock)
     task = asyncio.create_task(daemon.run())
-    async with asyncio.timeout(20):
+    async with asyncio.timeout(60):
         await daemon.serving.wait()
     try:
         yield daemon, stop, lock, task
     finally:
         stop.request()
-        async with asyncio.timeout(20):
+        async with asyncio.timeout(60):
             await task
 
 
@@ -116,10 +116,10 @@ async def test_the_lock_is_released_when_nothing_is_written_any_more(tmp_path: P
         mode.kernel.clear()
         daemon.sync.suspect()
         daemon.changed()
-        async with asyncio.timeout(20):
+        async with asyncio.timeout(60):
             await mode.began.wait()
         lock.newcomer.set_result(Holder(1, "here", "nftables", int(time.time())))
-        async with asyncio.timeout(20):
+        async with asyncio.timeout(60):
             await task
         assert lock.wrote_when_released == [False]
 
@@ -134,6 +134,6 @@ async def test_a_task_that_crashes_ends_the_daemon_as_a_failure(
 
     monkeypatch.setattr(mode, "wait_for_external_change", crash)
     async with running(tmp_path, mode) as (_, stop, _, task):
-        async with asyncio.timeout(20):
+        async with asyncio.timeout(60):
             await task
         assert stop.failure == "task 'external changes' crashed: KeyError: 'defect'"

@@ -31,7 +31,7 @@ class Clock:
 
 async def deliver(recorder: Recorder) -> None:
     task = asyncio.create_task(recorder.run())
-    async with asyncio.timeout(10):
+    async with asyncio.timeout(60):
         await recorder.flush()
     task.cancel()
     with suppress(asyncio.CancelledError):

@@ -69,7 +69,7 @@ def backend(ip: str) -> Backend:
 
 
 async def until(true: Callable[[], bool]) -> None:
-    async with asyncio.timeout(30):
+    async with asyncio.timeout(60):
         while not true():  # noqa: ASYNC110 - many things are waited for
             await asyncio.sleep(0.01)
 

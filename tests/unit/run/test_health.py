@@ -26,7 +26,7 @@ from steersman.run.health import (
     rfc3339,
 )
 from steersman.run.http import Answer, application, keep_serving
-from tests.support.http import ask, free_port, serving
+from tests.support.http import ask, free_port, free_ports, serving
 
 NODE = Node(ObjectMeta(name="n"))
 CART, SHOP = ObjectName("shop", "cart"), ObjectName("shop", "front")
@@ -243,7 +243,7 @@ async def test_the_proxy_health_server_answers_and_counts() -> None:
 
 async def test_service_ports_are_opened_changed_and_closed() -> None:
     servers = ServiceHealthServers(lambda: ["127.0.0.1"], lambda: True)
-    first, second = free_port(), free_port()
+    first, second = free_ports(2)
     await servers.sync({CART: first}, {CART: 3})
     reply = await ask(first, "/any/path", "PUT")
     assert reply.status == 200
@@ -327,7 +327,7 @@ async def test_serving_is_tried_again_until_the_address_is_free(
 
     with caplog.at_level(logging.CRITICAL):
         task = asyncio.create_task(serve())
-        async with asyncio.timeout(10):
+        async with asyncio.timeout(60):
             while True:
                 with suppress(aiohttp.ClientConnectionError):
                     assert (await ask(port)).body == "here"

@@ -37,7 +37,7 @@ class Printer:
         assert threading.current_thread() is not threading.main_thread()
         self.at_once += 1
         self.most_at_once = max(self.at_once, self.most_at_once)
-        self.go.wait(10)
+        self.go.wait(60)
         self.made += 1
         self.now += self.seconds
         yield str(self.made).encode()

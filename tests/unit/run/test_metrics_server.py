@@ -108,7 +108,7 @@ async def test_cheap_pages_are_served_while_an_expensive_one_is_made() -> None:
     go = threading.Event()
 
     def state() -> Iterator[bytes]:
-        go.wait(10)
+        go.wait(60)
         yield b"{}"
 
     async with serving(metrics_app(pages(state=state))) as port:

@@ -25,7 +25,7 @@ from steersman.run.node_page import MOST_LISTENERS, DigestPage, NodePage
 from tests.support.builders.store import slice_
 from tests.support.modes.memory import World
 
-SECONDS = 20.0
+SECONDS = 60.0
 
 
 class Node:

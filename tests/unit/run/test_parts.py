@@ -159,7 +159,7 @@ async def test_counters_that_cannot_be_read_leave_the_order_as_it_was(
 
 
 async def test_a_mode_that_cannot_write_in_parts_is_not_asked() -> None:
-    async with asyncio.timeout(20):
+    async with asyncio.timeout(60):
         await Usage().follow(MemoryMode(), tuple)
 
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import logging
-import socket
 import ssl
 from collections.abc import AsyncIterator, Mapping
 from contextlib import asynccontextmanager
@@ -20,8 +19,9 @@ from steersman.run.connections import Bounds, ClientPool
 from steersman.run.http import listen
 from steersman.run.state_server import TokenFile, serve_state, state_app
 from tests.support.apiserver.certificates import Authority
+from tests.support.http import free_port
 
-SECONDS = 20.0
+SECONDS = 60.0
 TOKEN = "a token of some length"
 BEARER = {"Authorization": f"Bearer {TOKEN}"}
 
@@ -125,13 +125,6 @@ async def refused(port: int) -> bool:
         return True
     writer.close()
     return False
-
-
-def free_port() -> int:
-    with socket.socket() as sock:
-        sock.bind(("127.0.0.1", 0))
-        number: int = sock.getsockname()[1]
-        return number
 
 
 @asynccontextmanager

@@ -92,7 +92,7 @@ class World:
 
     async def switch(self, to: str, **more: Any) -> SwitchResult:
         request = SwitchRequest(to, **{"watch_seconds": 0.0, **more})
-        async with asyncio.timeout(30):
+        async with asyncio.timeout(60):
             return await self.daemon.switch(request, self.steps.append)
 
     def said(self, name: str) -> list[str]:
@@ -104,7 +104,7 @@ class World:
         return [name for name, mode in self.modes.items() if VIP in mode.kernel]
 
     async def until(self, true: Callable[[], bool]) -> None:
-        async with asyncio.timeout(30):
+        async with asyncio.timeout(60):
             while not true():  # noqa: ASYNC110 - tasks of the daemon set no event
                 await asyncio.sleep(0.005)
 
@@ -134,13 +134,13 @@ async def running(folder: Path, *flags: str) -> AsyncIterator[World]:
     world.daemon = await assemble(parsed, logs, machine, world.stop, NodeLock(None))
     world.daemon.switcher.dial = world.dial
     task = asyncio.create_task(world.daemon.run())
-    async with asyncio.timeout(30):
+    async with asyncio.timeout(60):
         await world.daemon.serving.wait()
     try:
         yield world
     finally:
         world.stop.request()
-        async with asyncio.timeout(30):
+        async with asyncio.timeout(60):
             await task
     assert not world.stop.failure
 

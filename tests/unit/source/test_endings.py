@@ -77,7 +77,7 @@ def test_the_end(case: str, tmp_path: Path) -> None:
         assert child.stdout is not None
         assert child.stdout.readline() == "begun\n"
         child.send_signal(signal.SIGTERM)
-        assert child.wait(10) == 0
+        assert child.wait(60) == 0
         if case == "plugin":  # killed, and nobody is left to wait for
             pid = (tmp_path / "pid").read_text().strip()
             assert not Path(f"/proc/{pid}").exists()

@@ -58,7 +58,7 @@ class Seen:
         return "; ".join(map(str, self.findings.get(str(path), ())))
 
     async def until(self, condition: Callable[[], object]) -> None:
-        async with asyncio.timeout(10):
+        async with asyncio.timeout(60):
             while not condition():
                 self._news.clear()
                 await self._news.wait()
@@ -237,8 +237,9 @@ async def test_a_file_that_is_broken_from_the_start(tmp_path: Path, watching: Wa
 
 
 async def test_a_file_that_is_still_written_keeps_its_content(
-    tmp_path: Path, watching: Watching
+    tmp_path: Path, watching: Watching, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    monkeypatch.setattr(files_module, "_WRITER_SECONDS", 60.0)
     file = tmp_path / "a.yaml"
     file.write_text(service("a"))
     seen = watching()

@@ -121,7 +121,7 @@ async def test_services_are_listed_a_page_at_a_time() -> None:
         await client.get("/services?q=web-00050")
         assert len(nodes.asked) == asked
         nodes.change("node-0001", revision=99)
-        async with asyncio.timeout(30):
+        async with asyncio.timeout(60):
             while len(nodes.asked) == asked:
                 await client.get("/services?q=web-00050")
 
