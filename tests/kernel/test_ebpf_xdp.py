@@ -169,6 +169,15 @@ def test_packet_in_packet_out(node: Node, kind: str, protocol: int) -> None:
         assert see(back) == ((NODE, NODE_PORT), (CLIENT, port))
 
 
+def test_checksums_stay_right_whatever_they_are(node: Node) -> None:
+    with known(node, "UDP") as port:
+        for value in (*range(0, 1 << 16, 509), 0xFFFE, 0xFFFF):
+            sent = packet((CLIENT, port), (NODE, NODE_PORT), UDP, payload=struct.pack(">H", value))
+            answer, out = run_on(node, "eth0", sent)
+            assert answer == REDIRECT
+            assert see(out)[1] == (REMOTE, 8080)
+
+
 def test_a_datagram_without_checksum_stays_without(node: Node) -> None:
     with known(node, "UDP") as port:
         answer, out = run_on(

@@ -160,16 +160,29 @@ INLINE int find_route(struct xdp_md *ctx, const struct view *view, const struct 
 	return is_accelerated(route->ifindex);
 }
 
-INLINE __u16 changed(__u16 checksum, const void *before, const void *after, __u32 size)
+// Return how much a checksum over 32-bit words has to change; words that stay cancel out. Two calls
+// of bpf_csum_diff() instead take 65 ns more, of 460 in all.
+INLINE __u64 difference(const __u32 *before, const __u32 *after, __u32 words)
 {
-	return fold(bpf_csum_diff((__be32 *)before, size, (__be32 *)after, size, (__u16)~checksum));
+	__u64 sum = 0;
+
+#pragma unroll
+	for (__u32 n = 0; n < words; n++)
+		sum += (__u64)after[n] + (__u32)~before[n];
+	return sum;
+}
+
+INLINE __u16 changed(__u16 checksum, __u64 difference)
+{
+	__u64 sum = difference + (__u16)~checksum;
+
+	return fold((sum & 0xffff) + (sum >> 16 & 0xffff) + (sum >> 32));
 }
 
 // A router decrements the time to live; update the checksum by 16-bit words (RFC 1624).
-INLINE void write_ipv4(struct iphdr *ip, const struct flow_key *before,
-		       const struct flow_key *after)
+INLINE void write_ipv4(struct iphdr *ip, const struct flow_key *after, __u64 addresses)
 {
-	__u32 sum = changed(ip->check, before, after, 32) + (__u32)bpf_htons(0x0100);
+	__u32 sum = changed(ip->check, addresses) + (__u32)bpf_htons(0x0100);
 
 	ip->check = sum + (sum >= 0xffff);
 	ip->ttl--;
@@ -184,21 +197,24 @@ INLINE void write_ipv6(struct ipv6hdr *ip, const struct flow_key *after)
 	__builtin_memcpy(&ip->daddr, &after->destination, 16);
 }
 
-// In a key, addresses and ports are consecutive, as the checksum needs them.
+// In a key, addresses and ports are consecutive.
 INLINE void write_packet(struct view *view, const struct flow_key *before,
 			 const struct flow_key *after, const struct bpf_fib_lookup *route)
 {
+	const __u32 *old = (const __u32 *)before, *new = (const __u32 *)after;
+	__u64 addresses = difference(old, new, 8);
 	int none = before->protocol == IPPROTO_UDP && !*view->checksum;
 
 	if (!none) {
-		*view->checksum = changed(*view->checksum, before, after, 36);
+		*view->checksum =
+			changed(*view->checksum, addresses + difference(old + 8, new + 8, 1));
 		if (before->protocol == IPPROTO_UDP && !*view->checksum)
 			*view->checksum = 0xffff;
 	}
 	view->ports[0] = after->source_port;
 	view->ports[1] = after->destination_port;
 	if (view->version == 4)
-		write_ipv4(view->ip, before, after);
+		write_ipv4(view->ip, after, addresses);
 	else
 		write_ipv6(view->ip, after);
 	__builtin_memcpy(view->ethernet->h_dest, route->dmac, ETH_ALEN);
