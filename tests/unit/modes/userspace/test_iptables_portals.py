@@ -10,6 +10,8 @@ from steersman.modes.userspace.iptables_portals import (
     ALL_CHAINS,
     ALL_JUMPS,
     FIREWALL,
+    GUARD,
+    JUMPS,
     FoundRules,
     Rule,
     parse,
@@ -37,7 +39,14 @@ def test_a_portal_leads_to_its_listener_and_guards_it() -> None:
     assert lines(Portal("shop/cart:http", Verdict.FORWARD, "192.168.0.2")) == [
         f"-A KUBE-PORTALS-CONTAINER {match} -j DNAT --to-destination 192.168.0.2:4711",
         f"-A KUBE-PORTALS-HOST {match} -j DNAT --to-destination 192.168.0.2:4711",
-        f"-A {FIREWALL} {TO} -m conntrack ! --ctstate DNAT -j DROP",
+        f"-A {GUARD} {TO} -j DROP",
+    ]
+
+
+def test_only_clients_of_this_node_that_were_not_led_here_meet_the_guards() -> None:
+    jumps = [line for line in JUMPS["filter"] if line.endswith(f" -j {GUARD}")]
+    assert [line.partition(" -m comment")[0] for line in jumps] == [
+        "-A INPUT -m conntrack --ctstate NEW -m conntrack ! --ctstate DNAT"
     ]
 
 
