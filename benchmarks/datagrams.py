@@ -40,6 +40,8 @@ from steersman.modes.ebpf.loader import FILE, LoadedObject
 from steersman.modes.ebpf.mode import EbpfMode
 from steersman.modes.ebpf.probe import load
 
+TITLE = "datagrams, "
+"""Before the name of a way."""
 _SHOWN = (CLUSTER_IP, NODE_PORT, POD_DIRECT)
 _BATCH = 64
 _PAYLOAD = 18  # with its headers, the smallest Ethernet frame
@@ -116,7 +118,7 @@ def through_modes(modes: Sequence[str], services: int, rounds: int) -> list[Figu
         Ways(mode, functools.partial(node_with, mode, services, "UDP"), _SHOWN, Datagrams)
         for mode in modes
     ]
-    return measured("datagrams, ", services, rounds, ways, Datagrams)
+    return measured(TITLE, services, rounds, ways, Datagrams)
 
 
 # -- XDP in generic mode ---------------------------------------------------------------------------

@@ -16,7 +16,7 @@ from typing import NamedTuple
 
 import msgspec
 
-from benchmarks import scale
+from benchmarks import datagrams, path, scale
 from benchmarks.figures import Figure
 
 ROOT = Path(__file__).parents[1]
@@ -27,19 +27,32 @@ svg { background: #fff; color: #1f2328; font: 13px/1 system-ui, sans-serif; }
 text { fill: currentColor; } .title { font-weight: 650; font-size: 15px; }
 .axis { stroke: #656d76; } .grid { stroke: #d0d7de; } .note { fill: #59636e; }
 .s0 { --c: #0969da; } .s1 { --c: #9a4b00; } .s2 { --c: #1a7f37; } .s3 { --c: #8250df; }
+.s4 { --c: #bf3989; } .s5 { --c: #0a7b83; }
 .line { stroke: var(--c); fill: none; stroke-width: 2; } .line.other { stroke-dasharray: 5 4; }
 .mark { fill: var(--c); } .other.mark { fill: #fff; stroke: var(--c); stroke-width: 2; }
 .name { fill: var(--c); }
 @media (prefers-color-scheme: dark) {
 svg { background: #0d1117; color: #e6edf3; } .axis { stroke: #9198a1; } .grid { stroke: #30363d; }
 .note { fill: #9198a1; } .s0 { --c: #4493f8; } .s1 { --c: #e3a05a; } .s2 { --c: #3fb950; }
-.s3 { --c: #b794f6; } .other.mark { fill: #0d1117; }
+.s3 { --c: #b794f6; } .s4 { --c: #f778ba; } .s5 { --c: #39c5cf; } .other.mark { fill: #0d1117; }
 }
 """
 _WIDTH, _HEIGHT = 720.0, 380.0
 _LEFT, _TOP, _RIGHT, _BOTTOM = 64.0, 60.0, 200.0, 48.0
 _BAR, _LABEL = 20.0, 310.0
 _APART = 16.0  # pixels between the names of two lines
+
+
+COLOURS = {mode: number for number, mode in enumerate((*scale.MODES, scale.EMULATED))}
+"""By mode, the same in every drawing; the userspace mode is drawn once."""
+
+
+class Bar(NamedTuple):
+    """A bar of a ratio."""
+
+    name: str
+    value: float
+    colour: int = 0
 
 
 class Series(NamedTuple):
@@ -89,27 +102,27 @@ def lines(title: str, unit: str, series: Sequence[Series]) -> str:
     return _svg(_HEIGHT, title, "; ".join(told), out)
 
 
-def bars(title: str, note: str, rows: Sequence[tuple[str, float]]) -> str:
+def bars(title: str, note: str, rows: Sequence[Bar]) -> str:
     """Return bars of ratios on a logarithmic axis that begin at 1, where both are equal."""
     height = _TOP + len(rows) * (_BAR + 8) + 36
-    values = [value for _, value in rows]
-    x_of = _Scale([*values, 1.0], _LABEL, _WIDTH - 70)
+    x_of = _Scale([*(each.value for each in rows), 1.0], _LABEL, _WIDTH - 70)
     one, bottom = x_of(1.0), height - 30
     out = [_text(16, 26, title, "title"), _text(16, 46, note, "note")]
     for value in x_of.ticks:
         x = x_of(value)
         out.append(f'<path class="grid" d="M{x:.1f} {_TOP:g}V{bottom:.1f}"/>')
         out.append(_text(x, bottom + 18, f"{value:g}", middle=True))
-    for number, (name, value) in enumerate(rows):
+    for number, (name, value, colour) in enumerate(rows):
         y, x = _TOP + 6 + number * (_BAR + 8), x_of(value)
         left, wide = min(one, x), max(abs(one - x), 1.0)
         out.append(_text(_LABEL - 12, y + 14, name, end=True))
         out.append(
-            f'<rect class="s0 mark" x="{left:.1f}" y="{y:g}" width="{wide:.1f}" height="{_BAR:g}"/>'
+            f'<rect class="s{colour} mark" x="{left:.1f}" y="{y:g}" width="{wide:.1f}" '
+            f'height="{_BAR:g}"/>'
         )
         out.append(_text(max(one, x) + 6, y + 14, f"{value:.3g}"))
     out.append(f'<path class="axis" d="M{one:.1f} {_TOP:g}V{bottom:.1f}"/>')
-    return _svg(height, title, "; ".join(f"{name}: {value:.3g}" for name, value in rows), out)
+    return _svg(height, title, "; ".join(f"{each.name}: {each.value:.3g}" for each in rows), out)
 
 
 class _Scale:
@@ -157,6 +170,30 @@ def _svg(height: float, title: str, told: str, body: Iterable[str]) -> str:
     return "\n".join((*head, *body, "</svg>", ""))
 
 
+_WAYS = (path.CLUSTER_IP, path.NODE_PORT, path.NODE_CLUSTER_IP)
+_BARS = (
+    (
+        (scale.COLD, scale.CHANGE),
+        "figures-upstream.svg",
+        "Time beside upstream's shape at {:,} Services",
+        "Ratio; less than 1 is faster",
+    ),
+    (
+        _WAYS,
+        "figures-set-up.svg",
+        "A connection beside a direct one at {:,} Services",
+        "Connect, ask, answer, close; ratio of the times, direct on a node without rules",
+    ),
+    (
+        tuple(f"{datagrams.TITLE}{way}" for way in _WAYS),
+        "figures-datagrams.svg",
+        "Small datagrams of one core at {:,} Services",
+        "Ratio of the packets in a second to those of a node without rules; less is slower",
+    ),
+)
+"""Bars of ratios: the figures, the file, the title, and the note below it."""
+
+
 def made(figures: Sequence[Figure]) -> dict[str, str]:
     """Return every drawing that there are figures for, by the name of its file."""
     out = {}
@@ -164,23 +201,30 @@ def made(figures: Sequence[Figure]) -> dict[str, str]:
         (scale.COLD, "figures-cold-start.svg", "Cold start"),
         (scale.CHANGE, "figures-one-change.svg", "One endpoint replaced"),
     ):
-        found = [each for each in figures if each.name == name]
+        found = [each for each in figures if each.name == name and each.mode in scale.MODES]
         if found:
             unit = {"s": "seconds", "ms": "milliseconds"}[found[0].unit]
             out[file] = lines(title, unit, list(_series(found)))
-    most = max((each.size for each in figures if each.name == scale.COLD), default=0)
-    against = [
-        (f"{each.name.partition(',')[0]}, {each.mode}", each.ratio)
-        for each in figures
-        if each.size == most and each.name in {scale.COLD, scale.CHANGE} and each.ratio
-    ]
-    if against:
-        title = f"Time beside upstream's shape at {most:,} Services"
-        out["figures-upstream.svg"] = bars(title, "Ratio; less than 1 is faster", against)
+    for names, file, title, note in _BARS:
+        found = [each for each in figures if each.name in names and each.ratio]
+        most = max((each.size for each in found if each.mode in COLOURS), default=0)
+        rows = [
+            Bar(
+                f"{each.name.partition(', from JSON')[0].removeprefix(datagrams.TITLE)}, "
+                f"{each.mode}",
+                each.ratio or 0.0,
+                COLOURS[each.mode],
+            )
+            for name in names
+            for each in found
+            if (each.name, each.size) == (name, most) and each.mode in COLOURS
+        ]
+        if rows:
+            out[file] = bars(title.format(most), note, rows)
     relayed = [
-        (f"{each.name} ({'more' if each.unit.endswith('/s') else 'less'} is better)", each.ratio)
+        Bar(f"{each.name} ({'more' if each.unit.endswith('/s') else 'less'} is better)", each.ratio)
         for each in figures
-        if each.mode == "userspace" and each.ratio
+        if each.mode == "userspace" and not each.size and each.ratio  # no Services: haproxy
     ]
     if relayed:
         title = "The userspace mode beside haproxy with one thread"
@@ -189,7 +233,8 @@ def made(figures: Sequence[Figure]) -> dict[str, str]:
 
 
 def _series(figures: Sequence[Figure]) -> Iterator[Series]:
-    for colour, mode in enumerate(scale.MODES):
+    for mode in scale.MODES:
+        colour = COLOURS[mode]
         rows = sorted((each for each in figures if each.mode == mode), key=lambda each: each.size)
         ours = tuple((float(each.size), each.value) for each in rows)
         theirs = tuple((float(each.size), each.reference) for each in rows if each.reference)
@@ -212,8 +257,8 @@ def encoded(figures: Sequence[Figure]) -> bytes:
 def main(paths: Sequence[str]) -> None:
     """Take figures over from runs, and draw."""
     kept = {(each.name, each.mode, each.size): each for each in read(SOURCE)}
-    for path in paths:
-        taken = [each for each in read(Path(path)) if made([each])]
+    for file in paths:
+        taken = [each for each in read(Path(file)) if made([each])]
         kept |= {(each.name, each.mode, each.size): each for each in taken}
     figures = list(kept.values())
     SOURCE.write_bytes(encoded(figures))

@@ -50,14 +50,21 @@ def interleaved(runs: int, *measures: Callable[[], float]) -> list[float]:
     return [statistics.median(seen) for seen in values]
 
 
-def chosen(variable: str, known: Sequence[str]) -> tuple[str, ...]:
-    """Return those that an environment variable names (`MODES=ebpf,nftables`); all without it."""
-    wanted = set(filter(None, os.environ.get(variable, "").split(",")))
-    if unknown := wanted - set(known):
+def chosen(variable: str, usual: Sequence[str], more: Sequence[str] = ()) -> tuple[str, ...]:
+    """Return the names in an environment variable (`MODES=ebpf,nftables`); the usual without it.
+
+    Args:
+        variable: the environment variable.
+        usual: those that are measured anyway.
+        more: those that have to be named.
+    """
+    wanted = set(filter(None, os.environ.get(variable, "").split(","))) or set(usual)
+    known = (*usual, *more)
+    if unknown := wanted.difference(known):
         raise SystemExit(
             f"{variable}: no {', '.join(sorted(unknown))}; there is {', '.join(known)}"
         )
-    return tuple(each for each in known if each in wanted or not wanted)
+    return tuple(each for each in known if each in wanted)
 
 
 def chosen_sizes(usual: Sequence[int]) -> tuple[int, ...]:

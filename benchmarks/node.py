@@ -23,6 +23,7 @@ from steersman.model.tracing import WatchedFlow
 from steersman.modes.base import Mode
 from steersman.modes.ebpf.mode import EbpfMode
 from steersman.modes.iptables.mode import IptablesMode, IptablesOptions
+from steersman.modes.ipvs.mode import IpvsMode
 from steersman.modes.nftables.mode import NftablesMode
 from steersman.modes.userspace.core import UserspaceMode, UserspaceOptions
 from steersman.modes.userspace.mode import linux_portals
@@ -97,12 +98,14 @@ class Node:
         self._sync = Sync(self.store, Planner(config, self._mode.traits), self._mode, facts)
 
     def _make(self, variant: str) -> Mode:
-        """`nftables`, `ebpf`, `userspace` (`-nft`), or the iptables mode on a variant."""
+        """A mode by name, `userspace-nft`, or the iptables mode on a variant."""
         if variant == "ebpf":
             self.place = Place()
             return EbpfMode(self.exec, self.place.options)
         if variant == "nftables":
             return NftablesMode(self.exec)
+        if variant == "ipvs":
+            return IpvsMode(self.exec)
         if variant.startswith("userspace"):
             portals = linux_portals(self.exec, "nftables" if variant.endswith("-nft") else "")
             return UserspaceMode("userspace", portals, UserspaceOptions(udp_idle=_UDP_IDLE))

@@ -11,7 +11,7 @@ import time
 from benchmarks import datagrams, world
 from benchmarks.figures import Figure, chosen, chosen_sizes, figure
 from benchmarks.node import Flat, Netns, Node
-from benchmarks.path import MODES, SERVER
+from benchmarks.path import MODES, NAMED, SERVER
 
 _SERVER = SERVER  # an address on lo; connections come from the node itself
 _ROUND = 100
@@ -78,7 +78,7 @@ def _through_flat(variant: str, services: int) -> tuple[Flat, _Client]:
 
 def run(quick: bool) -> list[Figure]:
     """Measure at 10,000 Services (1,000 when quick); PARTS, MODES and SIZES choose."""
-    parts, modes = chosen("PARTS", ("first", "datagrams", "xdp")), chosen("MODES", MODES)
+    parts, modes = chosen("PARTS", ("first", "datagrams", "xdp")), chosen("MODES", MODES, NAMED)
     out, rounds = [], 5 if quick else 20
     for services in chosen_sizes((1_000,) if quick else (10_000,)):
         if "first" in parts:

@@ -1,31 +1,38 @@
 """Cold start and one change against the number of Services: each mode, and upstream's shape.
 
 Ours is timed from the JSON of an API server to the kernel. Of upstream's shape only the command is
-(`iptables-restore`, `nft -f`); what makes its input is not. No upstream mode is like the ebpf mode.
+(`iptables-restore`, `nft -f`); what makes its input is not. No upstream mode is like the ebpf mode,
+and upstream has dropped its userspace mode.
 """
 
 from __future__ import annotations
 
 import itertools
 import statistics
+import subprocess
 import time
 from collections.abc import Callable
 
 from benchmarks import world
-from benchmarks.figures import Figure, figure
+from benchmarks.figures import Figure, chosen, chosen_sizes, figure
+from benchmarks.ipvs_world import IpvsFlat
 from benchmarks.nft_world import NftFlat, endpoints, service
 from benchmarks.node import Flat, Node
 
-MODES = ("iptables-nft", "iptables-legacy", "nftables", "ebpf")
+MODES = ("iptables-nft", "iptables-legacy", "nftables", "ebpf", "userspace")
+_ALONE = ("ebpf", "userspace")
+EMULATED = "ipvs"
+"""It needs a kernel of its own, in a machine without KVM: only ratios say something."""
 SIZES = (100, 1_000, 5_000)
 _SMALL = 1_000
 COLD, CHANGE = "cold start, from JSON", "one endpoint replaced, from JSON"
 
 
 def run(quick: bool) -> list[Figure]:
-    """Measure every mode at every size (only 50 Services when quick)."""
-    sizes, changes = ((50,), 3) if quick else (SIZES, 9)
-    return [each for mode in MODES for size in sizes for each in measured(mode, size, changes)]
+    """Measure every mode at every size (only 50 Services when quick); MODES and SIZES choose."""
+    sizes, changes = chosen_sizes((50,) if quick else SIZES), 3 if quick else 9
+    modes = chosen("MODES", MODES, (EMULATED,))
+    return [each for mode in modes for size in sizes for each in measured(mode, size, changes)]
 
 
 def measured(mode: str, services: int, changes: int) -> list[Figure]:
@@ -41,7 +48,7 @@ def measured(mode: str, services: int, changes: int) -> list[Figure]:
 
 
 def _median(name: str, mode: str, services: int, took: list[tuple[float, ...]]) -> Figure:
-    """Return the medians of ours and of upstream's, which the ebpf mode has not."""
+    """Return the medians of ours and of upstream's, which some modes have not."""
     factor, unit = (1.0, "s") if name == COLD else (1e3, "ms")
     ours, *theirs = (statistics.median(each) * factor for each in zip(*took, strict=True))
     return figure(name, mode, services, (ours, unit), *theirs)
@@ -59,10 +66,14 @@ class _Pair:
     def __init__(self, mode: str, services: int) -> None:
         self._services = services
         self._node = Node(mode.removeprefix("iptables-"), 0)
+        # An address, to which portals lead.
+        self._node.netns.enter()
+        subprocess.run(["ip", "addr", "add", "192.0.2.1/32", "dev", "lo"], check=True)
+        self._node.look()
         self._upstream: _Upstream | None = None
         self.seconds: tuple[float, ...] = (_timed(self._fill),)
         """That it took to fill them."""
-        if mode != "ebpf":
+        if mode not in _ALONE:
             self._upstream = _Upstream(mode, services)
             self.seconds += (self._upstream.seconds,)
 
@@ -96,24 +107,28 @@ class _Upstream:
 
     def __init__(self, mode: str, services: int) -> None:
         self._numbers = range(services)
+        self._node: NftFlat | Flat | IpvsFlat
         if mode == "nftables":
-            self._node: NftFlat | Flat = NftFlat(0)
             lines = [service(number, world.pods(number)) for number in self._numbers]
-            flat = self._node
+            self._node = flat = NftFlat(0)
             self.seconds = _timed(lambda: flat.load(itertools.chain.from_iterable(lines)))
+        elif mode == EMULATED:
+            self._node = ipvs = IpvsFlat()
+            self.seconds = _timed(lambda: ipvs.fill(services))
         else:
             own = [line for n in self._numbers for line in world.service_rules(n, world.pods(n))]
             text = world.restore_text(self._numbers, own, world.JUMPS)
-            tables = Flat(mode.removeprefix("iptables-"))
-            self._node = tables
+            self._node = tables = Flat(mode.removeprefix("iptables-"))
             self.seconds = _timed(lambda: tables.restore(text))
 
     def replace(self, number: int, pods: list[str]) -> None:
-        if isinstance(self._node, NftFlat):
-            self._node.load(endpoints(number, pods))
-        else:
+        if isinstance(self._node, Flat):
             own = world.service_rules(number, pods)
             self._node.restore(world.restore_text(self._numbers, own))
+        elif isinstance(self._node, NftFlat):
+            self._node.load(endpoints(number, pods))
+        else:
+            self._node.replace(number, pods)
 
     def close(self) -> None:
         self._node.close()

@@ -10,7 +10,7 @@ from xml.etree import ElementTree
 import pytest
 
 from benchmarks import draw, scale
-from benchmarks.draw import Series, bars, lines
+from benchmarks.draw import Bar, Series, bars, lines
 from benchmarks.figures import Figure
 
 SVG = "{http://www.w3.org/2000/svg}"
@@ -72,7 +72,7 @@ def test_names_of_lines_that_end_together_do_not_overlap() -> None:
 
 
 def test_bars_begin_where_both_are_equal() -> None:
-    svg = bars("Time", "ratio", [("half", 0.5), ("double", 2.0), ("equal", 1.0)])
+    svg = bars("Time", "ratio", [Bar("half", 0.5), Bar("double", 2.0), Bar("equal", 1.0)])
     half, double, equal = [
         (float(r.get("x", "")), float(r.get("width", ""))) for r in parsed(svg).iter(f"{SVG}rect")
     ]
