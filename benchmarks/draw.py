@@ -206,18 +206,19 @@ def made(figures: Sequence[Figure]) -> dict[str, str]:
             unit = {"s": "seconds", "ms": "milliseconds"}[found[0].unit]
             out[file] = lines(title, unit, list(_series(found)))
     for names, file, title, note in _BARS:
-        found = [each for each in figures if each.name in names and each.ratio]
-        most = max((each.size for each in found if each.mode in COLOURS), default=0)
+        found = [f for f in figures if f.name in names and f.ratio and f.mode in COLOURS]
+        found.sort(key=lambda each: COLOURS[each.mode])
+        most = max((each.size for each in found), default=0)
         rows = [
             Bar(
                 f"{each.name.partition(', from JSON')[0].removeprefix(datagrams.TITLE)}, "
-                f"{each.mode}",
+                f"{each.mode}{' (emulated)' * (each.mode == scale.EMULATED)}",
                 each.ratio or 0.0,
                 COLOURS[each.mode],
             )
             for name in names
             for each in found
-            if (each.name, each.size) == (name, most) and each.mode in COLOURS
+            if (each.name, each.size) == (name, most)
         ]
         if rows:
             out[file] = bars(title.format(most), note, rows)
