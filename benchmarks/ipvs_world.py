@@ -13,7 +13,8 @@ _DEVICE = "kube-ipvs0"
 class IpvsFlat:
     """A node with upstream's virtual servers, sets and addresses.
 
-    Upstream sends the same commands by netlink, from one process; here three programs do.
+    Upstream writes all but the sets by netlink itself. So one change by these programs would say
+    nothing of it: they would mostly start.
     """
 
     def __init__(self) -> None:
@@ -25,14 +26,12 @@ class IpvsFlat:
             "ipset",
             "restore",
         )
-        self._pods: dict[int, list[str]] = {}
 
     def fill(self, services: int) -> None:
         """Bring all Services in."""
         servers, entries, addresses = [], [], []
         for number in range(services):
             vip, pods = world.cluster_ip(number), world.pods(number)
-            self._pods[number] = pods
             servers.append(f"-A -t {vip}:80 -s rr")
             servers += [f"-a -t {vip}:80 -r {pod}:8080 -m -w 1" for pod in pods]
             entries.append(f"add KUBE-CLUSTER-IP {vip},tcp:80")
@@ -40,19 +39,6 @@ class IpvsFlat:
             addresses.append(f"addr add {vip}/32 dev {_DEVICE}")
         self.netns.enter()
         _run("\n".join([*addresses, ""]), "ip", "-batch", "-")
-        _run("\n".join([*entries, ""]), "ipset", "restore")
-        _run("\n".join([*servers, ""]), "ipvsadm", "-R")
-
-    def replace(self, number: int, pods: list[str]) -> None:
-        """Give a Service other endpoints: the difference, as upstream writes it."""
-        vip, old = world.cluster_ip(number), set(self._pods[number])
-        new, gone = set(pods) - old, old - set(pods)
-        self._pods[number] = pods
-        self.netns.enter()
-        entries = [f"add KUBE-LOOP-BACK {pod},tcp:8080,{pod}" for pod in new]
-        entries += [f"del KUBE-LOOP-BACK {pod},tcp:8080,{pod}" for pod in gone]
-        servers = [f"-a -t {vip}:80 -r {pod}:8080 -m -w 1" for pod in new]
-        servers += [f"-d -t {vip}:80 -r {pod}:8080" for pod in gone]
         _run("\n".join([*entries, ""]), "ipset", "restore")
         _run("\n".join([*servers, ""]), "ipvsadm", "-R")
 

@@ -91,7 +91,7 @@ class _Pair:
             self._node.event("EndpointSlice", world.endpoint_slice(number, pods))
             self._node.sync()
 
-        if self._upstream is None:
+        if self._upstream is None or not self._upstream.changes:
             return (_timed(ours),)
         upstream = self._upstream
         return _timed(ours), _timed(lambda: upstream.replace(number, pods))
@@ -105,6 +105,9 @@ class _Pair:
 class _Upstream:
     """A node with upstream's shape, written at once."""
 
+    changes = True
+    """Whether `replace` is like a change by upstream."""
+
     def __init__(self, mode: str, services: int) -> None:
         self._numbers = range(services)
         self._node: NftFlat | Flat | IpvsFlat
@@ -114,6 +117,7 @@ class _Upstream:
             self.seconds = _timed(lambda: flat.load(itertools.chain.from_iterable(lines)))
         elif mode == EMULATED:
             self._node = ipvs = IpvsFlat()
+            self.changes = False
             self.seconds = _timed(lambda: ipvs.fill(services))
         else:
             own = [line for n in self._numbers for line in world.service_rules(n, world.pods(n))]
@@ -122,13 +126,11 @@ class _Upstream:
             self.seconds = _timed(lambda: tables.restore(text))
 
     def replace(self, number: int, pods: list[str]) -> None:
-        if isinstance(self._node, Flat):
+        if isinstance(self._node, NftFlat):
+            self._node.load(endpoints(number, pods))
+        elif isinstance(self._node, Flat):
             own = world.service_rules(number, pods)
             self._node.restore(world.restore_text(self._numbers, own))
-        elif isinstance(self._node, NftFlat):
-            self._node.load(endpoints(number, pods))
-        else:
-            self._node.replace(number, pods)
 
     def close(self) -> None:
         self._node.close()
