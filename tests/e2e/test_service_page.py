@@ -3,87 +3,25 @@
 from __future__ import annotations
 
 import asyncio
-import html
-import re
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager, suppress
 from pathlib import Path
-from typing import Any
 
 import pytest
 
-from steersman.ui.live_fleet import LiveFleet
-from steersman.ui.nodes import FixedNodes
-from steersman.ui.pages import PAGES
-from steersman.ui.site import Site
 from tests.support.apiserver.reading import service
 from tests.support.lab.namespace import in_namespace, sh
-from tests.support.pages import serving
-from tests.support.processes.steersman import manifests, steersman, until, world
+from tests.support.processes.steersman import manifests, steersman, world
+from tests.support.reader import Reader, reading
 
 pytestmark = [pytest.mark.kernel, pytest.mark.slow]
-JSON = {"Accept": "application/json"}
 PAGE = "/services/shop/web"
 POD = "10.244.0.5"
-SECONDS = 60.0
 
 
-class Reader:
-    """Somebody who reads the pages of this node, and presses buttons."""
-
-    def __init__(self, client: Any, token: str) -> None:
-        self._client = client
-        self._token = token
-
-    async def twin(self, path: str) -> dict[str, Any]:
-        """The JSON form of a page."""
-        async with self._client.get(path, headers=JSON) as reply:
-            assert reply.status == 200, await reply.text()
-            found: dict[str, Any] = await reply.json()
-            return found
-
-    async def until(self, path: str, true: Callable[[dict[str, Any]], bool]) -> dict[str, Any]:
-        """The page, as soon as something is true of it."""
-        found: dict[str, Any] = {}
-
-        async def is_true() -> bool:
-            found.update(await self.twin(path))
-            return true(found)
-
-        await until(is_true, SECONDS)
-        return found
-
-    async def press(self, command: str, to: str = "") -> str:
-        """The text of the answer of a command."""
-        form = {
-            "csrf": self._token,
-            "command": command,
-            "node": "node-a",
-            "client": "pod",
-            "to": to,
-        }
-        async with self._client.post(f"{PAGE}/run", data=form) as reply:
-            assert reply.status == 200
-            text = re.sub(r"<[^>]+>", " ", await reply.text())
-            return re.sub(r"\s+", " ", html.unescape(text))
-
-
-@asynccontextmanager
-async def reading() -> AsyncIterator[Reader]:
-    fleet = LiveFleet(FixedNodes())
-    task = asyncio.create_task(fleet.run())
-    try:
-        async with asyncio.timeout(SECONDS):
-            version = 0
-            while "node-a" not in fleet.nodes:
-                version = await fleet.changed(version)
-        site = Site(fleet, PAGES)
-        async with serving(site) as client:
-            yield Reader(client, site.access.token)
-    finally:
-        task.cancel()
-        with suppress(asyncio.CancelledError):
-            await task
+async def press(reader: Reader, command: str, to: str) -> str:
+    """Run a command from the page; return the text of its answer."""
+    return await reader.press(f"{PAGE}/run", command=command, node="node-a", client="pod", to=to)
 
 
 @asynccontextmanager
@@ -128,14 +66,14 @@ def test_kernel_objects_and_a_packet(mode: str, planned: str, tmp_path: Path) ->
                 assert found["source"] == f"node node-a ({mode} mode)"
                 (to,) = [each["to"] for each in found["choices"] if each["selected"]]
                 # The kernel has the planned objects.
-                text = await reader.press("dump", to)
+                text = await press(reader, "dump", to)
                 assert f"As planned, by the {mode} mode." in text, text
                 assert planned in text
                 assert "Choose an endpoint and send the packet there" in text
                 # A packet goes where the picture says.
-                text = await reader.press("trace", to)
+                text = await press(reader, "trace", to)
                 assert "the kernel did what explain predicts" in text, text
-                text = await reader.press("doctor", to)
+                text = await press(reader, "doctor", to)
                 assert "Nothing fails, but: there is no Node object named node-a" in text
                 assert "1 of 1 destinations answer this node 10.96.0.1:80/TCP" in text
                 # A Service that no proxy serves, and one that is not there.

@@ -2,25 +2,16 @@
 
 from __future__ import annotations
 
-import asyncio
-from collections.abc import AsyncIterator, Callable
-from contextlib import asynccontextmanager, suppress
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from steersman.ui.live_fleet import LiveFleet
-from steersman.ui.nodes import FixedNodes
-from steersman.ui.pages import PAGES
-from steersman.ui.site import Site
 from tests.support.lab.namespace import in_namespace, sh
-from tests.support.pages import serving
-from tests.support.processes.steersman import manifests, steersman, until, world
+from tests.support.processes.steersman import manifests, steersman, world
+from tests.support.reader import reading
 
 pytestmark = [pytest.mark.kernel, pytest.mark.slow]
-JSON = {"Accept": "application/json"}
-SECONDS = 60.0
 POD = "10.244.0.5"
 NEW = """
 apiVersion: v1
@@ -28,55 +19,6 @@ kind: Service
 metadata: {name: new, namespace: shop}
 spec: {clusterIP: 10.96.0.77, ports: [{port: 80, protocol: TCP}]}
 """
-
-
-class Reader:
-    """Somebody who reads the JSON twins of pages."""
-
-    def __init__(self, client: Any, token: str) -> None:
-        self._client = client
-        self._token = token
-
-    async def twin(self, path: str) -> dict[str, Any]:
-        async with self._client.get(path, headers=JSON) as reply:
-            assert reply.status == 200, await reply.text()
-            found: dict[str, Any] = await reply.json()
-            return found
-
-    async def until(self, path: str, true: Callable[[dict[str, Any]], bool]) -> dict[str, Any]:
-        found: dict[str, Any] = {}
-
-        async def is_true() -> bool:
-            found.update(await self.twin(path))
-            return true(found)
-
-        await until(is_true, SECONDS)
-        return found
-
-    async def send(self, path: str, **form: str) -> dict[str, Any]:
-        data = {**form, "csrf": self._token}
-        async with self._client.post(path, data=data, headers=JSON) as reply:
-            assert reply.status == 200, await reply.text()
-            found: dict[str, Any] = await reply.json()
-            return found
-
-
-@asynccontextmanager
-async def reading() -> AsyncIterator[Reader]:
-    fleet = LiveFleet(FixedNodes())
-    task = asyncio.create_task(fleet.run())
-    try:
-        async with asyncio.timeout(SECONDS):
-            version = 0
-            while "node-a" not in fleet.nodes:
-                version = await fleet.changed(version)
-        site = Site(fleet, PAGES)
-        async with serving(site) as client:
-            yield Reader(client, site.access.token)
-    finally:
-        task.cancel()
-        with suppress(asyncio.CancelledError):
-            await task
 
 
 def texts(found: dict[str, Any]) -> str:
