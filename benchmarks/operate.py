@@ -35,7 +35,7 @@ class _Way:
         self.node.look()
         self.node.sync()
         self.address = address
-        self.client = Client(self.plot, self.plot.pod, (address, 80), self.node)
+        self.client = Client(self.plot, self.plot.pod, (address, 80), self.node.place)
 
     def close(self) -> None:
         self.plot.close()

@@ -23,6 +23,7 @@ from typing import Any
 import msgspec
 
 from benchmarks import world
+from benchmarks.ebpf_place import Place
 from benchmarks.figures import Figure, chosen, chosen_sizes, figure
 from benchmarks.nft_world import NftFlat, endpoints, service
 from benchmarks.node import Netns, Node
@@ -100,12 +101,17 @@ class Client:
     """Connects to an address from one of the namespaces."""
 
     def __init__(
-        self, plot: Plot, netns: Netns, target: tuple[str, int], node: Node | None = None
+        self,
+        plot: Plot,
+        netns: Netns,
+        target: tuple[str, int],
+        place: Place | None = None,
+        relay: Node | None = None,
     ) -> None:
-        """Make a client; of a node that balances sockets, or relays, where one is given."""
+        """Make a client, whose sockets are balanced at a place, or whose bytes a node relays."""
         self._plot, self._netns, self._target = plot, netns, target
-        self._within = node.place.inside if node and node.place else nullcontext
-        self._relay = node if node and node.relays else None
+        self._within = place.inside if place else nullcontext
+        self._relay = relay
         self.times: list[float] = []
 
     def round(self) -> None:
@@ -271,8 +277,13 @@ class Ways:
             NODE_DIRECT: (netns, (SERVER, 8080)),
             NODE_CLUSTER_IP: (netns, service),
         }
+        place, relay = (node.place, node if node.relays else None) if node else (None, None)
         self.clients = {
-            way: client(plot, source, target, node if way in DIRECT else None)
+            way: client(
+                *(plot, source, target),
+                None if source is plot.outside else place,  # also where no Service is meant
+                relay if way in DIRECT else None,
+            )
             for way, (source, target) in ways.items()
             if way in names
         }
