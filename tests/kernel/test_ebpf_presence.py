@@ -15,6 +15,7 @@ from steersman.model.ruleset import diff
 from steersman.modes.ebpf import layout, render, tracking
 from steersman.modes.ebpf.bpf import ArrayMap
 from steersman.modes.ebpf.layout import (
+    FLOW_PRESENCE_BITS,
     L3_DEVICE_PLACES,
     LISTED_CIDRS,
     OFFSETS,
@@ -40,7 +41,8 @@ from tests.support.lab.ebpf_packets import (
 from tests.support.lab.frames import ACK, SYN, packet, see
 
 pytestmark = MARKS
-PLACES, MARK, FLOW_MARK = 1 << PRESENCE_BITS, 4, 2
+PLACES, MARK = 1 << PRESENCE_BITS, 4
+FLOW_PLACES, FLOW_MARK = 1 << FLOW_PRESENCE_BITS, 2
 AT = OFFSETS["marks"]
 
 
@@ -84,15 +86,14 @@ class Marked(Programs):
 
     def generation(self, number: int) -> set[int]:
         """Places that are marked in a generation of clients."""
-        return self._marked("places", MARK, number)
+        return self._marked("places", PLACES, MARK, number)
 
     def keys(self, number: int) -> set[int]:
         """Places that are marked in a generation of keys of flows."""
-        return self._marked("flows", FLOW_MARK, number)
+        return self._marked("flows", FLOW_PLACES, FLOW_MARK, number)
 
-    def _marked(self, field: str, size: int, number: int) -> set[int]:
-        start = AT[field] + number
-        told = self.memory[start : start + PLACES * size : size].tobytes()
+    def _marked(self, field: str, places: int, size: int, number: int) -> set[int]:
+        told = self.memory[AT[field] : AT[field] + places * size].tobytes()[number::size]
         return {place for place, mark in enumerate(told) if mark}
 
     def clients(self) -> set[bytes]:
@@ -176,7 +177,8 @@ def test_an_unmarked_packet_is_not_looked_at(marked: Marked) -> None:
     assert marked.ingress(given) == (NEXT, given)
     marked.presence.distrust()
     assert see(marked.ingress(given)[1])[1] == (POD, 8080)
-    marked.memory[AT["flows"] : AT["flows"] + PLACES * FLOW_MARK] = bytes(PLACES * FLOW_MARK)
+    size = FLOW_PLACES * FLOW_MARK
+    marked.memory[AT["flows"] : AT["flows"] + size] = bytes(size)
     with flow(marked, 4000):
         marked.presence.trust(tracking.noted(marked.flows), [pack_address(VIP)])
 
@@ -199,15 +201,33 @@ def test_a_crowd_of_marks_goes_and_flows_stay(marked: Marked) -> None:
 
 
 def test_many_ended_flows_go_but_not_while_as_many_are_present(marked: Marked) -> None:
+    many = FLOW_PLACES // 8
     with flow(marked, 4000):
-        marked.memory[AT["flows"] : AT["flows"] + PLACES * FLOW_MARK : FLOW_MARK] = b"\1" * PLACES
-        marked.presence.renew(lambda: tracking.noted(marked.flows), PLACES)
+        start = AT["flows"]
+        marked.memory[start : start + FLOW_PLACES] = b"\1\0" * (FLOW_PLACES // 2)
+        marked.presence.renew(lambda: tracking.noted(marked.flows), many // 2)
         assert marked.filling == 0
         marked.renew()
         assert marked.filling == 1
         marked.renew()
         assert not marked.keys(0)
         assert marked.keys(1) == marked.flow_places()
+
+
+def test_few_ended_flows_stay(marked: Marked) -> None:
+    with flow(marked, 4000):
+        marked.memory[AT["flows"] : AT["flows"] + FLOW_PLACES // 8] = b"\1\0" * (FLOW_PLACES // 16)
+        marked.renew()
+        assert marked.filling == 0
+
+
+def test_neighbouring_ports_are_neighbours_in_the_filter() -> None:
+    """A cache line has the next connections of a client: that is why they cost no more."""
+    server = pack_address("192.168.0.2") + (80).to_bytes(2, "big")
+    ends = [pack_address(CLIENT) + port.to_bytes(2, "big") for port in range(32768, 32800)]
+    places = places_of_flows(layout.flow_key(end, server, 6, 0) for end in ends)
+    assert len(places) == 32
+    assert max(places) - min(places) < 64
 
 
 def test_devices_without_ethernet_share_places_with_others(marked: Marked) -> None:

@@ -45,7 +45,7 @@ WATCHING = struct.Struct("=QQQI4x")
 HEALTH = struct.Struct("=QQI4x")
 ANSWER = struct.Struct("=18s6xQ")
 FAILURE = struct.Struct("=16s16sQ2sBB4x")
-PRESENCE_BITS, PRESENCE_FACTOR = 16, 0x9E3779B1
+PRESENCE_BITS, FLOW_PRESENCE_BITS, PRESENCE_FACTOR = 16, 18, 0x9E3779B1
 L3_DEVICE_PLACES = 256
 
 FAILURE_SIZES: Mapping[str, int] = {
@@ -79,7 +79,7 @@ SIZES: Mapping[str, int] = {
     "affinity": AFFINITY.size,
     "mark": 4,
     "flow_mark": 2,
-    "marks": 8 + L3_DEVICE_PLACES + (4 << PRESENCE_BITS) + (2 << PRESENCE_BITS),
+    "marks": 8 + L3_DEVICE_PLACES + (4 << PRESENCE_BITS) + (2 << FLOW_PRESENCE_BITS),
 }
 """Size of each struct by its name in C."""
 OFFSETS: Mapping[str, Mapping[str, int]] = {

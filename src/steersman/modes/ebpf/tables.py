@@ -10,6 +10,7 @@ and either is complete.
 
 from __future__ import annotations
 
+import socket
 import struct
 import time
 from collections import defaultdict
@@ -20,6 +21,7 @@ from steersman.model.ruleset import Diff
 from steersman.modes.ebpf import layout
 from steersman.modes.ebpf.bpf import ArrayMap, HashMap
 from steersman.modes.ebpf.layout import (
+    FLOW_PRESENCE_BITS,
     L3_DEVICE_PLACES,
     OFFSETS,
     PRESENCE_BITS,
@@ -45,8 +47,8 @@ from steersman.modes.ebpf.services import Record, ServiceTable
 # Flows come and go, but a bit cannot be cleared for one of them. There are two generations of their
 # bits, and programs look at both:
 #
-#     1. one generation fills; when a quarter of it is set, programs are switched to the other one,
-#        unless as many flows are present
+#     1. one generation fills; when a quarter of the clients' bits or an eighth of the keys' is set,
+#        programs are switched to the other one; for keys only if more than half of them have ended
 #     2. a while later all present flows are added to the other generation, and the first is emptied
 
 _WORDS = struct.Struct("=IIII")
@@ -54,17 +56,22 @@ _KEY_WORDS = struct.Struct("=8IHH4x")
 _PLACES = 1 << PRESENCE_BITS
 _PLACE_SIZE = 4  # bytes
 _CROWDED = _PLACES // 4
+_FLOW_PLACES = 1 << FLOW_PRESENCE_BITS
+_FLOWS_CROWDED = _FLOW_PLACES // 8
 _AT = OFFSETS["marks"]
 _SERVED_AT = OFFSETS["mark"]["served"]
-_SHIFT = 32 - PRESENCE_BITS
 Noted: TypeAlias = Iterable[tuple[bytes, bytes]]
 """What programs note of flows: the packed address of the client, and the key in `flows`."""
+
+
+def _spread(word: int, bits: int) -> int:
+    return (word * PRESENCE_FACTOR & 0xFFFFFFFF) >> (32 - bits)
 
 
 def places_of(addresses: Iterable[bytes]) -> set[int]:
     """Return the places of packed addresses, as `presence_place` does in C."""
     return {
-        ((a ^ b ^ c ^ d) * PRESENCE_FACTOR & 0xFFFFFFFF) >> _SHIFT
+        _spread(a ^ b ^ c ^ d, PRESENCE_BITS)
         for a, b, c, d in _WORDS.iter_unpack(b"".join(addresses))
     }
 
@@ -72,7 +79,8 @@ def places_of(addresses: Iterable[bytes]) -> set[int]:
 def places_of_flows(keys: Iterable[bytes]) -> set[int]:
     """Return the places of keys of flows, as `flow_place` does in C."""
     return {
-        ((a ^ b ^ c ^ d ^ e ^ f ^ g ^ h ^ (i ^ j) << 8) * PRESENCE_FACTOR & 0xFFFFFFFF) >> _SHIFT
+        (_spread(a ^ b ^ c ^ d ^ e ^ f ^ g ^ h, FLOW_PRESENCE_BITS) + socket.ntohs(i ^ j))
+        % _FLOW_PLACES
         for a, b, c, d, e, f, g, h, i, j in _KEY_WORDS.iter_unpack(b"".join(keys))
     }
 
@@ -84,11 +92,11 @@ class PresenceFilter:
         """Map a descriptor into memory; it stays with its owner."""
         self._memory = ArrayMap(fd).whole()
         start, end = _AT["places"], _AT["places"] + _PLACES * _PLACE_SIZE
-        # By generation, the first of clients and the second of keys.
+        # Clients and keys, by generation.
         self._clients = [self._memory[start + n : end : _PLACE_SIZE] for n in range(2)]
         self._served = self._memory[start + _SERVED_AT : end : _PLACE_SIZE]
-        start, end = _AT["flows"], _AT["flows"] + _PLACES * 2
-        self._keys = [self._memory[start + n : end : 2] for n in range(2)]
+        self._flow_marks = self._memory[_AT["flows"] : _AT["flows"] + _FLOW_PLACES * 2]
+        self._keys = [self._flow_marks[n::2] for n in range(2)]
 
     def distrust(self) -> None:
         """Make programs look at every packet: some may soon open flows without a bit."""
@@ -132,10 +140,13 @@ class PresenceFilter:
         other = self._clients[1 - filling]
         if any(other.tobytes()):
             self.note(flows())
-            other[:] = self._keys[1 - filling][:] = bytes(_PLACES)
+            other[:] = bytes(_PLACES)
+            for start in range(0, _FLOW_PLACES, _PLACES):  # 2 ms each
+                self._keys[1 - filling][start : start + _PLACES] = bytes(_PLACES)
             return
-        clients, keys = (each[filling].tobytes().count(1) for each in (self._clients, self._keys))
-        if clients > _CROWDED or keys > _CROWDED >= present:
+        clients = self._clients[filling].tobytes().count(1)
+        keys = self._flow_marks.tobytes()[filling::2].count(1)
+        if clients > _CROWDED or keys > _FLOWS_CROWDED > 2 * present:
             self._memory[_AT["filling"]] = 1 - filling
 
     def note(self, flows: Noted) -> None:

@@ -29,6 +29,12 @@ INLINE int serves_node_ports(const struct address *address, int own)
 	return bpf_map_lookup_elem(&node_ips, &key) != NULL;
 }
 
+// Whether a destination is certainly no Service, as that of most connections.
+INLINE int is_no_service(const struct address *address)
+{
+	return !is_unspecified(address) && !is_loopback4(address) && serves_nothing(address);
+}
+
 // Find the frontend of a destination; that of a node port gets the frontend's own key.
 VERIFIED_ONCE int find_frontend(struct frontend_key *destination, int own, struct frontend *out)
 {
@@ -40,8 +46,7 @@ VERIFIED_ONCE int find_frontend(struct frontend_key *destination, int own, struc
 	key = *destination;
 	address = key.address;
 
-	// Most connections are to no Service.
-	if (!is_unspecified(&address) && !is_loopback4(&address) && serves_nothing(&address))
+	if (is_no_service(&address))
 		return NOTHING;
 	if (!is_unspecified(&address) && read_frontend(&key, out))
 		return FRONTEND;

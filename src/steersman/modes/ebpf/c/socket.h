@@ -156,9 +156,14 @@ INLINE void delete_peer(__u64 cookie, __u32 protocol)
 INLINE int send(struct bpf_sock_addr *ctx, struct address *address, __be16 *port, int connected,
 		int version)
 {
-	struct peer peer = { .frontend = *address, .frontend_port = *port };
-	int result = balance(ctx, address, port, connected, version);
+	struct peer peer;
+	int result;
 
+	// Before anything else is read; a UDP socket may have had a peer.
+	if (ctx->protocol != IPPROTO_UDP && is_no_service(address))
+		return LEAVE;
+	peer = (struct peer){ .frontend = *address, .frontend_port = *port };
+	result = balance(ctx, address, port, connected, version);
 	if (result == REPLACED) {
 		peer.endpoint = *address;
 		peer.endpoint_port = *port;

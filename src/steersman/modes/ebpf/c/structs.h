@@ -224,7 +224,7 @@ struct marks {
 	__u8 bare[L3_DEVICE_PLACES]; // L3 devices (without Ethernet), by the remainder of their
 				     // index
 	struct mark places[1 << PRESENCE_BITS];
-	struct flow_mark flows[1 << PRESENCE_BITS];
+	struct flow_mark flows[1 << FLOW_PRESENCE_BITS];
 };
 
 // Failing connections (failures.h)
