@@ -8,7 +8,6 @@ import msgspec
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from steersman.compile.conntrack import Destinations
 from steersman.compile.planner import Planner
 from steersman.model.conntrack import pack_socket
 from steersman.model.kube import Annotations, Service
@@ -48,16 +47,14 @@ def packed(plan: ServicePlan, frontend: Frontend) -> bytes:
 def test_only_who_holds_a_destination_has_a_say_about_it(
     batches: Any, config: Any, traits: Any, letters: set[str], family: Family
 ) -> None:
-    store, planner, index = Store(NODE), Planner(config, traits), Destinations()
+    store, planner = Store(NODE), Planner(config, traits)
     for events, facts, everything in batches:
         for event in events:
             take(store, closing(event))
         dirty = store.take().services
-        change = planner.update(store.snapshot, facts, dirty, everything)
-        index.update(change.changed, change.removed)
+        planner.update(store.snapshot, facts, dirty, everything)
     names = {ObjectName("shop", letter) for letter in letters}
-    found = stale_entries(planner.plan, store.snapshot, family, names, index)
-    assert found == stale_entries(planner.plan, store.snapshot, family, names)
+    found = stale_entries(planner.plan, store.snapshot, family, names)
     plans = [plan for plan in planner.plan.services.values() if plan.key.family is family]
     held = {
         packed(plan, frontend)

@@ -12,6 +12,7 @@ from steersman.model.findings import Finding
 from steersman.model.kube import KINDS, EndpointSlice
 from steersman.model.names import ObjectName
 from steersman.source.lister import PackedObjects
+from steersman.source.packed import plain
 from steersman.source.store import Store
 from steersman.source.wire import decode_value
 from tests.support.builders.objects import endpoint, slice_, snapshot
@@ -92,6 +93,7 @@ def test_slices_are_held_by_service_and_name(steps: list[EndpointSlice | str]) -
             assert store.upsert(step) == (wanted.get(name) != step)
             wanted[name] = step
     held = store.snapshot.slices
-    assert held == snapshot(*wanted.values()).slices
+    found = {owner: {n: plain(each) for n, each in of.items()} for owner, of in held.items()}
+    assert found == snapshot(*wanted.values()).slices
     assert len(held) == len(set(held))
     assert all(name in held for name in held)

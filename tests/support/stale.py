@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import NamedTuple
 
-from steersman.compile.conntrack import Destinations, served_ports, stale
+from steersman.compile.conntrack import destinations_at, served_ports, stale
 from steersman.model.conntrack import Stale, pack_socket
 from steersman.model.inputs import Snapshot
 from steersman.model.names import Family, ObjectName
@@ -36,13 +36,9 @@ def stale_entries(
     snapshot: Snapshot,
     family: Family,
     names: Iterable[ObjectName] | None = None,
-    destinations: Destinations | None = None,
 ) -> Stale:
     """Return what tells the stale entries of some Services; `names` None is all."""
-    if destinations is None:
-        destinations = Destinations()
-        destinations.update(plan.services, ())
     chosen = snapshot.services if names is None else names
     ports = [port for name in chosen for port in served_ports(name, plan, snapshot, family)]
-    numbers = {port.node_port for port in ports} - {0}
-    return stale(family, ports, destinations.at(numbers, plan, family))
+    own = destinations_at({port.node_port for port in ports}, plan.services.values(), family)
+    return stale(family, ports, own)

@@ -11,7 +11,7 @@ winner's clients. This module is pure; netfilter/conntrack.py lists and deletes.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Container, Iterable, Iterator
 
 from steersman.compile.endpoints import build_endpoints
 from steersman.compile.service import PROTOCOLS, closes_connections
@@ -39,41 +39,19 @@ class ServedPort(Value, frozen=True):
     """TCP and SCTP entries are deleted too if their endpoint is gone; see behaviour 12."""
 
 
-class Destinations:
-    """The address destinations of all plans, indexed by port number.
+def destinations_at(
+    numbers: Container[int | None], plans: Iterable[ServicePlan], family: Family
+) -> Iterator[bytes]:
+    """Yield the address destinations of a family, packed, whose port is one of these numbers.
 
-    A node port counts on every address of the node except for these (behaviour 12). The index
-    finds them without a walk over all plans, and is updated at the cost of the changed plans.
+    A node port counts on every address of the node except for these (behaviour 12).
     """
-
-    def __init__(self) -> None:
-        self._keys: dict[int, set[PlanKey]] = {}
-        self._port: dict[PlanKey, int] = {}
-
-    def update(self, changed: Mapping[PlanKey, ServicePlan], removed: Iterable[PlanKey]) -> None:
-        """Add the new and different plans, and remove the keys of removed plans."""
-        ports = {key: _address_port(plan) for key, plan in changed.items()}
-        for key in (*removed, *(key for key in ports if ports[key] != self._port.get(key))):
-            port = self._port.pop(key, None)
-            if port is not None:
-                self._keys[port].discard(key)
-                if not self._keys[port]:
-                    del self._keys[port]
-        for key, new in ports.items():
-            if new is not None:
-                self._port[key] = new
-                self._keys.setdefault(new, set()).add(key)
-
-    def at(self, numbers: Iterable[int], plan: NodePlan, family: Family) -> Iterator[bytes]:
-        """Yield the destinations of a family, packed, whose port is one of these numbers."""
-        for number in numbers:
-            for key in self._keys.get(number, ()):
-                held = plan.services.get(key)
-                if held is not None and key.family is family:
-                    protocol = bytes((key.name.protocol.number,))
-                    for frontend in held.frontends:
-                        if frontend.address:
-                            yield protocol + pack_socket(frontend.address, frontend.port)
+    for plan in plans:
+        if plan.key.family is family and _address_port(plan) in numbers:
+            protocol = bytes((plan.key.name.protocol.number,))
+            for frontend in plan.frontends:
+                if frontend.address:
+                    yield protocol + pack_socket(frontend.address, frontend.port)
 
 
 def is_concerned(service: Service) -> bool:

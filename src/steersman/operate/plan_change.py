@@ -17,7 +17,7 @@ from typing import NamedTuple
 import msgspec
 
 from steersman.compile.compare import compare_plans
-from steersman.compile.conntrack import Destinations, served_ports, stale
+from steersman.compile.conntrack import destinations_at, served_ports, stale
 from steersman.compile.planner import Planner
 from steersman.config import Parsed, ProxyConfig, parse_command_line, to_mode_options
 from steersman.host.exec import SubprocessExec
@@ -461,8 +461,6 @@ async def count_stale_entries(change: Change, before: NodePlan) -> int:
         for key in before.services.keys() | plans.keys()
         if before.services.get(key) != plans.get(key)
     }
-    held = Destinations()
-    held.update(plans, ())
     total = 0
     for family in change.after.settings.families:
         ports = [
@@ -470,8 +468,7 @@ async def count_stale_entries(change: Change, before: NodePlan) -> int:
             for name in sorted(names)
             for port in served_ports(name, change.after, change.wanted.snapshot, family)
         ]
-        numbers = {port.node_port for port in ports} - {0}
-        own = tuple(held.at(numbers, change.after, family))
+        own = tuple(destinations_at({port.node_port for port in ports}, plans.values(), family))
         entries = await asyncio.to_thread(find_stale, stale(family, ports, own), _MOST_ENTRIES)
         total += len(entries)
     return total

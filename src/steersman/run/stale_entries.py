@@ -26,13 +26,12 @@ from collections.abc import Awaitable, Callable, Collection, Iterable, Mapping
 from typing import TypeAlias
 
 from steersman.compile.conntrack import (
-    Destinations,
     ServedPort,
+    destinations_at,
     is_concerned,
     served_ports,
     stale,
 )
-from steersman.compile.planner import PlanChange
 from steersman.host.sysctl import SysctlError
 from steersman.model.conntrack import Cleanup, Confirm, Stale
 from steersman.model.names import Family, ObjectName
@@ -135,9 +134,6 @@ class StaleEntryCleaner:
         # Untranslated connections come first: their clients wait, and send again after a second.
         places = (_UNTRANSLATED, *tables)
         self._owed = {(table, family): Debts() for table in places for family in Family}
-        self._destinations = Destinations()
-        self._unindexed: list[PlanChange] = []
-        """Changes that are not in the index of destinations yet."""
         self._state: State | None = None
         self._plan: NodePlan | None = None
         """The plan in force, also if connections end in this process."""
@@ -178,18 +174,14 @@ class StaleEntryCleaner:
         if plan.settings.traits.terminates_connections:
             return
         self._state = report.state
-        # Index the destinations now if that is cheap, else in the task: a report must not wait.
-        change = report.plans
-        if self._unindexed or len(change.changed) > _SLICE:
-            self._unindexed.append(change)
-            self._wake.set()
-        else:
-            self._destinations.update(change.changed, change.removed)
         if repaired:
             self._all_owed += 1
         else:
             # Changed Services, and others that won or lost a destination to them.
-            names = {*report.changes.services, *(key.name.object_name for key in change.changed)}
+            names = {
+                *report.changes.services,
+                *(key.name.object_name for key in report.plans.changed),
+            }
             services = report.state.snapshot.services
             self._owe(n for n in names if n in services and is_concerned(services[n]))
 
@@ -232,24 +224,12 @@ class StaleEntryCleaner:
                 await asyncio.sleep(0)
         return names
 
-    async def _index(self) -> None:
-        """Bring the index of destinations up to date; yields to the loop."""
-        while self._unindexed:
-            change = self._unindexed[0]
-            self._destinations.update({}, change.removed)
-            for number, (key, plan) in enumerate(change.changed.items()):
-                self._destinations.update({key: plan}, ())
-                if number % _SLICE == _SLICE - 1:
-                    await asyncio.sleep(0)
-            self._unindexed.pop(0)
-
     # Passes
 
     async def run(self) -> None:
         """Pay the debts until cancelled."""
         while True:
             self._wake.clear()
-            await self._index()
             await self._add_due()
             for (table, family), owed in self._owed.items():
                 if owed and owed.not_before <= self._clock.time() >= self._rest:
@@ -320,7 +300,6 @@ class StaleEntryCleaner:
 
     async def _stale(self, names: Iterable[ObjectName], family: Family) -> Stale:
         """Return how to recognise stale entries of some Services now; yields to the loop."""
-        await self._index()
         ports: list[ServedPort] = []
         looked = 0
         for name in names:
@@ -334,8 +313,13 @@ class StaleEntryCleaner:
                 looked = 0
                 await asyncio.sleep(0)
         assert self._state is not None
-        numbers = {port.node_port for port in ports} - {0}
-        own = tuple(self._destinations.at(numbers, self._state.plan, family))
+        # Few Services of UDP have node ports: an index would cost all nodes 80 bytes for each plan.
+        own: list[bytes] = []
+        if numbers := {port.node_port for port in ports} - {0}:
+            plans = tuple(self._state.plan.services.values())
+            for at in range(0, len(plans), _SLICE):
+                own += destinations_at(numbers, plans[at : at + _SLICE], family)
+                await asyncio.sleep(0)
         return await asyncio.to_thread(stale, family, ports, own)
 
 

@@ -22,11 +22,14 @@ from sys import intern
 from typing import Any, TypeVar
 
 import msgspec
-from msgspec.structs import replace
+from msgspec.structs import astuple, replace
 
 from steersman.model.kube import (
     Annotations,
+    EndpointHints,
     EndpointSlice,
+    ForZone,
+    Labels,
     Node,
     NodeSpec,
     NodeStatus,
@@ -36,6 +39,8 @@ from steersman.model.kube import (
     Service,
     ServicePort,
     ServiceSpec,
+    SliceEndpoint,
+    SlicePort,
 )
 from steersman.model.names import ObjectName
 
@@ -120,44 +125,88 @@ def _shared(known: dict[tuple[T, ...], list[T]], values: list[T] | None) -> list
     return known.setdefault(key, values)
 
 
+# EndpointSlices as they are packed: arrays, which have no names of fields, take half of the bytes.
+
+
+class _Labels(Labels, frozen=True, array_like=True):
+    pass
+
+
+class _Meta(ObjectMeta, frozen=True, array_like=True):
+    labels: _Labels | None = None
+
+
+class _Zone(ForZone, frozen=True, array_like=True):
+    pass
+
+
+class _Hints(EndpointHints, frozen=True, array_like=True):
+    for_zones: list[_Zone] | None = None  # type: ignore[assignment] # no list is ever changed
+    for_nodes: list[_Zone] | None = None  # type: ignore[assignment]
+
+
+class _Endpoint(SliceEndpoint, frozen=True, array_like=True):
+    hints: _Hints | None = None
+
+
+class _Port(SlicePort, frozen=True, array_like=True):
+    pass
+
+
+class _Slice(EndpointSlice, frozen=True, array_like=True):
+    metadata: _Meta
+    endpoints: list[_Endpoint] | None = None  # type: ignore[assignment]
+    ports: list[_Port] | None = None  # type: ignore[assignment]
+
+
 def trimmed_slice(slice_: EndpointSlice) -> EndpointSlice:
     """Return an EndpointSlice without the fields that no plan depends on, targetRefs included.
 
     Conditions that mean the same as none (behaviour 4) are left out, too, and so are annotations
-    except for the weight.
+    except for the weight. The result is made of structs that are encoded as arrays.
     """
-    meta, annotations, endpoints = slice_.metadata, slice_.metadata.annotations, slice_.endpoints
-    if annotations is not None:
-        annotations = (
-            Annotations(weight=annotations.weight) if annotations.weight is not None else None
-        )
+    meta, labels, annotations = slice_.metadata, slice_.metadata.labels, slice_.metadata.annotations
+    weight = annotations.weight if annotations is not None else None
+    endpoints, ports = slice_.endpoints, slice_.ports
+    if labels is not None:
+        labels = _Labels(labels.service_name, labels.headless, labels.proxy_name, labels.zone)
     if endpoints is not None:
         endpoints = [
-            each
-            if (state := each.conditions) is None and each.target_ref is None
-            else replace(
-                each,
-                conditions=None
-                if state is None
+            _Endpoint(
+                each.addresses,
+                None
+                if (state := each.conditions) is None
                 or (
                     state.ready is not False
                     and state.serving is not False
                     and state.terminating is not True
                 )
                 else state,
-                target_ref=None,
+                each.node_name,
+                each.zone,
+                _packed_hints(each.hints) if each.hints is not None else None,
             )
             for each in endpoints
         ]
-    meta = replace(
-        meta,
-        uid="",
-        resource_version="",
-        annotations=annotations,
-        creation_timestamp=None,
-        deletion_timestamp=None,
+    if ports is not None:
+        ports = [_Port(each.name, each.protocol, each.port) for each in ports]
+    kept = Annotations(weight=weight) if weight is not None else None
+    meta = _Meta(meta.name, meta.namespace, labels=labels, annotations=kept)
+    return _Slice(meta, slice_.address_type, endpoints, ports)  # type: ignore[arg-type]
+
+
+def _packed_hints(hints: EndpointHints) -> _Hints:
+    zones, nodes = (
+        [_Zone(each.name) for each in names] if names is not None else None
+        for names in (hints.for_zones, hints.for_nodes)
     )
-    return replace(slice_, metadata=meta, endpoints=endpoints)
+    return _Hints(zones, nodes)
+
+
+_PLAIN = {
+    packed: packed.__base__ for packed in (_Labels, _Meta, _Zone, _Hints, _Endpoint, _Port, _Slice)
+}
+"""What the structs are outside of this module."""
 
 
 def _targets(slice_: EndpointSlice) -> bytes:
@@ -208,7 +257,7 @@ def _with_targets(slice_: EndpointSlice, packed: memoryview) -> EndpointSlice:
 
 
 _ENCODER = msgspec.msgpack.Encoder()
-_DECODER = msgspec.msgpack.Decoder(EndpointSlice)
+_DECODER = msgspec.msgpack.Decoder(_Slice)
 _TARGETS_DECODER = msgspec.msgpack.Decoder(list[str | list[str] | None])
 _LENGTH = 4  # bytes
 
@@ -238,7 +287,16 @@ def unpacked(packed: bytes) -> EndpointSlice:
     """Return an EndpointSlice of `PackedSlices.packed`, with the targetRefs of its endpoints."""
     part = _plan_part(packed)
     targets = memoryview(packed)[_LENGTH + len(part) : -_LENGTH - len(_name(packed))]
-    return _with_targets(_DECODER.decode(part), targets)
+    found: EndpointSlice = plain(_DECODER.decode(part))
+    return _with_targets(found, targets)
+
+
+def plain(value: Any) -> Any:
+    """Return a value with the structs of `model.kube` in place of those that are packed."""
+    if isinstance(value, list):
+        return [plain(each) for each in value]
+    kind = _PLAIN.get(type(value))
+    return value if kind is None else kind(*map(plain, astuple(value)))
 
 
 class PackedSlices(Mapping[ObjectName, Mapping[str, EndpointSlice]]):
@@ -282,6 +340,11 @@ class PackedSlices(Mapping[ObjectName, Mapping[str, EndpointSlice]]):
 
     def __len__(self) -> int:
         return len(self._held)
+
+    def share(self, service: ObjectName) -> None:
+        """Keep the slices of a Service by this equal name, its own: one takes 130 bytes."""
+        if service in self._held:
+            self._held[service] = self._held.pop(service)
 
     @property
     def count(self) -> int:

@@ -410,7 +410,11 @@ class Store:
         if service is None or now is None:
             self._services.pop(name, None)
         else:
-            self._services[name] = trimmed_service(service)
+            trimmed = trimmed_service(service)
+            if old is None:  # its slices came first, as often at the start
+                name = trimmed.metadata.object_name
+                self._slices.share(name)
+            self._services[name] = trimmed
         if service is None or now is not None:
             self._unserved.pop(name, None)
         else:

@@ -4,8 +4,8 @@ import msgspec
 import pytest
 
 from steersman.compile.conntrack import (
-    Destinations,
     ServedPort,
+    destinations_at,
     is_concerned,
     served_ports,
     stale,
@@ -178,35 +178,21 @@ def _tcp(name: str, address: str, port: int) -> Snapshot:
     return Snapshot({own: service})
 
 
-def test_the_index_of_destinations_follows_what_changed() -> None:
-    index = Destinations()
-
+def test_destinations_are_found_by_the_port_of_their_addresses() -> None:
     def at(port: int, plan: NodePlan, family: Family = Family.IPV4) -> list[bytes]:
-        return sorted(index.at({port}, plan, family))
+        return sorted(destinations_at({0, port}, plan.services.values(), family))
 
-    first = _plan(_tcp("web", "10.96.0.20", 80))
-    index.update(first.services, ())
-    web = bytes((TCP, 10, 96, 0, 20, 0, 80))
-    assert at(80, first) == [web]
-    assert at(80, first, Family.IPV6) == []
-    second = _plan(_tcp("web", "10.96.0.20", 30053))
-    index.update(second.services, ())
-    assert at(80, second) == []
-    assert at(30053, second) == [web[:-2] + (30053).to_bytes(2, "big")]
-    assert at(30053, _plan(Snapshot())) == [], "the plan is newer than the index"
+    web = _plan(_tcp("web", "10.96.0.20", 80))
+    assert at(80, web) == [bytes((TCP, 10, 96, 0, 20, 0, 80))]
+    assert at(80, web, Family.IPV6) == []
+    assert at(30053, web) == []
+    assert at(30053, _plan(Snapshot())) == []
     both = _plan(_world(_service()))  # its node port is none of its addresses
-    assert list(Destinations().at({53}, both, Family.IPV4)) == []
-    index.update(both.services, ())
     assert len(at(53, both)) == 3
-    index.update({}, both.services)
-    other = _plan(_tcp("other", "10.96.0.21", 30053))
-    index.update(other.services, second.services)
-    assert len(at(30053, other)) == 1
-    index.update({}, [*other.services, *second.services])
-    assert at(30053, other) == []
-    losing = next(iter(other.services.values()))
-    index.update({losing.key: type(losing)(losing.key, ())}, ())
-    assert at(30053, other) == []
+    assert at(30053, both) == []
+    losing = next(iter(web.services.values()))
+    lost = NodePlan(web.settings, {losing.key: type(losing)(losing.key, ())})
+    assert at(80, lost) == []
 
 
 def test_a_connection_to_somebody_elses_port_of_a_node_ports_number_is_not_cut() -> None:

@@ -204,14 +204,13 @@ def unlisted(*_: Any) -> Any:
     raise AssertionError("everything is looked at")
 
 
-async def test_a_change_of_one_service_looks_at_no_other() -> None:
+async def test_a_change_of_a_service_without_node_ports_looks_at_no_other() -> None:
     class Unlisted(dict[Any, Any]):
         __iter__ = keys = values = items = unlisted
 
-    node_port = [{"port": 53, "protocol": "UDP", "nodePort": 30053}]
     async with running(*A, *B) as world:
         world.table.take()
-        world.store.upsert(dns("a", 1, type="NodePort", ports=node_port))
+        world.store.upsert(ends("a", "10.1.0.9"))
         synced = await world.sync.run()
         assert synced is not None
         state = msgspec.structs.replace(
@@ -393,16 +392,15 @@ async def test_the_loop_goes_on_while_many_endpoints_are_looked_at(
     assert max(counted) <= 1_000
 
 
-async def test_nothing_is_kept_of_changes_that_are_of_no_concern() -> None:
+async def test_changes_that_are_of_no_concern_are_not_owed() -> None:
     tcp = [dns("web", 3, "TCP"), ends("web", "10.1.0.3", protocol="TCP")]
     async with running(*tcp) as world:
         for number in range(10):
             assert await world.change(ends("web", f"10.1.0.{number}", protocol="TCP")) == []
         assert world.stale_entries.owed == 0
-        assert world.stale_entries._unindexed == []
 
 
-async def test_the_index_of_many_plans_is_made_before_the_first_pass() -> None:
+async def test_all_plans_are_searched_for_the_number_of_a_node_port() -> None:
     """A node port says nothing of an address that another Service holds at that number."""
     many = [dns(f"s{n}", 256 + n, "TCP") for n in range(1500)]
     ports = [{"port": 30053, "protocol": "UDP"}]

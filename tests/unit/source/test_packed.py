@@ -37,6 +37,7 @@ from steersman.model.kube import (
 from steersman.model.names import ObjectName
 from steersman.source.packed import (
     PackedSlices,
+    plain,
     trimmed_node,
     trimmed_service,
     trimmed_slice,
@@ -118,7 +119,7 @@ def test_a_trimmed_service_is_the_same_but_for_what_no_plan_reads() -> None:
 
 
 def test_a_trimmed_slice_is_the_same_but_for_what_no_plan_reads() -> None:
-    trimmed = trimmed_slice(SLICE)
+    trimmed = plain(trimmed_slice(SLICE))
     assert trimmed.endpoints == [replace(each, target_ref=None) for each in SLICE.endpoints or ()]
     assert replace(trimmed, metadata=META, endpoints=SLICE.endpoints) == SLICE
     assert filled(trimmed.metadata) == filled(META) - DROPPED[trimmed_slice]
@@ -154,7 +155,7 @@ def test_targets_are_kept_beside_the_plans_part(refs: list[ObjectReference | Non
         replace(ref, namespace="shop") if ref and (ref.kind, ref.namespace) == ("Pod", "") else ref
         for ref in refs
     ]
-    assert lean == replace(
+    assert plain(lean) == replace(
         whole, endpoints=[replace(each, target_ref=None) for each in whole.endpoints or ()]
     )
 

@@ -7,7 +7,7 @@ import socket
 from collections.abc import Iterable, Mapping
 from typing import Final
 
-from steersman.compile.conntrack import Destinations, is_concerned, served_ports, stale
+from steersman.compile.conntrack import destinations_at, is_concerned, served_ports, stale
 from steersman.host.sysctl import SysctlError
 from steersman.model.addresses import join_host_port
 from steersman.model.names import PROTOCOL_BY_NUMBER
@@ -111,10 +111,8 @@ async def stale_entries(context: Context) -> Iterable[CheckResult]:
     lines = []
     for family in context.families:
         ports = tuple(served_ports(name, plan, snapshot, family))
-        destinations = Destinations()
-        destinations.update(plan.services, ())
         # Addresses of Services on the number of a node port are not that node port.
-        own = destinations.at({port.node_port for port in ports} - {0}, plan, family)
+        own = destinations_at({port.node_port for port in ports}, plan.services.values(), family)
         described = stale(family, ports, tuple(own))
         for to, source in await asyncio.to_thread(find_stale, described):
             address = socket.inet_ntop(
