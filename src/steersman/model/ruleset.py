@@ -158,7 +158,7 @@ class Packer:
         try:
             # Exact about types: it refuses an enumeration instead of making it a number. Version 2
             # has no references, whose number depends on who else holds the strings.
-            packed = marshal.dumps(dict(part), 2)
+            packed = marshal.dumps(part if isinstance(part, dict) else dict(part), 2)
         except ValueError:
             return part
         count = len(part).to_bytes(_COUNT)

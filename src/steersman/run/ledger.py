@@ -18,6 +18,7 @@ from itertools import islice
 from typing import Any, TypeAlias
 
 from steersman.compile.planner import PlanChange
+from steersman.model.errors import ApplyError
 from steersman.model.names import ObjectName, PlanKey
 from steersman.model.plan import EndpointChange, ServicePlan
 from steersman.model.ruleset import Diff, Packer, Ruleset, diff, diff_of_owners, patch
@@ -329,15 +330,10 @@ class ObjectLedger:
             least: objects that are worth parts.
 
         Returns:
-            None if they are fewer, if an owner is rejected, or two owners claim one object.
+            None if they are fewer, or if an owner is rejected. The Diffs end with an ApplyError if
+            two owners claim one object.
         """
-        number = sum(map(self._packer.size, self._want.values()))
-        if self.rejected or number < least:
-            return None
-        # By their hashes: the objects of 10,000 Services would take 8 MB, and much of it would stay
-        # with the process, in arenas of Python that something else is in, too. If two keys have one
-        # hash, which never happens, everything is written together.
-        if len({hash(key) for part in self._want for key in self.wants(part)}) != number:
+        if self.rejected or sum(map(self._packer.size, self._want.values())) < least:
             return None
         services: dict[ObjectName | None, list[Owner]] = {None: []}
         for owner in self._want:
@@ -346,10 +342,23 @@ class ObjectLedger:
         used = dict.fromkeys([None, *islice((n for n in first if n in services), _MOST_USED)])
         rest = [name for name in services if name not in used]
         together = [[*used], *(rest[at : at + _PART] for at in range(0, len(rest), _PART))]
-        return (
-            Diff(_flat(self.wants(owner) for name in names for owner in services[name]))
-            for names in together
+        return self._checked(
+            [owner for name in names for owner in services[name]] for names in together
         )
+
+    def _checked(self, parts: Iterable[list[Owner]]) -> Iterator[Diff]:
+        """Yield the Diff of the owners of each part, and check that no object is in two of them."""
+        # By their hashes: the objects of 10,000 Services would take 8 MB, and much of it would stay
+        # with the process, in arenas of Python that something else is in, too.
+        seen: set[int] = set()
+        number = 0
+        for owners in parts:
+            part = _flat(map(self.wants, owners))
+            seen.update(map(hash, part))
+            number += sum(self._size(self._want, owner) for owner in owners)
+            if len(seen) != number:
+                raise ApplyError("two Services claim the same kernel object")
+            yield Diff(part)
 
     def part(self, kernel: Ruleset, owners: Collection[Owner]) -> Diff:
         """Return the Diff for some owners, or for unowned objects (STALE alone)."""

@@ -7,7 +7,7 @@ from collections.abc import AsyncIterator, Collection, Iterable
 
 import pytest
 
-from steersman.model.errors import BusyError
+from steersman.model.errors import ApplyError, BusyError
 from steersman.model.names import ObjectName, Protocol, ServicePortName
 from steersman.model.plan import NodeSettings, ServicePlan
 from steersman.model.ruleset import Diff, Ruleset
@@ -171,7 +171,11 @@ async def test_two_claims_of_one_object_are_written_together(world: World) -> No
     owned = ledger.ObjectLedger()
     owned.put("one", {"a": 1, "b": 1})
     owned.put("other", {"b": 2})
-    assert owned.parts([], 1) is None
+    found = owned.parts([], 1)
+    assert found is not None
+    with pytest.raises(ApplyError, match="two Services claim"):
+        list(found)
+    assert owned.parts([], 4) is None, "too few"
     world.store.upsert(slice_("s1-x", "s1", ("10.1.0.1", "10.1.0.99")))
     await world.run()
     assert world.mode.kernel == world.fresh()
