@@ -66,6 +66,18 @@ class PlanChange(msgspec.Struct, frozen=True):
     failed: frozenset[ObjectName] = frozenset()
     """Services that could not be planned because of a defect: their plans are unchanged."""
 
+    def then(self, other: PlanChange) -> PlanChange:
+        """Return this change and one that follows it as one, but for `relisted` and `failed`."""
+        if not (self.changed or self.removed or self.settings_changed):
+            return other
+        changed = {key: plan for key, plan in self.changed.items() if key not in other.removed}
+        removed = self.removed.difference(other.changed)
+        return PlanChange(
+            self.settings_changed or other.settings_changed,
+            {**changed, **other.changed},
+            removed | other.removed,
+        )
+
 
 def compile_all(
     snapshot: Snapshot, config: NodeConfig, facts: HostFacts, traits: Traits

@@ -101,7 +101,7 @@ class Owed:
         self.relisted = {} if left else change.relisted
         self.unrendered.update(dict.fromkeys(change.removed))
         self.unrendered.update(change.changed)
-        self._plans = _followed(self._plans, change)
+        self._plans = self._plans.then(change)
 
     def retry_unplanned(self) -> None:
         """Plan Services again that a defect kept from being planned."""
@@ -142,19 +142,6 @@ class Owed:
             self.unrendered = {}
         self.failed = False
         return report
-
-
-def _followed(one: PlanChange, other: PlanChange) -> PlanChange:
-    """Return two successive changes of a plan as one."""
-    if not (one.changed or one.removed or one.settings_changed):
-        return other
-    changed = {key: plan for key, plan in one.changed.items() if key not in other.removed}
-    removed = one.removed.difference(other.changed)
-    return PlanChange(
-        one.settings_changed or other.settings_changed,
-        {**changed, **other.changed},
-        removed | other.removed,
-    )
 
 
 def _united(one: Changes, other: Changes) -> Changes:

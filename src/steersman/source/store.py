@@ -377,7 +377,9 @@ class Store:
     def _put(self, obj: KubeObject) -> bool:
         match obj:
             case Service():
-                return self._put_service(obj.metadata.object_name, obj)
+                meta = obj.metadata
+                name = ObjectName(intern(meta.namespace), meta.name)  # it is a key of many places
+                return self._put_service(name, obj)
             case EndpointSlice():
                 return self._put_slice(obj)
             case Node():
@@ -410,11 +412,9 @@ class Store:
         if service is None or now is None:
             self._services.pop(name, None)
         else:
-            trimmed = trimmed_service(service)
+            self._services[name] = trimmed_service(service)
             if old is None:  # its slices came first, as often at the start
-                name = trimmed.metadata.object_name
                 self._slices.share(name)
-            self._services[name] = trimmed
         if service is None or now is not None:
             self._unserved.pop(name, None)
         else:
