@@ -241,13 +241,14 @@ def replaced_endpoints(
         return None
     if not 0 < number <= MAX_PORT:
         return None
-    known = {}
-    for end in had:
-        known[end.ip] = end
+    known: dict[str, Endpoint] = {}
+    for each in had:
+        known[each.ip] = each
     if len(known) < len(had):  # an address with two ports: it had several slices
         return None
     # All have the same port, so a colon behind the address is enough for the printed order.
     found: dict[str, Endpoint] = {}
+    gone: list[Endpoint] = []
     came: list[Endpoint] = []
     here = node_name or _NOWHERE
     for entry in entries:
@@ -255,14 +256,16 @@ def replaced_endpoints(
         if not addresses or entry.conditions is not None or entry.hints is not None:
             return None
         ip, local = addresses[0], entry.node_name == here
-        stays = known.get(ip)
-        if stays is None or stays.port != number or stays.local is not local:
-            stays = Endpoint(ip, number, local)
-            came.append(stays)
-        found[ip + ":"] = stays
-    if len(found) < len(entries) or not are_plain_ipv4([end.ip for end in came]):
+        end = known.pop(ip, None)
+        if end is None or end.port != number or end.local is not local:
+            if end is not None:
+                gone.append(end)
+            end = Endpoint(ip, number, local)
+            came.append(end)
+        found[ip + ":"] = end
+    if len(found) < len(entries) or (came and not are_plain_ipv4([end.ip for end in came])):
         return None
-    gone = [end for end in had if found.get(end.ip + ":") is not end]
+    gone += known.values()
     ends = tuple(map(found.__getitem__, sorted(found)))
     return ends, EndpointChange(tuple(gone), tuple(came))
 

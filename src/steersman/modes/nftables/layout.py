@@ -318,9 +318,8 @@ def unpack_endpoint(endpoint: bytes) -> tuple[str, int]:
     return unpack_address(endpoint[:-4]), int.from_bytes(endpoint[-4:-2], "big")
 
 
-def is_local(endpoint: bytes) -> bool:
-    """Return whether the endpoint of a slot runs on this node."""
-    return endpoint[-1] != 0
+is_local: Callable[[bytes], int] = itemgetter(-1)
+"""Return whether the endpoint of a slot runs on this node."""
 
 
 def without_locality(endpoint: bytes) -> bytes:

@@ -98,8 +98,10 @@ class DerivedElements:
         by: Counts = {}
         _count(change.added.items(), 1, by)
         _count(change.removed.items(), -1, by)
-        _count(((key, new) for key, (_, new) in change.changed.items()), 1, by)
-        _count(((key, old) for key, (old, _) in change.changed.items()), -1, by)
+        for key, (old, new) in change.changed.items():
+            if kind_of(key) not in ENDPOINT_KINDS or is_local(old) or is_local(new):
+                _count(((key, old),), -1, by)
+                _count(((key, new),), 1, by)
         return {key: self._counts.get(key, 0) + delta for key, delta in by.items() if delta}
 
     def complete(self, change: Diff, counts: Mapping[bytes, int]) -> Diff:
@@ -179,8 +181,9 @@ def transaction(change: Diff, *, destroy: bool) -> list[Operation]:
     for pair in change.added.items():
         new[prefix_of(pair[0])].append(pair)
     for key, (before, after) in change.changed.items():
-        old[prefix_of(key)].append((key, before))
-        new[prefix_of(key)].append((key, after))
+        start = prefix_of(key)
+        old[start].append((key, before))
+        new[start].append((key, after))
 
     # 1. Elements: those of a verdict map release the chains that they go to.
     delete = wire.DESTROYSETELEM if destroy else wire.DELSETELEM

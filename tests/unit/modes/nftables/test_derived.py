@@ -62,6 +62,27 @@ def test_derived_elements_are_loaded_with_their_sources() -> None:
     assert known.complete(change, known.counts_after(change)) != change
 
 
+def test_an_endpoint_in_the_place_of_another_has_a_hairpin_if_it_is_local() -> None:
+    known, slots = DerivedElements(), dict[bytes, bytes]()
+    have = render_service(make.port([1, 3]), make.SETTINGS, slots)
+    known.load(have)
+    for numbers, added, removed in (
+        ([1, 5], 0, 0),
+        ([1, 2], 1, 0),  # even ones are local
+        ([7, 2], 0, 0),
+        ([7, 4], 1, 1),
+        ([7, 9], 0, 1),
+    ):
+        want = render_service(make.port(numbers), make.SETTINGS, slots)
+        change = diff(have, want)
+        counts = known.counts_after(change)
+        whole = known.complete(change, counts)
+        known.commit(counts, set())
+        assert len(change.changed) == 1
+        assert (len(whole.added), len(whole.removed)) == (added, removed)
+        have = want
+
+
 def test_a_source_without_its_derived_element_is_not_in_force() -> None:
     rendered: dict[bytes, Any] = dict(render_service(make.port([0, 1]), make.SETTINGS, {}))
     follows = DerivedElements().load(rendered)
