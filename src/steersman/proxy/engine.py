@@ -175,6 +175,10 @@ class Proxy:
         """The plans of the listeners."""
         return {key: listener.route.plan for key, listener in self._listeners.items()}
 
+    def plans(self, keys: Iterable[FrontendKey]) -> dict[FrontendKey, ListenerPlan]:
+        """Return the plans of those of these listeners that exist."""
+        return {k: self._listeners[k].route.plan for k in keys if k in self._listeners}
+
     def port(self, key: FrontendKey) -> int:
         """Return the port of a listener; 0 for an unknown one."""
         return self._listeners[key].port if key in self._listeners else 0

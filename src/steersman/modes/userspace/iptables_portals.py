@@ -285,7 +285,7 @@ class IptablesPortals(RulePortals[Rule]):
         else:
             # A rule cannot be replaced without its number: delete the old and append the new.
             changed = {k: rules for k, rules in new.items() if self.written.parts(k) != rules}
-            old = [key for key in self.written.of(family) if key in gone or key in changed]
+            old = self.written.among(gone | changed.keys())
             strays = [
                 Rule(key.where, key.text)
                 for key in gone

@@ -299,12 +299,11 @@ class NftPortals(RulePortals[Object]):
         base: bool,
     ) -> None:
         """Write the changes; write the whole table if another program has changed it."""
-        here = self.written.of(family)
         if not base and gone & {BaseKey(BASE, family), StrayKey(STRAY, family, TABLE, BASE)}:
             text = remove(family)
         else:
             if not base:
-                old = [key for key in here if key in gone or key in new]
+                old = self.written.among(gone | new.keys())
                 strays = {
                     Element(key.where, key.text) if key.where else Chain(key.text, ())
                     for key in gone
@@ -315,7 +314,7 @@ class NftPortals(RulePortals[Object]):
                 # A refusal means that the kernel does not have what this process wrote.
                 if not text or not (await self._nft("-f", "-", stdin=text)).returncode:
                     return
-            kept = [key for key in here if key not in gone and key not in new]
+            kept = [key for key in self.written.of(family) if key not in gone and key not in new]
             text = whole(family, chain(self.written.all_parts(kept), *new.values()))
         result = await self._nft("-f", "-", stdin=text)
         if result.returncode:

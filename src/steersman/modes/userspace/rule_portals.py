@@ -81,6 +81,10 @@ class WrittenPortals(Generic[T]):
         """Return the destinations of a family."""
         return [key for key in self._written if key.family is family]
 
+    def among(self, keys: Set[Key]) -> list[FrontendKey]:
+        """Return the destinations among these keys that have a portal, in order."""
+        return sorted(k for k in keys if isinstance(k, FrontendKey) and k in self._written)
+
     def compare(self, family: Family, have: Set[T]) -> tuple[dict[FrontendKey, Portal], Set[T]]:
         """Return the portals whose parts are all there, and the strays; forget the others."""
         # Rules do not say which portal they belong to; this process remembers it. So after a
@@ -165,8 +169,8 @@ class RulePortals(Portals, Generic[T]):
                 await self._apply_family(family, part, proxy)
 
     async def _apply_family(self, family: Family, change: Diff, proxy: Proxy) -> None:
-        before = proxy.listeners
         wanted = listeners_of(change)
+        before = proxy.plans(wanted)
         replaced = await proxy.start(wanted)
         try:
             # Lead the rules to the listeners. A portal is written again if its listener is
@@ -192,7 +196,7 @@ class RulePortals(Portals, Generic[T]):
             proxy.put_back(replaced)
             fresh = [k for k in wanted if k not in before and not proxy.inherited.is_claimed(k)]
             proxy.stop(proxy.take(fresh))
-            await proxy.start({key: before[key] for key in wanted if key in before})
+            await proxy.start(before)
             raise
         # Stop the listeners that no rule leads to.
         proxy.reset_connections(left_without_endpoints(change))
