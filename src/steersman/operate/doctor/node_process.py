@@ -178,7 +178,7 @@ async def pods(context: Context) -> Iterable[CheckResult]:
             results.append(
                 warning(
                     f"{label}: pods of this node cannot be recognised: their traffic to external "
-                    "addresses is treated as that of strangers, and masquerading as well",
+                    "addresses is treated like that of clients outside, also for masquerading",
                     remedy="set --cluster-cidr, or another way by --detect-local-mode",
                 )
             )
