@@ -50,6 +50,7 @@ WITHOUT = "protobuf is decoded in Python, which takes five times as long"
 WHEEL_FOR = "STEERSMAN_WHEEL"
 MACHINES = {"x86_64": "amd64", "aarch64": "arm64"}
 """Those with a wheel of their own, and their names in Debian."""
+THIS_MACHINE = sysconfig.get_platform().rpartition("-")[2]  # os.uname is not on Windows
 
 
 def objects(root: Path) -> list[Path]:
@@ -102,7 +103,7 @@ def extension_problem(machine: str = "") -> str:
     missing = []
     if machine and shutil.which("clang") is None:
         missing.append("clang")
-    if machine not in ("", os.uname().machine):
+    if machine not in ("", THIS_MACHINE):
         missing += [] if shutil.which("ld.lld") else ["lld"]
         missing += (
             []
@@ -144,7 +145,7 @@ def compile_extension(root: Path, out: Path | None = None, machine: str = "") ->
     with tempfile.TemporaryDirectory() as folder:
         if machine:
             argv += [f"--target={machine}-linux-gnu", "-nostdlib", "-lc"]
-        if machine not in ("", os.uname().machine):
+        if machine not in ("", THIS_MACHINE):
             # Debian's pyconfig.h includes one by the name of the machine. All have the same sizes.
             ours = Path("/usr/include", sysconfig.get_config_var("MULTIARCH") or "")
             Path(folder, f"{machine}-linux-gnu").symlink_to(ours)
@@ -164,6 +165,16 @@ def platform(extension: Path, machine: str) -> str:
     """The tag of a wheel with an extension, by the version of glibc that it asks for."""
     asked = re.findall(rb"\0GLIBC_2\.(\d+)", extension.read_bytes())
     return f"manylinux_2_{max(17, *map(int, asked))}_{machine}"
+
+
+def platform_here() -> str:
+    """The tag of a wheel that is installed where it is built.
+
+    Not the machine of the kernel: it may be x86_64 while this Python and its compiler are i686.
+    """
+    from packaging.tags import platform_tags  # noqa: PLC0415 - a dependency of hatchling
+
+    return next(tag for tag in platform_tags() if not tag.startswith(("manylinux", "musllinux")))
 
 
 class BuildHook(BuildHookInterface):  # type: ignore[type-arg]
@@ -210,7 +221,7 @@ class BuildHook(BuildHookInterface):  # type: ignore[type-arg]
                 raise SystemExit(f"no wheel for {machine}: {reason}")
             self.app.display_warning(f"{WITHOUT}: {reason}")
             return
-        tag = platform(out, machine) if machine else f"linux_{os.uname().machine}"
+        tag = platform(out, machine) if machine else platform_here()
         build_data.setdefault("force_include", {})[str(out)] = str(EXTENSION.relative_to("src"))
         build_data |= {"pure_python": False, "tag": f"cp311-abi3-{tag}"}
 

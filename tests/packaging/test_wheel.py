@@ -5,11 +5,14 @@ from __future__ import annotations
 import os
 import re
 import sys
+import sysconfig
 import zipfile
 from email.parser import Parser
+from functools import partial
 from hashlib import sha256
 from pathlib import Path
 
+import packaging.tags
 import pytest
 
 import hatch_build
@@ -107,6 +110,16 @@ def test_a_wheel_is_for_the_c_library_that_its_extension_asks_for(tmp_path: Path
     ):
         extension.write_bytes(asked)
         assert hatch_build.platform(extension, "x86_64") == tag
+
+
+def test_a_python_of_32_bits_on_a_kernel_of_64_gets_a_wheel_of_32(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    assert hatch_build.platform_here() == f"linux_{MACHINE}"
+    monkeypatch.setattr(sysconfig, "get_platform", lambda: "linux-x86_64")
+    bits = partial(packaging.tags._linux_platforms, is_32bit=True)
+    monkeypatch.setattr(packaging.tags, "_linux_platforms", bits)
+    assert hatch_build.platform_here() == "linux_i686"
 
 
 @needs_clang
