@@ -324,16 +324,24 @@ class SocketHandoff:
         self._proxy = proxy
         self._channel = HandoffChannel(name, self) if name else None
         self._taken_over = self._listens = False
+        self._receiving: asyncio.Task[dict[ListenerKey, socket.socket]] | None = None
         self._timer: asyncio.TimerHandle | None = None
         self._resumed = asyncio.Event()
         self._retired = asyncio.Event()
         self.stage = Stage.SERVING
 
     async def take_over(self) -> None:
-        """Take over the predecessor's sockets; call it before the first listener is started."""
+        """Take over the predecessor's sockets; call it before the first listener is started.
+
+        If it is cancelled, the sockets are for the next call, or for `close`: the thread receives
+        them all the same, and the predecessor changes nothing until it hears from us.
+        """
         if self._channel is not None and not self._taken_over:
+            if self._receiving is None:
+                receive = asyncio.to_thread(self._channel.receive)
+                self._receiving = asyncio.create_task(receive)
+            sockets = await asyncio.shield(self._receiving)
             self._taken_over = True
-            sockets = await asyncio.to_thread(self._channel.receive)
             self._proxy.inherited.replace(sockets)
             if sockets:
                 log.info("took over %d listening sockets", len(sockets))
@@ -409,5 +417,15 @@ class SocketHandoff:
         if self._timer is not None:
             self._timer.cancel()
         self._proxy.inherited.replace({})
+        if self._channel is not None:
+            self._channel.close()
+        if self._receiving is not None and not self._taken_over:
+            self._receiving.add_done_callback(self._refuse)
+
+    def _refuse(self, receiving: asyncio.Task[dict[ListenerKey, socket.socket]]) -> None:
+        """Let go of sockets that came too late: then the predecessor serves again."""
+        if not receiving.cancelled() and receiving.exception() is None:
+            for sock in receiving.result().values():
+                sock.close()
         if self._channel is not None:
             self._channel.close()

@@ -6,7 +6,7 @@ import asyncio
 import os
 import socket
 import time
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Coroutine
 from contextlib import asynccontextmanager
 
 import pytest
@@ -172,6 +172,47 @@ async def test_a_refused_service_port_loses_no_socket_of_others() -> None:
                     assert await ask(new.port(each)) == b"1"
             finally:
                 after.close()
+
+
+async def test_a_cancelled_successor_takes_over_at_its_next_attempt() -> None:
+    async with endpoint(answering(b"1")) as one, proxy() as old, proxy() as new:
+        wanted = many(one, 3)
+        async with serving(old, wanted):
+            after = SocketHandoff(NAME, new)
+            try:
+                await cancelled_at_once(after.take_over())
+                await after.take_over()
+                await new.start(wanted)
+                assert [new.port(each) for each in wanted] == [old.port(each) for each in wanted]
+            finally:
+                after.close()
+
+
+async def test_a_successor_that_is_cancelled_and_closed_lets_go(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    async with (
+        endpoint(answering(b"1")) as one,
+        proxy() as old,
+        proxy() as new,
+        serving(old, many(one, 3)) as before,
+    ):
+        descriptors = len(os.listdir("/proc/self/fd"))
+        after = SocketHandoff(NAME, new)
+        await cancelled_at_once(after.take_over())
+        after.close()
+        await until(lambda: "this one serves again" in caplog.text)
+        assert before.stage is Stage.SERVING
+        await until(lambda: len(os.listdir("/proc/self/fd")) == descriptors)
+
+
+async def cancelled_at_once(action: Coroutine[None, None, None]) -> None:
+    """Start something, and cancel it before another process can have answered."""
+    task = asyncio.create_task(action)
+    await asyncio.sleep(0)
+    task.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await task
 
 
 async def test_a_predecessor_that_answered_too_late_retires_later(
