@@ -27,7 +27,10 @@ BRIDGE_SETTING = {
     family: f"proc/sys/net/bridge/bridge-nf-call-{tool}" for family, (tool, _) in _TOOLS.items()
 }
 """The sysctl by which netfilter sees packets between ports of a bridge."""
-_TIMEOUT = 6.0  # seconds
+_SAVING = 3.5
+"""Seconds for iptables-save. A tool that hangs becomes a note, and what others say counts."""
+_LISTING = 1.5
+"""Seconds for nft, after that: a check of doctor has six in all."""
 
 
 class Firewall(NamedTuple):
@@ -105,10 +108,12 @@ async def _saved(
 ) -> tuple[list[FilterTable], set[tuple[str, str]], list[str]]:
     """Run iptables-save; return its tables, their names in nft and, if it fails, a note."""
     try:
-        result = await execute.run([f"{tool}-save", *words], timeout=_TIMEOUT)
+        result = await execute.run([f"{tool}-save", *words], timeout=_SAVING)
     except FileNotFoundError:
         legacy = tool.endswith("legacy")
         return [], set(), [f"rules of {tool} were not read: it is not installed"] if legacy else []
+    except OSError as error:  # TimeoutError, too
+        return [], set(), [f"rules of {tool} were not read: {error.strerror or error}"]
     if result.returncode:
         return [], set(), [f"rules of {tool} were not read: {result.message}"]
     text = result.stdout.decode(errors="replace")
@@ -120,9 +125,11 @@ async def _saved(
 async def _nft(execute: Exec, words: Sequence[str]) -> tuple[str, list[str]]:
     """Run nft without elements of sets; return what it printed and, if it fails, a note."""
     try:
-        result = await execute.run(["nft", "-t", *words], timeout=_TIMEOUT)
+        result = await execute.run(["nft", "-t", *words], timeout=_LISTING)
     except FileNotFoundError:
         return "", ["rules of nft were not read: it is not installed"]
+    except OSError as error:  # TimeoutError, too
+        return "", [f"nft {' '.join(words)}: {error.strerror or error}"]
     if result.returncode:
         return "", [f"nft {' '.join(words)}: {result.message}"]
     return result.stdout.decode(errors="replace"), []
@@ -134,7 +141,7 @@ async def rule_text(execute: Exec, drop: Drop) -> str:
         _, family, table = drop.table.split()
         argv = ["nft", "-t", "-a", "list", "chain", family, table, drop.chain]
         with suppress(OSError):
-            result = await execute.run(argv, timeout=_TIMEOUT)
+            result = await execute.run(argv, timeout=_LISTING)
             for line in result.stdout.decode(errors="replace").splitlines():
                 if line.rstrip().endswith(f"# {drop.place}"):
                     return line.strip()

@@ -10,9 +10,12 @@ from typing import Any, Literal
 import pytest
 
 from steersman.compile.trace import Flow
+from steersman.host.exec import Result
+from steersman.model.names import Family
 from steersman.model.plan import SourceClass
 from steersman.modes.base import Requirements
-from steersman.operate.doctor.check import CheckResult, Context, Question, Verdict
+from steersman.netfilter.firewall import read_firewall
+from steersman.operate.doctor.check import USUAL, CheckResult, Context, Question, Verdict
 from steersman.operate.doctor.network import Way
 from steersman.operate.doctor.node_firewall import FIREWALL_CHECKS
 from tests.support.builders.doctor import CART, FakeNetwork, context_of, results
@@ -201,6 +204,38 @@ def test_tools_that_are_missing_or_fail(tmp_path: Path) -> None:
     assert "rules of iptables-legacy were not read: it is not installed" in notes
     assert "rules of nft were not read: it is not installed" in notes
     assert "rules of iptables-nft were not read" in notes
+
+
+@pytest.mark.parametrize("hangs", ["nft * list table inet fw", "iptables-legacy-save *"])
+def test_a_tool_that_hangs_hides_no_rule_of_the_others(tmp_path: Path, hangs: str) -> None:
+    (tmp_path / "proc/net").mkdir(parents=True)
+    (tmp_path / "proc/net/ip_tables_names").write_text("filter\n")
+    runs = programs(
+        saved(ACCEPTING, "-A FORWARD -j DROP"),
+        (hangs, TimeoutError("it did not end within 2 s")),
+        ("nft * list table inet fw", ""),
+        ("iptables-legacy-save *", ""),
+    )
+    found = results(FIREWALL, context(runs, root=tmp_path, tables=[("inet", "fw")]))
+    assert [result.verdict for result in found] == [Verdict.ERROR, Verdict.UNKNOWN]
+    assert "a firewall drops packets" in found[0].text
+    assert "it did not end within 2 s" in " ".join(found[1].evidence)
+
+
+async def test_all_tools_together_take_less_time_than_the_check_has() -> None:
+    class Hanging:
+        async def run(
+            self, argv: Sequence[str], stdin: bytes = b"", *, timeout: float = 60.0
+        ) -> Result:
+            waits.append(timeout)
+            raise TimeoutError(f"{argv[0]} did not end within {timeout:g} s")
+
+    waits: list[float] = []
+    found = await read_firewall(
+        Hanging(), (Family.IPV4,), frozenset(), list_tables=lambda: [("inet", "fw")]
+    )
+    assert len(found.notes) == len(waits) == 2  # one after the other
+    assert sum(waits) < USUAL
 
 
 def test_legacy_rules_are_read_if_a_table_exists(tmp_path: Path) -> None:
