@@ -46,7 +46,7 @@ def test_a_process_that_watches_an_api_server_is_asked(tmp_path: Path) -> None:
             assert "  on node node-b:" in out.splitlines()
             assert len(server.requests("Node")) == before + 1
             status, out, _ = await command("explain", "db.shop")
-            assert "it is another name for db.example.net (ExternalName)" in out
+            assert "ExternalName: cluster DNS answers with db.example.net" in out
             server.fault("status", kind="Node", verb="list", times=-1, status=403, message="no")
             status, out, _ = await command("explain", "--from=node", f"--to={NODE_B}:30080")
             assert status == 0

@@ -142,3 +142,28 @@ class World(msgspec.Struct, frozen=True):
         if process is None or process.synced is not None or self.plan.services:
             return ""
         return f"not served yet: the process waits for {process.waiting or 'its first sync'}"
+
+    def why_unserved(self, service: Service) -> str:
+        """Return why a Service has no plan: no proxy serves it, or not this one, or not yet."""
+        spec, labels = service.spec, service.metadata.labels
+        if labels is not None and labels.proxy_name is not None:
+            return (
+                "another proxy serves it: its label service.kubernetes.io/service-proxy-name is"
+                f" {labels.proxy_name!r}"
+            )
+        if spec.type == "ExternalName":
+            target = spec.external_name or "another name"
+            return f"ExternalName: cluster DNS answers with {target}, no proxy takes part"
+        if spec.cluster_ip == "None":
+            return (
+                "headless (clusterIP None): cluster DNS answers with the addresses of its pods, no"
+                " proxy takes part"
+            )
+        if not spec.ports:
+            return "it has no port"
+        if not spec.cluster_ip:
+            return "it has no clusterIP yet, which the API server assigns"
+        return self.not_yet or (
+            "it has no valid clusterIP in a family that this node serves, or no port that is valid"
+            " and free"
+        )

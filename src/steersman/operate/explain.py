@@ -12,7 +12,7 @@ from steersman.model.plan import SourceClass
 from steersman.model.world import World
 from steersman.operate.answer import Answer, QuestionError
 from steersman.operate.client import Client
-from steersman.operate.explain_flow import FlowAnswer, FlowExplainer
+from steersman.operate.explain_flow import FlowAnswer, FlowExplainer, ReachAnswer
 from steersman.operate.explain_problems import explain_problems
 from steersman.operate.explain_service import (
     PodAnswer,
@@ -99,6 +99,8 @@ async def explain(
         if problem:
             raise QuestionError(f"{unknown}; asking for more failed: {problem}") from unknown
         raise unknown
+    if world.not_yet and isinstance(answer, FlowAnswer | PodAnswer | ReachAnswer):
+        raise QuestionError(f"it is not known yet: Services are {world.not_yet}; ask again")
     if problem and isinstance(answer, FlowAnswer | PodAnswer | ServiceAnswer):
         note = f"not all Nodes are known, so this may be incomplete: {problem}"
         answer = msgspec.structs.replace(answer, notes=(*answer.notes, note))

@@ -12,7 +12,7 @@ from steersman.model.names import PlanKey
 from steersman.model.plan import Frontend, ServicePlan, SourceClass, Verdict
 from steersman.operate.answer import Answer, Block, Line
 from steersman.operate.explain_flow import FlowExplainer
-from steersman.operate.explain_service import STYLES, report_of, why_unserved
+from steersman.operate.explain_service import STYLES, report_of
 
 
 class Problem(msgspec.Struct, frozen=True, rename="camel"):
@@ -32,10 +32,14 @@ class ProblemsAnswer(Answer, frozen=True, kw_only=True):
     services: int
     """Number of Services that were looked at."""
     problems: tuple[Problem, ...]
+    not_yet: bool = False
+    """Whether the process has just started: it serves no Service yet."""
 
     @property
     def exit_code(self) -> int:
         """1 if one of them has an error: a policy without an endpoint here is a warning only."""
+        if self.not_yet:
+            return 2
         return int(any(each.severity is Severity.ERROR for each in self.problems))
 
     def blocks(self, wide: bool) -> Iterator[Block]:  # noqa: ARG002
@@ -84,14 +88,16 @@ def explain_problems(explainer: FlowExplainer, namespace: str = "") -> ProblemsA
     else:
         for name, service in world.snapshot.services.items():
             if name not in planned and str(name) not in found and namespace in ("", name.namespace):
-                found[str(name)] = [(Severity.WARNING, why_unserved(service, world))]
+                found[str(name)] = [(Severity.WARNING, world.why_unserved(service))]
     problems = []
     for label, each in found.items():
         each.sort(key=lambda one: one[0] is not Severity.ERROR)
         problems.append(Problem(label, each[0][0], tuple(dict.fromkeys(why for _, why in each))))
     problems.sort(key=lambda each: (each.severity is not Severity.ERROR, each.service))
     count = sum(namespace in ("", name.namespace) for name in world.snapshot.services)
-    return ProblemsAnswer(node=here, services=count, problems=tuple(problems))
+    return ProblemsAnswer(
+        node=here, services=count, problems=tuple(problems), not_yet=bool(world.not_yet)
+    )
 
 
 def port_problems(

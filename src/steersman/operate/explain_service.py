@@ -12,7 +12,6 @@ from steersman.compile.explain import EndpointReport, endpoint_report
 from steersman.compile.node import zone_of
 from steersman.model.addresses import canonical_ip
 from steersman.model.findings import Finding, Severity
-from steersman.model.kube import Service
 from steersman.model.names import ObjectName, PlanKey, Protocol
 from steersman.model.plan import (
     Action,
@@ -128,10 +127,14 @@ class ServiceAnswer(Answer, frozen=True, kw_only=True):
     notes: tuple[str, ...] = ()
     """Why it is not served, if it is not, and what could not be found out."""
     findings: tuple[Finding, ...] = ()
+    not_yet: bool = False
+    """Whether it may be served as soon as the process, which has just started, has synced."""
 
     @property
     def exit_code(self) -> int:
-        """1 if it has an error, or a frontend that serves nobody."""
+        """1 if it has an error, or a frontend that serves nobody; 2 if that is not known yet."""
+        if self.not_yet:
+            return 2
         dead = any(
             all(action.verdict is not Verdict.FORWARD for action in frontend.actions.values())
             for port in self.ports
@@ -167,7 +170,7 @@ def explain_service(explainer: FlowExplainer, name: ObjectName, node: str = "") 
     )
     notes: tuple[str, ...] = ()
     if service is not None and not plans:
-        notes = (why_unserved(service, world),)
+        notes = (world.why_unserved(service),)
     elif explainer.names.nodes.get(at) is None:
         notes = (f"the Node object of {at} is not known: its zone and addresses are not",)
     return ServiceAnswer(
@@ -177,34 +180,8 @@ def explain_service(explainer: FlowExplainer, name: ObjectName, node: str = "") 
         ports=ports,
         notes=notes,
         findings=findings_of(world, name),
+        not_yet=bool(world.not_yet) and name in world.snapshot.services,
     )
-
-
-def why_unserved(service: Service, world: World) -> str:
-    """Tell why a Service has no plan: no proxy serves it, or not this one, or not yet."""
-    spec, labels = service.spec, service.metadata.labels
-    if labels is not None and labels.proxy_name is not None:
-        return (
-            f"another proxy serves it: its label service.kubernetes.io/service-proxy-name is"
-            f" {labels.proxy_name!r}"
-        )
-    if spec.type == "ExternalName":
-        target = spec.external_name or "(no name)"
-        return (
-            f"it is another name for {target} (ExternalName): cluster DNS answers with that name,"
-            " and clients connect there themselves; no proxy takes part"
-        )
-    if spec.cluster_ip == "None":
-        return (
-            "it is headless (clusterIP None): cluster DNS answers with the addresses of its pods,"
-            " and clients connect to one of them directly; no proxy takes part"
-        )
-    if not spec.ports:
-        return "it is not served: it has no port"
-    if not spec.cluster_ip:
-        return "it is not served: it has no clusterIP yet, which the API server assigns"
-    reason = "not served here: it has no valid clusterIP in a family that this node serves"
-    return f"it is {world.not_yet or reason}"
 
 
 def findings_of(world: World, name: ObjectName) -> tuple[Finding, ...]:
@@ -367,7 +344,7 @@ def explain_pod(explainer: FlowExplainer, target: Target, node: str = "") -> Pod
         if each.endpoint.ip in wanted and target.port in (0, each.endpoint.port)
     ]
     notes = [
-        f"{owner}: {why_unserved(service, explainer.world)}"
+        f"{owner}: {explainer.world.why_unserved(service)}"
         for owner in sorted(owners)
         if (service := explainer.world.unserved.get(owner)) is not None
     ]

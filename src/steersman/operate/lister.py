@@ -182,19 +182,10 @@ class Lister:
                 yield key, port
 
     def why_unserved(self, name: ObjectName, service: Service) -> str:
-        """Say why a Service has no plan."""
-        spec, labels = service.spec, service.metadata.labels
-        if spec.type == "ExternalName":
-            return "ExternalName: DNS answers with another name, no proxy takes part"
-        if spec.cluster_ip == "None":
-            return "headless: DNS answers with the addresses of its pods, no proxy takes part"
-        if labels is not None and labels.proxy_name is not None:
-            return f"another proxy serves it: {labels.proxy_name}"
-        if findings := self._findings.get(f"Service {name}"):
-            return findings[0]
-        if not_yet := self._world.not_yet:
-            return not_yet
-        return "it has no port, or no clusterIP in a family of this node"
+        """Return why a Service has no plan, by its first Finding if it has any."""
+        served = self._world.snapshot.services
+        findings = self._findings.get(f"Service {name}") if name in served else None
+        return findings[0] if findings else self._world.why_unserved(service)
 
     # One ServicePort
 

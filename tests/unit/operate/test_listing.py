@@ -176,9 +176,9 @@ def test_services_that_are_not_served_are_listed_with_the_reason() -> None:
     ).services()
     why = {each.service: each.reason for each in found.unserved}
     assert set(why) == {"shop/pods", "shop/mail", "shop/mesh", "shop/broken", "shop/empty"}
-    assert why["shop/pods"].startswith("headless: ")
+    assert why["shop/pods"].startswith("headless (clusterIP None): ")
     assert why["shop/mail"].startswith("ExternalName: ")
-    assert why["shop/mesh"] == "another proxy serves it: linkerd"
+    assert why["shop/mesh"].startswith("another proxy serves it: its label ")
     assert why["shop/broken"] == str(broken_finding)
     assert why["shop/empty"].startswith("it has no port")
     assert "Not served by this proxy:" in text(found)

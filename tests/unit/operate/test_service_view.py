@@ -136,7 +136,7 @@ def test_defaults_of_the_api_server_are_spelled_out() -> None:
 @pytest.mark.parametrize(
     ("spec", "says"),
     [
-        ({"clusterIP": "None"}, "it is headless"),
+        ({"clusterIP": "None"}, "headless"),
         (
             {"type": "ExternalName", "externalName": "db.example.com", "clusterIP": ""},
             "ExternalName",

@@ -75,6 +75,6 @@ port, all ports are explained.""",
     exit_codes=(
         (0, "All is well."),
         (1, "A connection is dropped or rejected, or a Service has errors."),
-        (2, "The question could not be answered."),
+        (2, "The question could not be answered, or not yet: the process has just started."),
     ),
 )

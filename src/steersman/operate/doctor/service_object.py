@@ -51,7 +51,7 @@ async def service_exists(context: Context) -> Iterable[CheckResult]:
         )
         return [ok(f"{name} is a Service of type {service.spec.type or 'ClusterIP'}", *frontends)]
     if service := world.unserved.get(name):
-        return [why_unserved(name, service)]
+        return [why_unserved(name, service, world)]
     # What the operator may have meant: the same name elsewhere, or a similar one here.
     known = sorted({*world.snapshot.services, *world.unserved})
     similar = [other for other in known if other.name == name.name]
@@ -75,13 +75,13 @@ def why_not_planned(service: Service, world: World) -> Iterable[CheckResult]:
                 cause=Cause.PROXY,
             )
         ]
+    text = f"{name} is not served here: {world.why_unserved(service)}"
     if not spec.ports:
-        return [error(f"{name} has no ports, so nothing is served", remedy="add spec.ports")]
+        return [error(text, remedy="add spec.ports")]
     families = ", ".join(spec.ip_families or ()) or "its only family"
     return [
         error(
-            f"{name} is not served here: no port of it is valid or free, or it has no clusterIP "
-            "in a family of this node",
+            text,
             f"clusterIP {spec.cluster_ip}, families {families}",
             remedy="correct the fields that its Findings name",
             cause=Cause.OBJECT + 2,  # a Finding says it better
@@ -89,26 +89,18 @@ def why_not_planned(service: Service, world: World) -> Iterable[CheckResult]:
     ]
 
 
-def why_unserved(name: ObjectName, service: Service) -> CheckResult:
+def why_unserved(name: ObjectName, service: Service, world: World) -> CheckResult:
     """Say why no proxy, or another one, serves a Service."""
-    spec, labels = service.spec, service.metadata.labels
-    if spec.type == "ExternalName":
-        return warning(
-            f"{name} is of type ExternalName: it is a name in DNS and has no address; no packet of "
-            "it passes this proxy",
-            remedy="look the name up from a pod, and test its target itself",
-        )
+    labels = service.metadata.labels
     if labels is not None and labels.proxy_name is not None:
-        return warning(
-            f"{name} is left to another proxy by the label service.kubernetes.io/service-proxy-name"
-            f" ({labels.proxy_name!r})",
-            remedy="ask that proxy, or remove the label",
-        )
-    return warning(
-        f"{name} is headless (clusterIP None): its name leads to the addresses of the pods, and no "
-        "packet of it passes this proxy",
-        remedy="test the name in DNS, and the pods themselves",
-    )
+        remedy = "ask that proxy, or remove the label"
+    elif service.spec.type == "ExternalName":
+        remedy = "look the name up from a pod, and test its target itself"
+    elif service.spec.cluster_ip == "None":
+        remedy = "test the name in DNS, and the pods themselves"
+    else:
+        remedy = "ask the API server why it has assigned none"
+    return warning(f"{name} is not served here: {world.why_unserved(service)}", remedy=remedy)
 
 
 async def service_findings(context: Context) -> Iterable[CheckResult]:

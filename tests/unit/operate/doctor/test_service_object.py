@@ -55,8 +55,12 @@ def test_a_name_that_does_not_exist_gets_near_ones(name: str, remedy: str) -> No
 @pytest.mark.parametrize(
     ("spec", "labels", "words"),
     [
-        ({"clusterIP": "None"}, None, "is headless"),
-        ({"type": "ExternalName", "clusterIP": ""}, None, "is of type ExternalName"),
+        ({"clusterIP": "None"}, None, "headless"),
+        (
+            {"type": "ExternalName", "clusterIP": ""},
+            None,
+            "ExternalName: cluster DNS answers with another name",
+        ),
         ({}, {"service.kubernetes.io/service-proxy-name": "mesh"}, "another proxy .*'mesh'"),
     ],
 )
@@ -79,7 +83,7 @@ def test_a_service_without_ports_or_valid_ones_is_not_served() -> None:
     assert asked(EXISTS, service(ports=[]))[0] == "error"
     verdict, text = asked(EXISTS, service(ports=[port(number=70000)]))
     assert verdict == "error"
-    assert "no port of it is valid or free" in text
+    assert "no port that is valid and free" in text
 
 
 def test_a_port_that_does_not_exist_is_an_error() -> None:
