@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 
 import pytest
 
@@ -10,7 +10,7 @@ from steersman.modes.ebpf import layout, tracking
 from steersman.modes.ebpf.tracking import FROM_SERVICE, MASQUERADE, TO_CLIENT, TO_ENDPOINT, Timeouts
 from tests.support.lab.ebpf_node import MARKS
 from tests.support.lab.ebpf_packets import CLIENT, NODE, POD, VIP, Programs
-from tests.support.lab.frames import ACK, FIN, SYN, TCP, UDP, packet, see
+from tests.support.lab.frames import ACK, FIN, RST, SYN, TCP, UDP, packet, see
 
 pytestmark = MARKS
 THERE, BACK = (TO_ENDPOINT, MASQUERADE), (FROM_SERVICE, TO_CLIENT)
@@ -92,6 +92,40 @@ def test_half_a_connection_goes_on_as_netfilter_lets_it(programs: Programs) -> N
     assert programs.states() == {tracking.CLOSING}
     assert tracking.count_open(programs.flows, TIMEOUTS) == 0
     assert rest(programs, TIMEOUTS.tcp_closing + 1) == 4
+
+
+@pytest.mark.parametrize("forged", [there, back])
+def test_a_reset_whose_sender_goes_on_has_ended_nothing(
+    programs: Programs, forged: Callable[..., object]
+) -> None:
+    open_connection(programs)
+    forged(programs, TCP, RST)
+    assert tracking.count_open(programs.flows, TIMEOUTS) == 0
+    assert there(programs, TCP, ACK) == (NODE_END, POD_END)
+    assert back(programs, TCP, ACK) == (VIP_END, CLIENT_END)
+    assert programs.states() == {tracking.ESTABLISHED}
+    assert tracking.count_open(programs.flows, TIMEOUTS) == 1
+    assert rest(programs, TIMEOUTS.tcp_closing + 1) == 0
+
+
+@pytest.mark.parametrize(("sender", "other"), [(there, back), (back, there)])
+def test_late_packets_of_the_other_side_do_not_undo_a_reset(
+    programs: Programs, sender: Callable[..., object], other: Callable[..., object]
+) -> None:
+    open_connection(programs)
+    sender(programs, TCP, RST)
+    other(programs, TCP, ACK)
+    sender(programs, TCP, RST)
+    assert programs.states() == {tracking.CLOSING, tracking.RESET}
+    assert rest(programs, TIMEOUTS.tcp_closing + 1) == 4
+
+
+def open_connection(programs: Programs) -> None:
+    there(programs, TCP, SYN)
+    back(programs, TCP, SYN | ACK)
+    there(programs, TCP, ACK)
+    back(programs, TCP, ACK)
+    assert programs.states() == {tracking.ESTABLISHED}
 
 
 def test_half_a_connection_does_not_stay_for_ever(programs: Programs) -> None:

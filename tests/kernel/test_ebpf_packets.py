@@ -4,13 +4,23 @@ from __future__ import annotations
 
 import struct
 import time
+from collections import Counter
 from collections.abc import Callable, Iterator
 
 import pytest
 
 from steersman.modes.ebpf import layout
 from steersman.modes.ebpf.bpf import HashMap
-from steersman.modes.ebpf.tracking import TO_ENDPOINT
+from steersman.modes.ebpf.tracking import (
+    CLOSING,
+    EGRESS,
+    ESTABLISHED,
+    INGRESS,
+    MASQUERADE,
+    RESET,
+    TO_CLIENT,
+    TO_ENDPOINT,
+)
 from tests.support.lab.ebpf_node import MARKS
 from tests.support.lab.ebpf_packets import (
     ANYWHERE,
@@ -137,6 +147,54 @@ def test_where_there_is_no_other_endpoint_the_second_has_to_wait(programs: Progr
     assert see(programs.through(packet(client, (SAME, 80)))) == (client, (POD, 8081))
 
 
+PORTS = [port for port in range(10_000, 65_536) if not OWN_PORTS[0] <= port <= OWN_PORTS[1]]
+
+
+def occupy(programs: Programs, state: int, *, client: tuple[str, int] | None = None) -> None:
+    """Let connections of other clients, or former ones of one, have all ports to an endpoint."""
+    endpoint, node = layout.pack_address(POD), layout.pack_address(NODE)
+    for port in PORTS:
+        address, own = client or ("203.0.113.77", port)
+        ends = layout.pack_address(address), own.to_bytes(2, "big")
+        here, there, now = port.to_bytes(2, "big"), (8080).to_bytes(2, "big"), time.monotonic_ns()
+        back = layout.FLOW_KEY.pack(endpoint, node, there, here, TCP, INGRESS)
+        programs.flows.put(back, layout.FLOW.pack(ends[0], now, ends[1], TO_CLIENT, state, 1))
+        if not client:
+            forth = layout.FLOW_KEY.pack(ends[0], endpoint, ends[1], there, TCP, EGRESS)
+            programs.flows.put(forth, layout.FLOW.pack(node, now, here, MASQUERADE, state, 1))
+
+
+@pytest.mark.parametrize("state", [CLOSING, RESET])
+def test_ports_of_connections_that_are_over_are_taken_again(programs: Programs, state: int) -> None:
+    occupy(programs, state)
+    ports = set()
+    for client in range(33_000, 33_050):
+        (node, port), endpoint = see(programs.through(packet((CLIENT, client), (VIP, 80))))
+        assert (node, endpoint) == (NODE, (POD, 8080))
+        back = programs.through(packet((POD, 8080), (NODE, port), flags=SYN | ACK))
+        assert see(back) == ((VIP, 80), (CLIENT, client))
+        former = packet(("203.0.113.77", port), (POD, 8080), flags=ACK)
+        assert programs.egress(former) == (NEXT, former)  # its entry is gone, too
+        ports.add(port)
+    assert len(ports) == 50
+
+
+def test_ports_of_connections_that_go_on_are_not_taken(programs: Programs) -> None:
+    occupy(programs, ESTABLISHED)
+    answer, inside = programs.ingress(packet((CLIENT, 33_000), (VIP, 80)))
+    assert answer == NEXT
+    assert programs.egress(inside)[0] == SHOT
+
+
+def test_a_port_of_an_old_connection_is_taken_and_its_client_keeps_the_new_one(
+    programs: Programs,
+) -> None:
+    assert see(programs.through(packet((CLIENT, 4000), (VIP, 80))))[0] == (NODE, 4000)
+    occupy(programs, CLOSING, client=(CLIENT, 4000))
+    assert see(programs.through(packet(("203.0.113.77", 33_000), (VIP, 80))))[0][1] in PORTS
+    assert see(programs.through(packet((CLIENT, 4000), (VIP, 80), flags=ACK)))[0] == (NODE, 4000)
+
+
 def test_ports_that_the_node_may_take_itself_are_left_to_it(programs: Programs) -> None:
     first, last = OWN_PORTS
     seen = set()
@@ -207,7 +265,7 @@ def test_an_end_is_noticed(programs: Programs, protocol: int) -> None:
     # The endpoint has sent no more than a SYN: opening, and for TCP "answered".
     assert programs.states() == ({0, 1, 6} if protocol == TCP else {0, 1})
     programs.through(packet((CLIENT, 4000), (VIP, 80), protocol, RST))
-    assert programs.states() == {2}
+    assert programs.states() == {2, 7}
 
 
 def test_an_association_that_was_never_made_is_given_up(programs: Programs) -> None:
@@ -249,6 +307,34 @@ def test_refusal(
     assert complement((b"" if number == 1 else pseudo(vip, client, 58, len(data))) + data) == 0
     assert given[14:].startswith(data[8:])
     assert out[:12] == given[6:12] + given[:6]
+
+
+@pytest.mark.parametrize(("client", "address"), [(CLIENT, LONELY), (CLIENT6, "2001:db8:100::3")])
+def test_refusals_are_limited(client: str, address: str) -> None:
+    """Whoever forges the sender could have answers sent anywhere."""
+    programs = Programs()
+    began = time.monotonic()
+    given = packet((client, 4000), (address, 80), UDP)
+    answers = Counter(programs.ingress(given)[0] for _ in range(5000))
+    seconds = time.monotonic() - began
+    programs.loaded.close()
+    assert answers.keys() == {REDIRECT, SHOT}
+    assert answers[REDIRECT] <= 1000 * (2 + seconds)
+
+
+def test_a_node_address_that_ends_in_zeros_masquerades(programs: Programs) -> None:
+    whole = layout.pack_address(NODE), layout.pack_address(NODE6)
+    zeros = "2001:db8:0:1::"
+    try:
+        programs.device(layout.DEVICE.pack(whole[0], layout.pack_address(zeros), 0, 0))
+        out = programs.through(packet((CLIENT6, 4000), (VIP6, 80)))
+        assert see(out) == ((zeros, 4000), (POD6, 8080))
+        programs.device(layout.DEVICE.pack(bytes(16), bytes(16), 0, 0))
+        for client, address in ((CLIENT, VIP), (CLIENT6, VIP6)):
+            _, inside = programs.ingress(packet((client, 4001), (address, 80)))
+            assert programs.egress(inside)[0] == SHOT
+    finally:
+        programs.device(layout.DEVICE.pack(*whole, 0, 0))
 
 
 MTU4 = b"\x03\x04\0\0\0\0\x05\x14"  # fragmentation needed, RFC 1191

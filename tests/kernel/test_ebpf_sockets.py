@@ -585,6 +585,20 @@ def test_what_is_for_no_service_ends_as_without_programs(
             assert found[0] in ("ECONNREFUSED", found[1])
 
 
+def test_a_socket_whose_connection_has_failed_may_go_elsewhere(node: Node) -> None:
+    refusing = service("refusing", "10.96.0.20", Protocol.TCP, (Endpoint(POD, 8099, True),))
+    plan = node_plan()
+    services = {**plan.services, refusing.key: refusing}
+    asyncio.run(bring(node.modes[0], NodePlan(plan.settings, services)))
+    with node.socket("10.96.0.20") as sock:
+        sock.settimeout(None)  # with one, Linux would say ECONNABORTED to the next attempt
+        with pytest.raises(ConnectionRefusedError):
+            sock.connect(("10.96.0.20", 80))
+        node.lab.serve(POD, 8099, "TCP")
+        sock.connect((POD, 8099))
+        assert sock.getpeername() == (POD, 8099)
+
+
 def test_a_socket_may_change_its_mind_again_and_again(node: Node) -> None:
     """Connected to a Service, to an endpoint, to nobody (AF_UNSPEC), and to a Service."""
     unspecified = ctypes.create_string_buffer(16)

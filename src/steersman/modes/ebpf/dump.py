@@ -33,7 +33,16 @@ PINS = Path("/sys/fs/bpf/steersman")
 _CLASSES = ("pods", "node", "others")
 _VERDICTS = ("to", "dropped", "rejected")
 _KINDS = ("", "to endpoint", "from service", "masquerade", "to client")
-_STATES = ("opening", "established", "closing", "waiting", "half closed", "refused", "answered")
+_STATES = (
+    "opening",
+    "established",
+    "closing",
+    "waiting",
+    "half closed",
+    "refused",
+    "answered",
+    "reset",
+)
 _HOOKS = ("ingress", "egress")
 
 

@@ -52,6 +52,7 @@ from steersman.modes.ebpf.tracking import (
     INGRESS,
     OPENING,
     REFUSED,
+    RESET,
     TO_ENDPOINT,
     delete_unanswered,
 )
@@ -293,7 +294,7 @@ _SO_NETNS_COOKIE = 71
 _TRIES = 16
 _NODE, _POD, _OTHERS = 1, 0, 2  # enum source_class
 _ACTION_BITS = 4
-_OVER = (CLOSING, REFUSED)
+_OVER = (CLOSING, RESET, REFUSED)
 _DETECTORS = layout.CONFIG_DETECTOR_CIDR | layout.CONFIG_DETECTOR_DEVICE
 _MAPS = (
     *("flows", "frontends", "services", "slots", "members", "config", "marks", "affinities"),

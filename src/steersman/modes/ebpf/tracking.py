@@ -41,7 +41,7 @@ from steersman.modes.ebpf.tables import Tables
 # its port for another connection a moment after one has ended, so each entry is read again just
 # before it is deleted.
 
-OPENING, ESTABLISHED, CLOSING, WAITING, FINISHED, REFUSED = range(6)
+OPENING, ESTABLISHED, CLOSING, WAITING, FINISHED, REFUSED, ANSWERED, RESET = range(8)
 INGRESS, EGRESS = range(2)
 TO_ENDPOINT, FROM_SERVICE, MASQUERADE, TO_CLIENT = 1, 2, 3, 4
 UDP, _SCTP = Protocol.UDP.number, Protocol.SCTP.number
@@ -71,10 +71,10 @@ class Timeouts(NamedTuple):
         if protocol == UDP:
             return self.udp_stream if state == ESTABLISHED else self.udp
         if protocol == _SCTP:
-            if state == CLOSING:
+            if state in (CLOSING, RESET):
                 return self.sctp_closing
             return self.sctp_established if state == ESTABLISHED else self.sctp_opening
-        if state == CLOSING:
+        if state in (CLOSING, RESET):
             return self.tcp_closing
         if state == FINISHED:
             return self.tcp_half_closed

@@ -68,10 +68,12 @@ enum flow_state {
 	FINISHED = 4,
 	REFUSED = 5,
 	ANSWERED = 6,
+	RESET = 7,
 };
 // WAITING: a MASQUERADE entry without an address, because its first packet has not left yet.
 // FINISHED: this direction has ended, the opposite one has not.
 // REFUSED: a TO_ENDPOINT entry; its endpoint has reset the connection before it was ESTABLISHED.
+// RESET: CLOSING, by a RST in this direction; a forged one if its sender goes on.
 // ANSWERED: a FROM_SERVICE entry of TCP; its endpoint has answered the SYN, and sent nothing since.
 
 enum failure_kind { FAILED_SILENT = 1, FAILED_REFUSED, FAILED_UNREACHABLE };

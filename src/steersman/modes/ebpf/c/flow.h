@@ -59,7 +59,7 @@ INLINE void count_traffic(struct __sk_buff *skb, const struct packet *packet, __
 
 INLINE int is_over(const struct flow *flow)
 {
-	return flow->state == CLOSING || flow->state == REFUSED;
+	return flow->state == CLOSING || flow->state == RESET || flow->state == REFUSED;
 }
 
 INLINE int has_ended(const struct flow *flow)
@@ -76,11 +76,22 @@ INLINE void end_flow(struct flow *flow, const struct flow_key *back, __u8 flags)
 		flow->state = FINISHED;
 		return;
 	}
-	flow->state = CLOSING;
+	flow->state = flags & TCP_RST ? RESET : CLOSING;
 	if (other && other->kind == TO_ENDPOINT && other->state == OPENING)
 		other->state = REFUSED;
 	else if (other)
 		other->state = CLOSING;
+}
+
+// Sequence numbers are not looked at, so anybody may forge a RST, or send one that both ends ignore.
+// Who has sent a RST sends nothing after it: so if more comes, the connection has not ended.
+INLINE void reopen_flow(struct flow *flow, const struct flow_key *back)
+{
+	struct flow *other = bpf_map_lookup_elem(&flows, back);
+
+	flow->state = ESTABLISHED;
+	if (other && is_over(other))
+		other->state = ESTABLISHED;
 }
 
 INLINE __u8 other_hook(const struct packet *packet)
@@ -139,7 +150,7 @@ VERIFIED_ONCE int update_flow(struct __sk_buff *skb, struct flow *flow, const st
 		slot.port = packet->key.source_port;
 		count_traffic(skb, packet, flow->service, &slot, SOURCE);
 	}
-	if (packet->flags & (TCP_FIN | TCP_RST)) {
+	if (packet->flags & (TCP_FIN | TCP_RST) || flow->state == RESET) {
 		reversed(&packet->key, other_hook(packet), &back);
 		if (side_of(flow) == DESTINATION)
 			back.source = flow->address, back.source_port = flow->port;
@@ -149,7 +160,10 @@ VERIFIED_ONCE int update_flow(struct __sk_buff *skb, struct flow *flow, const st
 		    packet->key.protocol == IPPROTO_TCP && packet->flags & TCP_RST)
 			report_failure(&slot, &packet->key.destination, IPPROTO_TCP,
 				       FAILED_REFUSED);
-		end_flow(flow, &back, packet->flags);
+		if (packet->flags & (TCP_FIN | TCP_RST))
+			end_flow(flow, &back, packet->flags);
+		else
+			reopen_flow(flow, &back);
 	} else if (flow->state == OPENING || flow->state == ANSWERED) {
 		if (packet->flags & TCP_SYN)
 			repeat_or_answer(flow, packet);
@@ -343,7 +357,7 @@ INLINE int masquerade_address(struct __sk_buff *skb, const struct packet *packet
 	if (!device)
 		return 0;
 	*out = packet->ipv4 ? device->masquerade4 : device->masquerade6;
-	return out->words[3] != 0;
+	return !is_unspecified(out);
 }
 
 INLINE int in_node_range(const struct config *config, __u16 port)
@@ -374,9 +388,29 @@ struct port_choice {
 	__u64 made;
 };
 
+// Give up the port of a connection that is over: its entries may stay for minutes, and an endpoint
+// that gets hundreds of connections a second would have no port left. netfilter does so, too.
+INLINE void release_port(const struct flow_key *key)
+{
+	struct flow *known = bpf_map_lookup_elem(&flows, key), *former;
+	struct flow_key there;
+
+	if (!known || !is_over(known))
+		return;
+	reversed(key, EGRESS, &there);
+	there.source = known->address;
+	there.source_port = known->port;
+	former = bpf_map_lookup_elem(&flows, &there);
+	if (former && former->port == key->destination_port && is_over(former))
+		delete_flow(&there); // otherwise the client has begun another one there
+	delete_flow(key);
+}
+
 // Try the port in the key; if it is taken, replace it for the next round.
 static __noinline long try_port(__u32 round, struct port_choice *own)
 {
+	if (round >= MASQUERADE_TRIES / 2)
+		release_port(&own->key);
 	own->made = add_flow(&own->key, &own->back, &own->key.destination);
 	if (!own->made)
 		own->key.destination_port = random_port();

@@ -3,6 +3,10 @@
 #pragma once
 
 #define QUOTED 8 // quoted bytes after the IP header (RFC 792)
+#define REFUSALS 1000 // in a second, as net.ipv4.icmp_msgs_per_sec: senders may be forged
+
+static __u64 refusals_window;
+static __u32 refusals;
 
 // The same in both versions of ICMP. linux/icmp.h includes headers that clang lacks for this
 // target.
@@ -86,6 +90,10 @@ VERIFIED_ONCE int refuse_packet(struct __sk_buff *skb, struct packet *packet)
 
 	if (!packet)
 		return TC_ACT_SHOT;
+	if (!within(&refusals_window, &refusals, REFUSALS)) {
+		count(PACKET_DROPPED);
+		return TC_ACT_SHOT;
+	}
 	count(PACKET_REJECTED);
 	if (!(packet->ipv4 ? build_reply4(skb, packet) : build_reply6(skb, packet)))
 		return TC_ACT_SHOT;

@@ -46,7 +46,7 @@ INLINE int may_use(struct bpf_sock_addr *ctx, const struct config *config, __u32
 	struct address source;
 
 	bound_address(ctx, version, &source);
-	if (!source.words[3])
+	if (is_unspecified(&source))
 		source = is_ipv4(destination) ? config->node_ip4 : config->node_ip6;
 	return in_prefixes(service, &source);
 }
@@ -171,8 +171,8 @@ INLINE int send(struct bpf_sock_addr *ctx, struct address *address, __be16 *port
 			put_peer(bpf_get_socket_cookie(ctx), &peer);
 		if (ctx->protocol == IPPROTO_UDP) // sockets.py finds connected sockets there
 			put_reverse(ctx, &peer);
-	} else if (connected && ctx->protocol == IPPROTO_UDP) {
-		delete_peer(bpf_get_socket_cookie(ctx), IPPROTO_UDP);
+	} else if (connected) { // of UDP, or of TCP after a connection that failed
+		delete_peer(bpf_get_socket_cookie(ctx), ctx->protocol);
 	}
 	return result;
 }
