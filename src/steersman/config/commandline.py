@@ -5,7 +5,7 @@
     --config FILE ------load.py-----------+
 
 Go-style flags: `--x=y`, `--x y`, `-v=2`, `-v 2`, `-v2`, `--flag`, `--`. Underscores in names are
-dashes, as in all of Kubernetes. cli.py acts on the result.
+dashes, as in all of Kubernetes. The commands in cli/commands/ act on the result.
 """
 
 from __future__ import annotations

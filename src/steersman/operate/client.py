@@ -76,10 +76,6 @@ class Client:
         with self._request("GET", path) as reply:
             return reply.read()
 
-    def get_json(self, path: str) -> Any:
-        """Return the decoded body of a page of JSON; raises as `get`."""
-        return json.loads(self.get(path))
-
     def post(self, path: str, document: object) -> Iterator[Any]:
         """Send a request; yield the lines of the answer, decoded from JSON, as they come."""
         with self._request("POST", path, json.dumps(document).encode()) as reply:

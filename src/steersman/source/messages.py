@@ -83,7 +83,7 @@ def _time(data: bytes) -> str | None:
 # -- Messages --------------------------------------------------------------------------------------
 #
 # Go leaves a number or a text that is not a pointer out of JSON if it is 0 or empty, but not out of
-# protobuf: these are the rows with `_or_none`.
+# protobuf: these are the rows of a Kind that ends in `_OR_NONE`.
 
 _META = Table(
     ObjectMeta,
