@@ -1,4 +1,4 @@
-"""The ebpf mode: cold start, changes and memory; the way of a packet is in path.py."""
+"""The ebpf mode: loading, cold start, changes and memory; the way of a packet is in path.py."""
 
 from __future__ import annotations
 
@@ -18,8 +18,10 @@ from benchmarks.memory import _resident
 from benchmarks.nftables import events_of
 from benchmarks.node import Node
 from steersman.modes.base import Mode
+from steersman.modes.ebpf.attach import XDP_PROGRAM
 from steersman.modes.ebpf.bpf import Object
 from steersman.modes.ebpf.datapath import EbpfOptions
+from steersman.modes.ebpf.loader import FILE, LoadedObject
 from steersman.modes.ebpf.mode import EbpfMode
 from steersman.run.event_loop import collect_rarely, freeze_live_objects
 
@@ -111,6 +113,20 @@ def _cold(services: int, runs: int) -> list[Figure]:
     ]
 
 
+def _loads(runs: int) -> list[Figure]:
+    """The object, from its file to maps and programs in the kernel."""
+    took = []
+    for _ in range(runs):
+        place = Place()
+        place.options.pins.mkdir()
+        begun = time.perf_counter()
+        loaded = LoadedObject(FILE, place.options.pins, {XDP_PROGRAM})
+        took.append((time.perf_counter() - begun) * 1e3)
+        loaded.close()
+        place.close()
+    return [figure("loading maps and programs", MODE, 0, (statistics.median(took), "ms"))]
+
+
 def _changes(services: int, runs: int) -> list[Figure]:
     """One endpoint replaced: from its slice, as JSON, to the maps."""
     node = EbpfNode()
@@ -133,8 +149,9 @@ def run(quick: bool) -> list[Figure]:
     """Measure at 1,000, 10,000 and 50,000 Services (500 when quick)."""
     collect_rarely()
     if quick:
-        return [*_cold(500, 1), *_changes(500, 50)]
+        return [*_loads(3), *_cold(500, 1), *_changes(500, 50)]
     return [
+        *_loads(15),
         *_cold(10_000, 3),
         *_cold(50_000, 3),
         *_changes(1_000, 300),

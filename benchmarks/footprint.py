@@ -10,6 +10,8 @@ import time
 from pathlib import Path
 
 from benchmarks import world
+from benchmarks.churn_place import in_ebpf_place
+from benchmarks.ebpf_place import Place
 from benchmarks.figures import Figure, figure
 from benchmarks.node import Netns
 from benchmarks.process import api_server, environment, get, memory, steersman, wait_ready
@@ -33,9 +35,11 @@ def measured(mode: str, services: int) -> tuple[float, float, float]:
     """MB resident when all rules are in, after each answer was given once, and at the most."""
     netns = Netns()
     netns.enter()
+    place = Place() if mode == "ebpf" else None
+    before = in_ebpf_place([], place.cgroup) if place else ()
     with tempfile.TemporaryDirectory() as directory:  # noqa: SIM117 - the flag needs its URL
         with api_server(objects(services), Path(directory)) as url:
-            with steersman("--master", url, "--proxy-mode", mode) as process:
+            with steersman("--master", url, "--proxy-mode", mode, before=before) as process:
                 wait_ready(process)
                 first = _settled(process.pid)
                 for page in _PAGES:
@@ -43,6 +47,8 @@ def measured(mode: str, services: int) -> tuple[float, float, float]:
                 for page in _ANSWERS:
                     _ask(page)
                 now, most = _settled(process.pid), memory(process.pid, "VmHWM")
+    if place:
+        place.close()
     netns.close()
     return first, now, most
 
@@ -83,8 +89,7 @@ def _imports(mode: str) -> float:
 def run(quick: bool) -> list[Figure]:
     """Measure without Services, with 10,000 and with 50,000 (500 when quick)."""
     figures = []
-    # Not ebpf: its pins would stay in the bpffs of this machine.
-    for mode in ("nftables", "iptables"):
+    for mode in ("nftables", "iptables", "ebpf"):
         name = "iptables-nft" if mode == "iptables" else mode
         figures.append(figure("imports: resident memory", name, 0, (_imports(mode), "MB")))
         for size in (0, 500) if quick else (0, 10_000, 50_000):

@@ -14,9 +14,10 @@ from steersman.model.names import Family
 from steersman.model.plan import ServicePlan
 from steersman.model.ruleset import diff
 from steersman.modes.ebpf import layout, render, tracking
+from steersman.modes.ebpf.attach import XDP_PROGRAM
 from steersman.modes.ebpf.bpf import ArrayMap, FullError, HashMap
 from steersman.modes.ebpf.layout import Kind
-from steersman.modes.ebpf.loader import LoadedObject
+from steersman.modes.ebpf.loader import LoadedObject, OpenedObject, Shape, library
 from steersman.modes.ebpf.services import SlotAllocator
 from steersman.modes.ebpf.tables import Tables
 from tests.support.builders import plans
@@ -45,6 +46,21 @@ def ruleset(services: list[ServicePlan]) -> dict[bytes, bytes]:
 def draw(rng: Random) -> dict[bytes, bytes]:
     numbers = rng.sample(range(200), rng.randint(0, 60))
     return ruleset([plans.random_plan(rng, n, rng.choice(list(Family))) for n in numbers])
+
+
+def test_a_new_map_is_what_the_object_asks_for(loaded: LoadedObject) -> None:
+    with contextlib.closing(OpenedObject(compiled())) as opened:
+        btf = library().bpf_object__btf(opened.handle)
+        asked = {name: Shape.of_object(btf, handle) for name, handle in opened.each("map")}
+    found = {name: Shape.of_map(fd) for name, fd in loaded.maps.items()}
+    assert found == {name: shape for name, shape in asked.items() if "." not in name}
+    assert all(found[name].value for name in ("frontends", "flows", "reached"))
+
+
+def test_a_program_that_is_left_out_is_not_loaded(loaded: LoadedObject) -> None:
+    made = LoadedObject(compiled(), None, {XDP_PROGRAM})
+    assert loaded.programs.keys() - made.programs.keys() == {XDP_PROGRAM}
+    made.close()
 
 
 def markers(tables: Tables) -> set[bytes]:

@@ -78,7 +78,7 @@ class Marked(Programs):
 
     def __init__(self) -> None:
         super().__init__(trusting=True)
-        self.memory = ArrayMap(self.loaded.maps["marks"]).memory
+        self.memory = ArrayMap(self.loaded.maps["marks"]).whole()
         self.presence = PresenceFilter(self.loaded.maps["marks"])
 
     def renew(self) -> None:
@@ -180,7 +180,8 @@ def test_an_unmarked_packet_is_not_looked_at(marked: Marked) -> None:
     size = FLOW_PLACES * FLOW_MARK
     marked.memory[AT["flows"] : AT["flows"] + size] = bytes(size)
     with flow(marked, 4000):
-        marked.presence.trust(tracking.noted(marked.flows), [pack_address(VIP)])
+        marked.presence.serve([pack_address(VIP)])
+        marked.presence.trust(tracking.noted(marked.flows))
 
 
 def test_a_crowd_of_marks_goes_and_flows_stay(marked: Marked) -> None:

@@ -106,7 +106,7 @@ class Programs:
         self.flows = HashMap(self.loaded.maps["flows"])
         tables.presence.allow_new_flows(True)
         if trusting:
-            tables.presence.trust((), ())
+            tables.presence.trust(())
 
     def device(self, value: bytes) -> None:
         """Say what the device is that test runs take place on."""

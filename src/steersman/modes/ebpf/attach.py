@@ -48,6 +48,7 @@ _XDP_PIN = "xdp_"
 _DEVICE_GONE = (errno.ENODEV, errno.ENOLINK)
 DEVICE_PROGRAMS = {"sm_ingress": TCX_INGRESS, "sm_egress": TCX_EGRESS}
 """Attach type by program."""
+XDP_PROGRAM = "sm_xdp"
 
 
 class LockedError(Exception):

@@ -13,12 +13,13 @@ import contextlib
 import ctypes
 import errno
 import functools
+import itertools
 import mmap
 import os
 import re
 import struct
 import time
-from collections.abc import Iterable, Iterator
+from collections.abc import Collection, Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Any, Self
 
@@ -29,11 +30,11 @@ _MEMBARRIER_GLOBAL = 1
 _GRACE = 0.1  # seconds; no program takes a thousandth of it
 
 # Commands, `enum bpf_cmd`.
-MAP_LOOKUP, MAP_UPDATE, MAP_DELETE = 1, 2, 3
+MAP_CREATE, MAP_LOOKUP, MAP_UPDATE, MAP_DELETE = 0, 1, 2, 3
 OBJ_PIN, OBJ_GET = 6, 7
 PROG_GET_FD_BY_ID = 13
 OBJ_GET_INFO = 15
-RAW_TRACEPOINT_OPEN = 17
+RAW_TRACEPOINT_OPEN, BTF_LOAD = 17, 18
 MAP_LOOKUP_BATCH, MAP_UPDATE_BATCH, MAP_DELETE_BATCH = 24, 26, 27
 LINK_CREATE, LINK_UPDATE, LINK_DETACH = 28, 29, 34
 
@@ -58,8 +59,9 @@ CGROUP_ATTACH_TYPES = {
 _LINK_CGROUP = 3  # BPF_LINK_TYPE_CGROUP
 _LPM_TRIE = 11  # BPF_MAP_TYPE_LPM_TRIE
 _PER_CPU = (5, 6, 10)  # BPF_MAP_TYPE_PERCPU_HASH, _PERCPU_ARRAY, _LRU_PERCPU_HASH
-# Size of a batch that is read.
-_CHUNK_BYTES = 1 << 18
+# Size of a batch. From 128 kB on, the C library maps new memory for each buffer, and each page of
+# it costs a fault: 2.5 us, as much as to write three entries.
+_CHUNK_BYTES = 1 << 16
 # Entries for which single calls are as fast as a batch.
 _FEW = 4
 # Errors of full hashes, and of full tries.
@@ -67,7 +69,7 @@ _FULL = (errno.E2BIG, errno.ENOSPC)
 # End of the name in struct bpf_map_info; it has 16 bytes.
 _NAME_END = 40
 # Bytes of an array that are mapped at first.
-_FIRST_BYTES = 1 << 20
+_FIRST_BYTES = 1 << 16
 # Attributes of a call for one element: map, key, value, flags.
 _ELEMENT = struct.Struct("=IIQQQ")
 # Bytes of them with which a key alone is given.
@@ -98,7 +100,7 @@ def bpf(command: int, attributes: Any, size: int) -> int:
 _attributes = functools.cache(struct.Struct)
 
 
-def call(command: int, layout: str, *values: int) -> int:
+def call(command: int, layout: str, *values: int | bytes) -> int:
     """Call bpf(2) with attributes of a native struct layout without padding ("=...").
 
     Raises:
@@ -106,6 +108,21 @@ def call(command: int, layout: str, *values: int) -> int:
     """
     attributes = ctypes.create_string_buffer(_attributes(layout).pack(*values))
     return bpf(command, attributes, len(attributes) - 1)
+
+
+def create_map(name: str, attributes: Sequence[int], types: int) -> int:
+    """Create a map; return its descriptor.
+
+    Args:
+        name: up to 15 bytes.
+        attributes: type, sizes of key and value, capacity, flags, and the ids of the types of key
+            and value in BTF.
+        types: descriptor of that BTF.
+    """
+    *shape, key, value = attributes
+    # Between them: inner map, NUMA node, name, device.
+    layout, own = "=7I16sIIII", (0, 0, name.encode(), 0)
+    return call(MAP_CREATE, layout, *shape, *own, types, key, value)
 
 
 def wait_for_programs() -> None:
@@ -202,6 +219,7 @@ class HashMap(Object):
         self._deletes_batches = kind != _LPM_TRIE  # tries: since Linux 5.16
         if kind in _PER_CPU:
             self.value_size = -(-self.value_size // 8) * 8 * possible_cpus()
+        self._chunk = max(_CHUNK_BYTES // (self.key_size + self.value_size), 16)
         self._key = ctypes.create_string_buffer(self.key_size)
         self._value = ctypes.create_string_buffer(self.value_size)
         self._element = ctypes.create_string_buffer(_ELEMENT.size)
@@ -251,16 +269,16 @@ class HashMap(Object):
         return True
 
     def put_all(self, items: Iterable[tuple[bytes, bytes]]) -> None:
-        """Set many values, in one call if there are several; FullError if there is no room."""
-        pairs = list(items)
-        if len(pairs) < _FEW:
-            for key, value in pairs:
-                self.put(key, value)
-            return
-        with self._explain_full():
-            self._write_batch(
-                MAP_UPDATE_BATCH, [key for key, _ in pairs], [value for _, value in pairs]
-            )
+        """Set many values, in few calls; FullError if there is no room for all."""
+        rest = iter(items)
+        while pairs := list(itertools.islice(rest, self._chunk)):
+            if len(pairs) < _FEW:
+                for key, value in pairs:
+                    self.put(key, value)
+                return
+            keys, values = zip(*pairs, strict=True)
+            with self._explain_full():
+                self._write_batch(MAP_UPDATE_BATCH, keys, values)
 
     def delete_all(self, keys: Iterable[bytes]) -> int:
         """Delete keys; return how many of them were there."""
@@ -274,7 +292,9 @@ class HashMap(Object):
             del left[: done + 1]  # the kernel stops at a key that is not there
         return deleted
 
-    def _write_batch(self, command: int, keys: list[bytes], values: Iterable[bytes] = ()) -> int:
+    def _write_batch(
+        self, command: int, keys: Collection[bytes], values: Iterable[bytes] = ()
+    ) -> int:
         """Return how many keys were written until the first that is not there."""
         key_buffer = ctypes.create_string_buffer(b"".join(keys))
         value_buffer = ctypes.create_string_buffer(b"".join(values)) if values else None
@@ -292,7 +312,7 @@ class HashMap(Object):
 
     def items(self) -> Iterator[tuple[bytes, bytes]]:
         """Yield every key and value of a hash, read in batches."""
-        chunk, cursor = max(_CHUNK_BYTES // (self.key_size + self.value_size), 16), b""
+        chunk, cursor = self._chunk, b""
         while True:
             try:
                 keys, values, cursor, last = self._read_batch(chunk, cursor)
@@ -377,7 +397,7 @@ class ArrayMap(Object):
     def _reach(self, end: int) -> None:
         """Map everything up to a byte."""
         if end > len(self.memory):
-            self._map(max(end, 2 * len(self.memory)))
+            self._map(max(end, 5 * len(self.memory) // 4))
 
     def read(self, index: int, count: int = 1) -> bytes:
         """Return records from an index on."""

@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import shutil
 import threading
-from collections.abc import Callable, Hashable, Iterable, Sequence
+from collections.abc import Callable, Collection, Hashable, Iterable, Sequence
 from pathlib import Path
 from typing import TypeAlias
 
@@ -22,7 +22,13 @@ from steersman.host.netlink import Subscription
 from steersman.host.nlmsg import Message
 from steersman.model.ruleset import Diff
 from steersman.modes.ebpf import layout, loader
-from steersman.modes.ebpf.attach import Pins, attach_sockets, detach_sockets, sockets_intact
+from steersman.modes.ebpf.attach import (
+    XDP_PROGRAM,
+    Pins,
+    attach_sockets,
+    detach_sockets,
+    sockets_intact,
+)
 from steersman.modes.ebpf.bpf import ArrayMap, HashMap, Object, wait_for_programs
 from steersman.modes.ebpf.devices import Change, DeviceTracker
 from steersman.modes.ebpf.layout import Kind
@@ -136,7 +142,7 @@ class _Copy:
         """Set a field of the only record of an old array to zero: the old programs look there."""
         if self._shape.flags & _MMAPABLE and field in self._shape.value:
             start, size = self._shape.value[field]
-            ArrayMap(self._old.fd).memory[start : start + size] = bytes(size)
+            ArrayMap(self._old.fd).whole()[start : start + size] = bytes(size)
 
 
 class Migration:
@@ -192,12 +198,15 @@ def maps_old(maps: Path) -> Path:
     return maps.with_name("maps-old")
 
 
-def load(file: Path, maps: Path) -> tuple[LoadedObject, Migration | None]:
+def load(
+    file: Path, maps: Path, without: Collection[str] = ()
+) -> tuple[LoadedObject, Migration | None]:
     """Load an object into pinned maps, or into new ones that will replace them.
 
     Args:
         file: the compiled object.
         maps: directory of the pins.
+        without: programs that are not needed.
 
     Raises:
         ObjectError: it cannot be loaded.
@@ -207,9 +216,9 @@ def load(file: Path, maps: Path) -> tuple[LoadedObject, Migration | None]:
         maps_next(maps).rename(maps)
     shutil.rmtree(maps_next(maps), ignore_errors=True)
     try:
-        loaded = LoadedObject(file, maps)
+        loaded = LoadedObject(file, maps, without)
     except StaleMapsError as stale:
-        return _load_beside(file, maps, stale.names)
+        return _load_beside(file, maps, without, stale.names)
     if not maps_old(maps).exists():
         return loaded, None
 
@@ -224,7 +233,9 @@ def load(file: Path, maps: Path) -> tuple[LoadedObject, Migration | None]:
     return loaded, Migration(maps, loaded, changed)
 
 
-def _load_beside(file: Path, maps: Path, changed: frozenset[str]) -> tuple[LoadedObject, Migration]:
+def _load_beside(
+    file: Path, maps: Path, without: Collection[str], changed: frozenset[str]
+) -> tuple[LoadedObject, Migration]:
     """Load an object into `maps-next`: step 1."""
     # Maps that have kept their shape get a second pin.
     place = maps_next(maps)
@@ -236,7 +247,7 @@ def _load_beside(file: Path, maps: Path, changed: frozenset[str]) -> tuple[Loade
             pinned.pin(place / path.name)
             pinned.close()
     # The object creates the others.
-    loaded = LoadedObject(file, place)
+    loaded = LoadedObject(file, place, without)
     migration = Migration(maps, loaded, changed)
     migration.copy()
     return loaded, migration
@@ -284,7 +295,8 @@ class Datapath:
         if self.tables is None:
             self.pins.create()
             self.pins.lock()
-            self._loaded, self._migration = load(self.options.file, self.pins.maps)
+            without = () if self.options.xdp_devices else (XDP_PROGRAM,)
+            self._loaded, self._migration = load(self.options.file, self.pins.maps, without)
             tables = Tables(self._loaded.maps)
             tables.repair()
             self.tracking = Tracking(self._loaded, tables)

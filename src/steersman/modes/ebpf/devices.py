@@ -35,7 +35,7 @@ from steersman.host.rtnetlink import (
     parse_link,
 )
 from steersman.modes.ebpf import layout
-from steersman.modes.ebpf.attach import Filters, Links, Pins, XdpPrograms
+from steersman.modes.ebpf.attach import XDP_PROGRAM, Filters, Links, Pins, XdpPrograms
 from steersman.modes.ebpf.loader import LoadedObject
 from steersman.modes.ebpf.netns import NodeNetns
 from steersman.modes.ebpf.probe import tcx
@@ -231,10 +231,11 @@ class DeviceTracker:
         new = {each.number: each for each in inventory.devices}
         changed = [number for number, each in new.items() if old.get(number) != each]
 
-        # The XDP program is on named devices only: without names there is nothing to attach.
+        # The XDP program is on named devices only: without names there is nothing to attach, and it
+        # is not even loaded.
         accelerated: set[int] = set()
         if self._xdp_devices or not before:
-            accelerated = self._xdp.attach(loaded.programs["sm_xdp"], inventory.devices)
+            accelerated = self._xdp.attach(loaded.programs.get(XDP_PROGRAM, -1), inventory.devices)
         interface, prefix = tables.node.pod_devices()
         values = describe(inventory, interface, prefix, accelerated, changed)
         tables.devices.put_all((layout.number_key(n), value) for n, value in values.items())

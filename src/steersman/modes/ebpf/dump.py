@@ -132,9 +132,9 @@ def _dump_endpoints(maps: Path) -> Iterator[str]:
     """Bytes are only known of connections whose packets are rewritten here."""
     tables = open_tables(maps)
     counted = dict(SumMap.pinned(maps / "used").sums())
-    for name, record in sorted(tables.services.records.items()):
-        for end in sorted(set(tables.services.read(record).endpoints())):
-            tally = counted.get(layout.MEMBER_KEY.pack(record.number, end), (0,) * 5)
+    for name, number in sorted(tables.services.numbers.items()):
+        for end in sorted(set(tables.services.read(number).endpoints())):
+            tally = counted.get(layout.MEMBER_KEY.pack(number, end), (0,) * 5)
             yield (
                 f"{name.decode()} > {endpoint_name(end)}: {tally[0]} connections, "
                 f"{tally[3]} bytes there, {tally[4]} back"

@@ -160,6 +160,7 @@ BYTE_ORDER: Literal["little", "big"] = sys.byteorder
 """Of this machine, and so of every number in the maps except addresses and ports."""
 ADDRESS_SIZE = 16
 ENDPOINT_SIZE = 18
+_PORT_END = 19  # of port and protocol in a frontend_key
 IPV4_PREFIX = bytes(10) + b"\xff\xff"
 """First bytes of an IPv4 address in 16 bytes."""
 UNSPECIFIED: Mapping[Family, bytes] = {Family.IPV4: IPV4_PREFIX + bytes(4), Family.IPV6: bytes(16)}
@@ -420,6 +421,17 @@ def pack_cidrs(prefixes: Iterable[tuple[int, bytes]]) -> bytes:
 def address_of(key: bytes) -> bytes:
     """Return the address that a frontend_key or a key of `node_ips` starts with."""
     return key[:ADDRESS_SIZE]
+
+
+def port_of(key: bytes) -> bytes:
+    """Return port and protocol of a frontend_key, packed."""
+    return key[ADDRESS_SIZE:_PORT_END]
+
+
+def cut_ports(ports: bytes) -> Iterator[bytes]:
+    """Yield what `port_of` has returned, from a list that is joined."""
+    size = _PORT_END - ADDRESS_SIZE
+    return (ports[n : n + size] for n in range(0, len(ports), size))
 
 
 def unpack_name(value: bytes) -> bytes:

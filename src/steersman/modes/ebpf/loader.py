@@ -18,7 +18,9 @@ import hashlib
 import os
 import struct
 import sys
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack, closing
 from pathlib import Path
 from typing import NamedTuple, TypeAlias
 
@@ -32,6 +34,8 @@ _MAP_INFO = struct.Struct("=6I16sIIQQ3I")  # the start of struct bpf_map_info
 _MAP_INFO_SIZE = 80
 # Lines of libbpf's messages in an error.
 _LINES = 40
+# Threads that load the object of the mode.
+_THREADS = 2
 _Pointer = ctypes.c_void_p
 _PRINT = ctypes.CFUNCTYPE(ctypes.c_int, ctypes.c_int, ctypes.c_void_p, ctypes.c_void_p)
 SAMPLE = ctypes.CFUNCTYPE(ctypes.c_int, ctypes.c_void_p, ctypes.c_void_p, ctypes.c_size_t)
@@ -44,6 +48,10 @@ class _OpenOptions(ctypes.Structure):
     _fields_ = (("size", ctypes.c_size_t), ("object_name", ctypes.c_char_p))
 
 
+_MAP_ATTRIBUTES = (
+    *("type", "key_size", "value_size", "max_entries", "map_flags"),
+    *("btf_key_type_id", "btf_value_type_id"),
+)
 # Result and arguments of the functions that we call.
 _FUNCTIONS: Mapping[str, tuple[object, tuple[object, ...]]] = {
     "bpf_object__open_mem": (_Pointer, (ctypes.c_char_p, ctypes.c_size_t, _Pointer)),
@@ -54,16 +62,11 @@ _FUNCTIONS: Mapping[str, tuple[object, tuple[object, ...]]] = {
     "bpf_object__next_map": (_Pointer, (_Pointer, _Pointer)),
     "bpf_program__name": (ctypes.c_char_p, (_Pointer,)),
     "bpf_program__fd": (ctypes.c_int, (_Pointer,)),
+    "bpf_program__insn_cnt": (ctypes.c_size_t, (_Pointer,)),
+    "bpf_program__set_autoload": (ctypes.c_int, (_Pointer, ctypes.c_bool)),
     "bpf_map__name": (ctypes.c_char_p, (_Pointer,)),
     "bpf_map__fd": (ctypes.c_int, (_Pointer,)),
-    **{
-        f"bpf_map__{attribute}": (ctypes.c_uint32, (_Pointer,))
-        for attribute in (
-            *("type", "key_size", "value_size", "max_entries", "map_flags"),
-            *("btf_key_type_id", "btf_value_type_id"),
-        )
-    },
-    "bpf_map__set_pin_path": (ctypes.c_int, (_Pointer, ctypes.c_char_p)),
+    **{f"bpf_map__{attribute}": (ctypes.c_uint32, (_Pointer,)) for attribute in _MAP_ATTRIBUTES},
     "bpf_map__reuse_fd": (ctypes.c_int, (_Pointer, ctypes.c_int)),
     "ring_buffer__new": (_Pointer, (ctypes.c_int, SAMPLE, _Pointer, _Pointer)),
     "ring_buffer__epoll_fd": (ctypes.c_int, (_Pointer,)),
@@ -75,6 +78,7 @@ _FUNCTIONS: Mapping[str, tuple[object, tuple[object, ...]]] = {
     "btf__resolve_size": (ctypes.c_int64, (_Pointer, ctypes.c_uint32)),
     "btf__load_from_kernel_by_id": (_Pointer, (ctypes.c_uint32,)),
     "btf__load_vmlinux_btf": (_Pointer, ()),
+    "btf__raw_data": (_Pointer, (_Pointer, ctypes.POINTER(ctypes.c_uint32))),
     "btf__free": (None, (_Pointer,)),
     "btf__name_by_offset": (ctypes.c_char_p, (_Pointer, ctypes.c_uint32)),
     "libbpf_set_print": (_Pointer, (_PRINT,)),
@@ -159,17 +163,9 @@ class Shape(NamedTuple):
     @classmethod
     def of_object(cls, btf: int, handle: int) -> Shape:
         """Return the shape of a map that an object asks for."""
-
-        def ask(attribute: str) -> int:
-            number: int = getattr(library(), f"bpf_map__{attribute}")(handle)
-            return number
-
-        return cls(
-            *(ask("type"), ask("key_size"), ask("value_size"), ask("max_entries")),
-            ask("map_flags"),
-            read_fields(btf, ask("btf_key_type_id")),
-            read_fields(btf, ask("btf_value_type_id")),
-        )
+        kind, key, value, capacity, flags, *types = map_attributes(handle)
+        fields = (read_fields(btf, number) for number in types)
+        return cls(kind, key, value, capacity, flags, *fields)
 
     def serves_as(self, other: Shape) -> bool:
         """Whether a map can be used as another one; fields that BTF does not know may differ."""
@@ -177,6 +173,11 @@ class Shape(NamedTuple):
             not mine or not theirs or mine == theirs
             for mine, theirs in ((self.key, other.key), (self.value, other.value))
         )
+
+
+def map_attributes(handle: int) -> tuple[int, ...]:
+    """Return what an object asks for in a map, in the order of _MAP_ATTRIBUTES."""
+    return tuple(getattr(library(), f"bpf_map__{name}")(handle) for name in _MAP_ATTRIBUTES)
 
 
 def read_fields(btf: int | None, number: int) -> dict[str, tuple[int, int]]:
@@ -221,6 +222,23 @@ class OpenedObject:
         if not self.handle:
             raise load_error(ctypes.get_errno(), f"{path} is no BPF object")
 
+    def divide(self, parts: int, without: Collection[str]) -> list[set[str]]:
+        """Divide the programs, by name, into parts that take about as long to load."""
+        size = library().bpf_program__insn_cnt
+        sizes = {name: size(handle) for name, handle in self.each("program") if name not in without}
+        found: list[set[str]] = [set() for _ in range(parts)]
+        for name in sorted(sizes, key=sizes.__getitem__, reverse=True):
+            min(found, key=lambda part: sum(map(sizes.__getitem__, part))).add(name)
+        return found
+
+    def prepare(self, programs: Collection[str], maps: Mapping[str, int]) -> None:
+        """Have `load` load only these programs, with these maps (descriptors) for its own ones."""
+        for name, handle in self.each("program"):
+            library().bpf_program__set_autoload(handle, name in programs)
+        for name, handle in self.each("map"):
+            if name in maps:
+                library().bpf_map__reuse_fd(handle, maps[name])  # libbpf duplicates it
+
     def load(self) -> None:
         """Load everything; the verifier checks every program.
 
@@ -251,53 +269,106 @@ class OpenedObject:
             self.handle = None
 
 
-class LoadedObject(OpenedObject):
-    """The programs and maps of the mode, in the kernel while this is open or they are pinned."""
+class LoadedObject:
+    """The programs and maps of the mode, in the kernel while this is open or they are pinned.
 
-    def __init__(self, path: Path, pins: Path | None) -> None:
+    Of 70 ms of CPU, half goes to creating maps (the kernel clears 100 MB), half to the verifier,
+    most of that for ingress and egress. Each half is divided between two threads, which takes 40
+    ms: bpf(2) runs without Python's lock, and the verifier of a privileged process without a lock
+    of its own. libbpf loads an object in one go, so each thread has an object of its own, whose
+    programs use the same maps, but not the same variables: the clock of basics.h is read once more
+    in each tick.
+    """
+
+    def __init__(self, path: Path, pins: Path | None, without: Collection[str] = ()) -> None:
         """Load an object; use the maps that are pinned in `pins`, and pin the others there.
 
         Pins of maps that only another version has are removed; its programs keep the maps.
+
+        Args:
+            path: the compiled object.
+            pins: directory in a bpffs; None to pin nothing.
+            without: programs that are not needed.
 
         Raises:
             ObjectError: libbpf or the kernel refused it, or its structs are not ours.
             StaleMapsError: maps of another shape are pinned.
         """
-        super().__init__(path)
+        self.path = path
+        self.programs: dict[str, int] = {}
+        """Descriptors by name."""
+        self.maps: dict[str, int] = {}
+        """Descriptors by name."""
         try:
-            wrong = next(iter(differences(self.handle, layout.SIZES, layout.OFFSETS)), "")
-            if wrong:
-                raise load_error(
-                    errno.EINVAL, f"{path} has other structs than this version: {wrong}"
-                )
-            if pins:
-                self._use_pins(pins)
-            self.load()
+            with ExitStack() as stack:
+                objects = [
+                    stack.enter_context(closing(OpenedObject(path))) for _ in range(_THREADS)
+                ]
+                first = objects[0]
+                wrong = next(iter(differences(first.handle, layout.SIZES, layout.OFFSETS)), "")
+                if wrong:
+                    raise load_error(
+                        errno.EINVAL, f"{path} has other structs than this version: {wrong}"
+                    )
+                threads = stack.enter_context(ThreadPoolExecutor(_THREADS))
+                self._open_maps(first, pins, threads)
+                for each, names in zip(objects, first.divide(_THREADS, without), strict=True):
+                    each.prepare(names, self.maps)
+                for _ in threads.map(OpenedObject.load, objects):
+                    pass  # raises its error
+                # Copies, because libbpf's memory is given back, 1 MB for each object.
+                for each in objects:
+                    loaded = each.descriptors("program").items()
+                    self.programs |= {name: os.dup(fd) for name, fd in loaded if fd >= 0}
         except BaseException:
             self.close()
             raise
-        self.programs = self.descriptors("program")
-        """Descriptors by name."""
-        self.maps = self.descriptors("map")
         for pin in pins.iterdir() if pins else ():
             if pin.name not in self.maps:
                 pin.unlink()
 
-    def _use_pins(self, pins: Path) -> None:
-        """Set the pins of all maps; StaleMapsError if some have another shape."""
-        btf, stale = library().bpf_object__btf(self.handle), set()
-        for name, handle in self.each("map"):
+    def _open_maps(
+        self, opened: OpenedObject, pins: Path | None, threads: ThreadPoolExecutor
+    ) -> None:
+        """Open the pinned maps and create the others; StaleMapsError if some have another shape."""
+        btf, stale, missing = library().bpf_object__btf(opened.handle), set(), {}
+        for name, handle in opened.each("map"):
             if name.startswith((".", "steersma")):  # created by the compiler
                 continue
-            library().bpf_map__set_pin_path(handle, os.fsencode(pins / name))
-            if (pins / name).exists():
-                pinned = bpf.Object.pinned(pins / name)
-                found = Shape.of_map(pinned.fd)
-                pinned.close()
-                if not found.serves_as(Shape.of_object(btf, handle)):
-                    stale.add(name)
+            if not pins or not (pins / name).exists():
+                missing[name] = handle
+                continue
+            self.maps[name] = fd = bpf.Object.pinned(pins / name).fd
+            if not Shape.of_map(fd).serves_as(Shape.of_object(btf, handle)):
+                stale.add(name)
         if stale:
             raise StaleMapsError(frozenset(stale))
+        if not missing:
+            return
+        # Not by libbpf, which could not load the object after that.
+        size = ctypes.c_uint32()
+        data = library().btf__raw_data(btf, ctypes.byref(size))
+        types = bpf.Object(bpf.call(bpf.BTF_LOAD, "=QQIII", data, 0, size.value, 0, 0))
+
+        def create(name: str) -> None:
+            attributes = map_attributes(missing[name])
+            try:
+                self.maps[name] = fd = bpf.create_map(name, attributes, types.fd)
+            except OSError as error:
+                code = error.errno or errno.EIO
+                raise load_error(code, f"the kernel does not create the map {name}") from error
+            if pins:
+                bpf.Object(fd).pin(pins / name)
+
+        with closing(types):
+            for _ in threads.map(create, missing):
+                pass  # raises its error
+
+    def close(self) -> None:
+        """Close every descriptor. Idempotent."""
+        for fd in (*self.programs.values(), *self.maps.values()):
+            os.close(fd)
+        self.programs, self.maps = {}, {}
 
 
 class BesideObject(OpenedObject):

@@ -17,7 +17,7 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Callable, Iterable, Mapping
-from typing import NamedTuple, TypeAlias
+from typing import TypeAlias
 
 from steersman.model.names import Protocol
 from steersman.modes.ebpf import layout
@@ -93,14 +93,6 @@ def run_length(count: int) -> int:
     return 1 << max(count - 1, 0).bit_length()
 
 
-class Record(NamedTuple):
-    """Places of a ServicePort in the arrays."""
-
-    number: int
-    runs: tuple[Run, Run] = (_NO_RUN, _NO_RUN)
-    """Of Pool.CLUSTER and of Pool.LOCAL."""
-
-
 class Pools:
     """Lists of endpoints: runs in `slots`."""
 
@@ -147,22 +139,27 @@ class ServiceTable:
         self._fresh: set[bytes] = set()
         # Members to delete; those that could not be deleted go with the next write.
         self._doomed: set[bytes] = set()
-        self.records: dict[bytes, Record] = {}
-        for key, name in self.names.items():
-            number = layout.read_number(key)
-            values = layout.SERVICE.unpack(self._services.read(number))
-            self.records[layout.unpack_name(name)] = Record(number, (values[0:2], values[2:4]))
-        self._numbers.adopt((record.number, 1) for record in self.records.values())
-        self._pools.adopt(run for record in self.records.values() for run in record.runs)
+        # The runs of a ServicePort are read from its record when needed: kept here, they would be a
+        # third of what the process holds for the mode.
+        self.numbers = {
+            layout.unpack_name(name): layout.read_number(key) for key, name in self.names.items()
+        }
+        self._numbers.adopt((number, 1) for number in self.numbers.values())
+        self._pools.adopt(run for number in self.numbers.values() for run in self._runs(number))
 
-    def read(self, record: Record) -> ServiceValue:
+    def _runs(self, number: int) -> tuple[Run, Run]:
+        """Return the runs of Pool.CLUSTER and of Pool.LOCAL in a record."""
+        values = layout.SERVICE.unpack(self._services.read(number))
+        return values[0:2], values[2:4]
+
+    def read(self, number: int) -> ServiceValue:
         """Return what the maps hold of a ServicePort."""
-        seconds = layout.SERVICE.unpack(self._services.read(record.number))[4]
-        return ServiceValue(seconds, *map(self._pools.read, record.runs))
+        seconds = layout.SERVICE.unpack(self._services.read(number))[4]
+        return ServiceValue(seconds, *map(self._pools.read, self._runs(number)))
 
     def names_by_number(self) -> dict[int, bytes]:
         """Return names by number."""
-        return {record.number: name for name, record in self.records.items()}
+        return {number: name for name, number in self.numbers.items()}
 
     def begin(self) -> None:
         """Begin a write: forget pools that a failed one has not emptied, delete its members."""
@@ -177,21 +174,23 @@ class ServiceTable:
         a process ends, a number without a name is free.
         """
         # The record is cleared before the name makes it valid; until then no program reads it.
-        new = [(name, self._numbers.take(1)) for name in names if name not in self.records]
-        for _, number in new:
+        new = {name: self._numbers.take(1) for name in names if name not in self.numbers}
+        for number in new.values():
             self._services.write(number, _NO_SERVICE)
-        keys = [layout.number_key(number) for _, number in new]
         try:
-            self.names.put_all(zip(keys, [layout.NAME.pack(name) for name, _ in new], strict=True))
+            self.names.put_all(
+                (layout.number_key(number), layout.NAME.pack(name)) for name, number in new.items()
+            )
         except OSError:
-            self.names.delete_all(keys)
+            self.names.delete_all(map(layout.number_key, new.values()))
             raise
-        self.records.update((name, Record(number)) for name, number in new)
-        self._fresh.update(name for name, _ in new)
+        self.numbers.update(new)
+        self._fresh.update(new)
 
     def put(self, name: bytes, wanted: ServiceValue) -> None:
         """Write a ServicePort, except pools that become empty: `empty_pools` must follow."""
-        number, before = old = self.records[name]
+        number, is_fresh = self.numbers[name], name in self._fresh
+        before = (_NO_RUN, _NO_RUN) if is_fresh else self._runs(number)
 
         # Members: new ones first, so that no client loses its endpoint; old ones go at the end.
         pools = wanted.cluster, wanted.local
@@ -208,7 +207,7 @@ class ServiceTable:
             self.members.put_all(members.items())
         gone: set[bytes] = set()
         if before[0][1] or before[1][1]:
-            gone = self._bound_endpoints(name, old) - wanted_ends
+            gone = self._bound_endpoints(name, number) - wanted_ends
 
         # Write both lists or none, then let the record point to them.
         runs = [self._pools.put(pools[0])]
@@ -217,28 +216,24 @@ class ServiceTable:
         except FullError:
             self._pools.give(runs[0])
             raise
-        if name in self._fresh:  # at a start all are: a record at once takes half the time
+        if is_fresh:  # at a start all are: a record at once takes half the time
             self._fresh.discard(name)
             record = layout.SERVICE.pack(*runs[0], *runs[1], wanted.seconds, 0)
             self._services.write(number, record)
-            self.records[name] = Record(number, (runs[0], runs[1]))
             return
         self._services.store(number, _SECONDS_AT, layout.POOL.pack(wanted.seconds, 0))
         for which, (old_run, run) in enumerate(zip(before, runs, strict=True)):
             if run[1]:
                 self._services.store(number, _POOLS_AT[which], layout.POOL.pack(*run))
                 self._pools.give(old_run)
-            else:
-                runs[which] = old_run
-                if old_run[1]:
-                    self._emptied[name] = wanted
-        self.records[name] = Record(number, (runs[0], runs[1]))
+            elif old_run[1]:
+                self._emptied[name] = wanted
         self._doomed.update(layout.MEMBER_KEY.pack(number, end) for end in gone)
         self._delete_doomed()
 
-    def _bound_endpoints(self, name: bytes, record: Record) -> set[bytes]:
+    def _bound_endpoints(self, name: bytes, number: int) -> set[bytes]:
         """Return the endpoints in the maps that clients of a ServicePort may be bound to."""
-        value = self.read(record)
+        value = self.read(number)
         return set(value.endpoints()) if _binds(name, value) else set()
 
     def _delete_doomed(self) -> None:
@@ -249,35 +244,28 @@ class ServiceTable:
     def empty_pools(self) -> None:
         """Empty the pools that should be empty, now that no frontend leads to them."""
         for name, wanted in self._emptied.items():
-            number, runs = self.records[name]
-            kept = [
-                run if endpoints else self._empty(number, which, run)
-                for which, (run, endpoints) in enumerate(
-                    zip(runs, (wanted.cluster, wanted.local), strict=True)
-                )
-            ]
-            self.records[name] = Record(number, (kept[0], kept[1]))
+            for which, endpoints in enumerate((wanted.cluster, wanted.local)):
+                if not endpoints:
+                    self._empty(self.numbers[name], which)
         self._emptied.clear()
 
-    def _empty(self, number: int, which: int, run: Run) -> Run:
+    def _empty(self, number: int, which: int) -> None:
+        run = self._runs(number)[which]
         self._services.store(number, _POOLS_AT[which], bytes(8))
         self._pools.give(run)
-        return _NO_RUN
 
     def remove(self, name: bytes) -> None:
         """Remove a ServicePort that no frontend leads to."""
         # Free the number last: a second attempt after a failure must find the name.
-        record = self.records[name]
-        number = record.number
-        ends = self._bound_endpoints(name, record)
+        number = self.numbers[name]
+        ends = self._bound_endpoints(name, number)
         self.members.delete_all(layout.MEMBER_KEY.pack(number, end) for end in ends)
-        for which, run in enumerate(record.runs):
-            self._empty(number, which, run)
-        self.records[name] = Record(number)  # or a second attempt would give the runs back again
+        for which in range(len(_POOLS_AT)):
+            self._empty(number, which)
         self._services.store(number, _SECONDS_AT, bytes(8))
         self.names.delete(layout.number_key(number))
         self._numbers.give(number, 1)
-        del self.records[name]
+        del self.numbers[name]
 
     def repair(self) -> None:
         """Remove members without an endpoint, which a killed process has left."""
@@ -286,7 +274,7 @@ class ServiceTable:
             number, end = layout.MEMBER_KEY.unpack(key)
             if number not in kept:
                 name = names.get(number)
-                kept[number] = self._bound_endpoints(name, self.records[name]) if name else set()
+                kept[number] = self._bound_endpoints(name, number) if name else set()
             if end not in kept[number]:
                 self.members.delete(key)
 

@@ -13,7 +13,6 @@ from __future__ import annotations
 import socket
 import struct
 import time
-from collections import defaultdict
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from typing import NamedTuple, TypeAlias
 
@@ -32,7 +31,7 @@ from steersman.modes.ebpf.layout import (
     ServiceValue,
     by_kind,
 )
-from steersman.modes.ebpf.services import Record, ServiceTable
+from steersman.modes.ebpf.services import ServiceTable
 
 # -- The presence filter ---------------------------------------------------------------------------
 #
@@ -110,15 +109,13 @@ class PresenceFilter:
         """
         self._memory[_AT["attached"]] = allowed
 
-    def trust(self, flows: Noted, served: Iterable[bytes]) -> None:
-        """Make programs rely on the filter.
+    def trust(self, flows: Noted) -> None:
+        """Make programs rely on the filter, which has all served addresses.
 
         Args:
             flows: all present ones.
-            served: packed addresses of all frontends, and of the node for its node ports.
         """
         self.note(flows)
-        self.serve(served)
         self._memory[_AT["trusted"]] = 1
 
     def serve(self, addresses: Iterable[bytes]) -> None:
@@ -182,19 +179,24 @@ class FrontendTable:
     def __init__(self, fd: int) -> None:
         """Read what the map holds."""
         self.map = HashMap(fd)
-        # The frontends of each clusterIP. Sets, because a failed write is repeated.
-        self._cluster_ips: defaultdict[bytes, set[bytes]] = defaultdict(set)
-        self._marked: set[bytes] = set()
+        # Ports and protocols of each clusterIP, joined: a set of keys would take 260 bytes more.
+        # Not only how many, because a failed write is repeated.
+        self._ports: dict[bytes, bytes] = {}
+        # Addresses that have got their first port or lost their last one, until their marker is
+        # written.
+        self._changed: set[bytes] = set()
+        marked = set()
         for key, value in self.map.items():
             flags = layout.FRONTEND.unpack(value)[2]
             if flags & layout.FRONTEND_MARKER:
-                self._marked.add(layout.address_of(key))
+                marked.add(layout.address_of(key))
             elif flags & layout.FRONTEND_CLUSTER_IP:
-                self._cluster_ips[layout.address_of(key)].add(key)
+                self._note_port(key, True)
+        self._changed = marked ^ self._ports.keys()
 
     def repair(self) -> None:
         """Bring all markers up to date, after a process that was killed."""
-        self._update_markers(self._marked | self._cluster_ips.keys())
+        self._update_markers(set(self._changed))
 
     def read(self, names: Mapping[int, bytes]) -> Iterator[tuple[bytes, bytes]]:
         """Yield the frontends as in the Ruleset; `names` are those of ServicePorts by number."""
@@ -204,39 +206,46 @@ class FrontendTable:
                 own = FrontendValue(actions, flags, names.get(number, b""))
                 yield Kind.FRONTEND + key, own.pack()
 
-    def put(self, new: Iterable[tuple[bytes, bytes]], records: Mapping[bytes, Record]) -> None:
-        """Write new and changed frontends; `records` has every ServicePort that they name."""
-        values: list[tuple[bytes, bytes]] = []
+    def put(self, new: Iterable[tuple[bytes, bytes]], numbers: Mapping[bytes, int]) -> None:
+        """Write new and changed frontends; `numbers` has every ServicePort that they name."""
         addresses: set[bytes] = set()
-        for key, value in new:
-            actions, flags, service = FrontendValue.unpack(value)
-            values.append((key, layout.FRONTEND.pack(records[service].number, actions, flags)))
-            address = layout.address_of(key)
-            addresses.add(address)
-            if flags & layout.FRONTEND_CLUSTER_IP:
-                self._cluster_ips[address].add(key)
-            else:
-                self._cluster_ips[address].discard(key)
-        self.map.put_all(values)
+
+        def packed() -> Iterator[tuple[bytes, bytes]]:
+            for key, value in new:
+                actions, flags, service = FrontendValue.unpack(value)
+                addresses.add(self._note_port(key, bool(flags & layout.FRONTEND_CLUSTER_IP)))
+                yield key, layout.FRONTEND.pack(numbers[service], actions, flags)
+
+        self.map.put_all(packed())
         self._update_markers(addresses)
 
     def remove(self, keys: Collection[bytes]) -> None:
         """Remove frontends; markers go first, as they would refuse connections in between."""
-        for key in keys:
-            self._cluster_ips[layout.address_of(key)].discard(key)
-        self._update_markers(set(map(layout.address_of, keys)))
+        self._update_markers({self._note_port(key, False) for key in keys})
         self.map.delete_all(keys)
+
+    def _note_port(self, key: bytes, is_cluster_ip: bool) -> bytes:
+        """Note whether a clusterIP has this frontend; return the address."""
+        address, port = layout.address_of(key), layout.port_of(key)
+        had = has = self._ports.get(address, b"")
+        if had:
+            has = b"".join(each for each in layout.cut_ports(had) if each != port)
+        if is_cluster_ip:
+            has += port
+        if has:
+            self._ports[address] = has
+        elif had:
+            del self._ports[address]
+        if bool(had) != bool(has):
+            self._changed.add(address)
+        return address
 
     def _update_markers(self, addresses: set[bytes]) -> None:
         """Bring the markers of addresses up to date."""
-        wanted = {address for address in addresses if self._cluster_ips.get(address)}
-        gone = (addresses & self._marked) - wanted
-        self.map.put_all((_marker_key(address), _MARKER) for address in wanted - self._marked)
-        self.map.delete_all(map(_marker_key, gone))
-        self._marked |= wanted
-        self._marked -= gone
-        for address in addresses - wanted:
-            self._cluster_ips.pop(address, None)
+        due = addresses & self._changed
+        self.map.put_all((_marker_key(each), _MARKER) for each in due if each in self._ports)
+        self.map.delete_all(_marker_key(each) for each in due if each not in self._ports)
+        self._changed -= due
 
 
 def _marker_key(address: bytes) -> bytes:
@@ -332,8 +341,8 @@ class Tables:
         """Return the Ruleset that the maps hold, without the programs."""
         names = self.services.names_by_number()
         out = {
-            Kind.SERVICE + name: self.services.read(record).pack()
-            for name, record in self.services.records.items()
+            Kind.SERVICE + name: self.services.read(number).pack()
+            for name, number in self.services.numbers.items()
         }
         out.update(self.frontends.read(names))
         for address, _ in self.node_ips.items():
@@ -365,12 +374,11 @@ class Tables:
         # before the word that points to it.
         self.services.begin()
         self.services.add(added)
-        for key, value in new[Kind.SERVICE.value]:
+        for key, value in new.pop(Kind.SERVICE.value, ()):  # its memory is used again below
             self.services.put(key, ServiceValue.unpack(value))
-        records = self.services.records
+        numbers = self.services.numbers
         self.maglevs.put_all(
-            (layout.number_key(records[name].number), table)
-            for name, table in new[Kind.MAGLEV.value]
+            (layout.number_key(numbers[name]), table) for name, table in new[Kind.MAGLEV.value]
         )
         for key in [*_node_prefixes(new), *self._range_prefixes(new)]:
             self.prefixes.put(key, _ONE)  # tries take no batches before Linux 5.16
@@ -380,11 +388,11 @@ class Tables:
         frontends = new[Kind.FRONTEND.value]
         node_ips = [key for key, _ in new[Kind.NODE_IP.value]]
         self.presence.serve(node_ips)
-        self.presence.serve({layout.address_of(key) for key, _ in frontends})
+        self.presence.serve(layout.address_of(key) for key, _ in frontends)
         self.node_ips.put_all((key, _ONE) for key in node_ips)
         for _, value in new[Kind.CONFIG.value]:
             self.node.put(value)
-        self.frontends.put(frontends, records)
+        self.frontends.put(frontends, numbers)
 
         # Removed objects, frontends first. After that no frontend leads to a pool to be emptied.
         if change.removed:
@@ -399,27 +407,24 @@ class Tables:
         self.frontends.remove([key for key, _ in removed[Kind.FRONTEND.value]])
         self.node_ips.delete_all(key for key, _ in removed[Kind.NODE_IP.value])
         self.prefixes.delete_all(self._range_prefixes(removed))
-        records = self.services.records
+        numbers = self.services.numbers
         self.maglevs.delete_all(
-            layout.number_key(records[name].number)
+            layout.number_key(numbers[name])
             for name, _ in removed[Kind.MAGLEV.value]
-            if name in records
+            if name in numbers
         )
-        for name in [name for name, _ in removed[Kind.SERVICE.value] if name in records]:
+        for name in [name for name, _ in removed[Kind.SERVICE.value] if name in numbers]:
             self.services.remove(name)
 
     def repair(self) -> None:
         """Repair maps that follow from others, after a process that was killed while writing."""
         self.services.repair()
         self.frontends.repair()
-
-    def served(self) -> set[bytes]:
-        """Return the addresses of frontends, and of this node for its node ports."""
-        return {
+        self.presence.serve(
             layout.address_of(key)
             for table in (self.frontends.map, self.node_ips)
             for key, _ in table.items()
-        }
+        )
 
     def _list_cidrs(self, added: Iterable[bytes] = (), removed: Iterable[bytes] = ()) -> None:
         """Bring the map `cidrs` up to date, given changed keys of the node's prefixes."""
@@ -444,12 +449,8 @@ class Tables:
     def _range_prefixes(self, objects: ByKind) -> list[bytes]:
         """Return the trie keys of source ranges; those of a ServicePort go before it."""
         ranges = (layout.split_range(rest) for rest, _ in objects[Kind.RANGE.value])
-        records = self.services.records
-        return [
-            layout.pack_prefix(records[name].number, cidr)
-            for cidr, name in ranges
-            if name in records
-        ]
+        numbers = self.services.numbers
+        return [layout.pack_prefix(numbers[name], cidr) for cidr, name in ranges if name in numbers]
 
 
 def _node_prefixes(objects: ByKind) -> list[bytes]:

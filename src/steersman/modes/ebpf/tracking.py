@@ -343,15 +343,14 @@ class Counts:
 
     def delete_unplanned(self, tables: Tables) -> None:
         """Delete the counts of endpoints and frontends that are gone."""
-        services, names = tables.services, tables.services.names_by_number()
+        services, present = tables.services, set(tables.services.numbers.values())
         # By ServicePort, so that its endpoints are read once.
         used: dict[int, set[bytes]] = {}
         for key, _ in self._used.items():
             number, end = layout.MEMBER_KEY.unpack(key)
             used.setdefault(number, set()).add(end)
         for number, ends in used.items():
-            name = names.get(number)
-            kept = set(services.read(services.records[name]).endpoints()) if name else set()
+            kept = set(services.read(number).endpoints()) if number in present else set()
             self._used.delete_all(layout.MEMBER_KEY.pack(number, end) for end in ends - kept)
         gone = [key for key, _ in self._reached.items() if not tables.frontends.map.get(key)]
         self._reached.delete_all(gone)
@@ -417,7 +416,7 @@ class Tracking:
 
     def trust_filter(self) -> None:
         """Make programs rely on the presence filter: all of them write it now."""
-        self._tables.presence.trust(noted(self._flows), self._tables.served())
+        self._tables.presence.trust(noted(self._flows))
 
     def prepare_stats(self, plans: Collection[ServicePlan]) -> Callable[[], ConnectionStats]:
         """Return a function that reads the counts by ServicePort, without zeros.
@@ -446,8 +445,8 @@ class Tracking:
                 for frontend in plan.frontends if reached else ():
                     if count := reached.get(render.frontend_key(plan, frontend)):
                         frontends[name, frontend_label(frontend)] += count
-                record = services.records.get(layout.service_name(plan.key)) if used else None
-                tallies = used.get(record.number) if record else None
+                number = services.numbers.get(layout.service_name(plan.key)) if used else None
+                tallies = used.get(number) if number is not None else None
                 for endpoint in plan.reachable if tallies else ():
                     if tallies and (own := tallies.get(layout.pack_endpoint(endpoint))):
                         endpoints[name, str(endpoint)] = own
