@@ -144,13 +144,24 @@ class Node:
             assert time.monotonic() < deadline, self.log
             time.sleep(0.05)
 
-    def reached(self, source: str, address: str, port: int = 80, protocol: str = "TCP") -> str:
+    def reached(
+        self,
+        source: str,
+        address: str,
+        port: int = 80,
+        protocol: str = "TCP",
+        patience: float = LONGEST,
+    ) -> str:
         """Who answers a new connection, without its port; otherwise the kind of failure."""
-        outcome = self.lab.probe(source, address, port, protocol, timeout=1.5)
+        outcome = self.lab.probe(source, address, port, protocol, timeout=patience)
         return outcome.endpoint.rpartition(":")[0].strip("[]") or outcome.kind
 
+    def tried(self, source: str, address: str, port: int = 80, protocol: str = "TCP") -> str:
+        """The same, of a client that gives up soon: an endpoint may be silent."""
+        return self.reached(source, address, port, protocol, patience=1.5)
+
     def reaches(self, ends: tuple[str, ...], source: str, address: str, port: int = 80) -> bool:
-        return self.reached(source, address, port) in ends
+        return self.tried(source, address, port) in ends
 
     def fails(self, pod: str, how: str) -> None:
         """Let a pod take no new connections."""
@@ -250,7 +261,7 @@ def node(
         try:
             node.until(lambda: "sync 1 (start)" in node.log or process.poll() is not None)
             assert process.poll() is None, node.log
-            node.until(lambda: node.reached(CLIENT, "10.96.0.3") == HERE[0])
+            node.until(lambda: node.tried(CLIENT, "10.96.0.3") == HERE[0])
             yield node
         finally:
             process.terminate()
@@ -287,7 +298,7 @@ def test_affinity_to_an_ejected_endpoint_ends(node: Node) -> None:
         # Clients of another Service find out that it fails. Then its own go elsewhere, and those of
         # other endpoints stay where they are.
         node.fails(ends[0], how)
-        node.eject(ends[0], partial(node.reached, every[0].source, plain))
+        node.eject(ends[0], partial(node.tried, every[0].source, plain))
         for client in [client for client, end in before.items() if end == ends[0]]:
             node.until(partial(node.reaches, ends[1:], *client))
         during = {client: node.reached(*client) for client in clients}
@@ -347,8 +358,8 @@ def test_local_traffic_is_dropped_without_its_only_endpoint(node: Node) -> None:
     assert health[0] == 200
     assert health[1]["localEndpoints"] == 1
     node.fails(HERE[0], REFUSING)
-    node.eject(HERE[0], lambda: node.reached(*outside))
-    node.until(lambda: [node.reached(*way) for way in (inside, outside)] == ["timeout"] * 2)
+    node.eject(HERE[0], lambda: node.tried(*outside))
+    node.until(lambda: [node.tried(*way) for way in (inside, outside)] == ["timeout"] * 2)
     # A pod of this node uses a node port as a cluster IP of policy Cluster.
     assert {node.reached(CLIENT, NODE, 30003) for _ in range(5)} == {HERE[1]}
     assert node.health(32003) == health
@@ -361,8 +372,8 @@ def test_local_traffic_goes_to_an_endpoint_that_terminates(node: Node) -> None:
     health = node.health(32004)
     assert health[1]["localEndpoints"] == 1
     node.fails(LEAVING[0], REFUSING)
-    node.eject(LEAVING[0], lambda: node.reached(*way))
-    node.until(lambda: node.reached(*way) == LEAVING[1])
+    node.eject(LEAVING[0], lambda: node.tried(*way))
+    node.until(lambda: node.tried(*way) == LEAVING[1])
     assert {node.reached(*way) for _ in range(5)} == {LEAVING[1]}
     assert node.health(32004) == health
 
@@ -370,8 +381,8 @@ def test_local_traffic_goes_to_an_endpoint_that_terminates(node: Node) -> None:
 @pytest.mark.slow(seconds=60)
 def test_an_endpoint_whose_udp_port_is_closed_is_ejected(node: Node) -> None:
     ways = [(CLIENT, "10.96.0.5", 80, "UDP"), (OUTSIDE[0], NODE, 30005, "UDP")]
-    node.until(lambda: {node.reached(*way) for way in ways * 4} == set(NAMES))
+    node.until(lambda: {node.tried(*way) for way in ways * 4} == set(NAMES))
     node.lab.servers.silence(NAMES[0])
-    node.eject(NAMES[0], lambda: [node.reached(*way) for way in ways])
-    node.until(lambda: {node.reached(*way) for way in ways * 4} == {NAMES[1]})
+    node.eject(NAMES[0], lambda: [node.tried(*way) for way in ways])
+    node.until(lambda: {node.tried(*way) for way in ways * 4} == {NAMES[1]})
     assert {node.reached(*way) for way in ways * 10} == {NAMES[1]}

@@ -323,7 +323,7 @@ class Lab:
         port: int,
         protocol: str = "TCP",
         *,
-        timeout: float = 3.0,
+        timeout: float = 30.0,
         at_once: bool = False,
     ) -> Outcome:
         """One new connection from an address of the lab ("" for any of the node's)."""

@@ -189,6 +189,11 @@ def test_the_last_slice_that_says_something_counts() -> None:
     assert planned_weights(two, one)[0] == {"10.0.0.1": 3}
 
 
+def test_ports_of_no_service_have_no_weights() -> None:
+    other = weighed("3", "10.0.0.1", name="other", ports=[port("metrics", 9090)])
+    assert planned_weights(other, weighed(None, "10.0.0.1")) == ({}, [])
+
+
 def test_endpoints_of_no_use() -> None:
     odd = slice_(endpoint("what"), {**endpoint("10.0.0.1"), "addresses": []}, name="odd")
     meta = msgspec.structs.replace(odd.metadata, annotations=Annotations(weight="3"))

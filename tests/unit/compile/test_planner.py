@@ -7,6 +7,7 @@ from typing import Any
 import msgspec
 import pytest
 
+from steersman.compile import endpoints
 from steersman.compile.planner import PlanChange, Planner, compile_all
 from steersman.compile.service_plan import plan_service
 from steersman.model.failover import Backend, Ejection, Observation
@@ -84,6 +85,17 @@ def test_a_slice_with_an_annotation_is_planned_as_a_whole() -> None:
     )
     assert not change.relisted
     assert [end.ip for end in change.changed[KEY].cluster] == ["10.0.0.2"]
+
+
+def test_slices_beyond_the_limit_are_planned_as_a_whole(monkeypatch: pytest.MonkeyPatch) -> None:
+    planner, cart, name = Planner(CONFIG, IPTABLES), service(), ObjectName("shop", "cart")
+    planner.update(snapshot(cart, slice_(HERE)), FACTS, {name})
+    monkeypatch.setattr(endpoints, "MAX_LISTED", 1)
+    change = planner.update(snapshot(cart, slice_(HERE, THERE)), FACTS, {name})
+    assert not change.relisted
+    assert change.changed[KEY].cluster == ()
+    (finding,) = planner.plan.findings
+    assert "more than 1 endpoints" in str(finding)
 
 
 def test_a_clash_dirties_just_the_other_claimant() -> None:

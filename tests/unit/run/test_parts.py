@@ -163,6 +163,13 @@ async def test_a_mode_that_cannot_write_in_parts_is_not_asked() -> None:
         await Usage().follow(MemoryMode(), tuple)
 
 
+def test_few_objects_are_not_worth_parts() -> None:
+    owned = ledger.ObjectLedger()
+    owned.put("one", {"a": 1, "b": 1})
+    assert owned.parts([], 3) is None
+    assert owned.parts([], 2) is not None
+
+
 async def test_two_claims_of_one_object_are_written_together(world: World) -> None:
     """Which of the two is in force depends on the order of the owners."""
     assert isinstance(world.mode, PartsMode)

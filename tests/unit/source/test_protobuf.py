@@ -73,6 +73,9 @@ ROWS: list[tuple[Field, bytes, Whole]] = [
     (Field("text", Kind.BYTES), field(1, b"\xff\0"), Whole(b"\xff\0")),
     (Field("text", len), field(1, b"four"), Whole(4)),
     (Field("text", Kind.TEXT), field(9, b"later") + varint(10 << 3) + b"\x05", Whole()),
+    (Field("text", Kind.TEXT), field(20, b"later") + varint(9 << 3 | 1) + bytes(8), Whole()),
+    (Field("text", Kind.TEXT), varint(9 << 3 | 5) + bytes(4) + field(1, b"last"), Whole("last")),
+    (Field("names", Entries(Names)), field(9, b"later"), Whole()),
     (Field("many_texts", Kind.TEXT, many=True), field(2, b"a") + field(2, b"b"),
      Whole(many_texts=["a", "b"])),
     (Field("number", Kind.BOOL), varint(3 << 3) + varint(2), Whole(number=True)),
@@ -107,6 +110,10 @@ ERRORS: list[tuple[Field, bytes, str]] = [
      "2147483648 does not fit into 32 bits - at `$.number`"),
     (Field("number", Kind.UINT64), varint(3 << 3) + b"\xff" * 9 + b"\x02",
      "a number above 64 bits - at `$.number`"),
+    (Field("number", Kind.UINT64), varint(3 << 3) + b"\xff" * 11,
+     "a number of more than ten bytes - at `$.number`"),
+    (Field("text", Kind.TEXT), varint(9 << 3 | 1) + bytes(7), "it ends within a field"),
+    (Field("text", Kind.TEXT), varint(9 << 3 | 3), "wire type 3, which is not used"),
     (Field("many_texts", Kind.TEXT, many=True), field(2, b"good") + field(2, b"\xff"),
      "text that is not UTF-8 - at `$.manyTexts`"),
     (Field("names", Entries(Names)), field(5, field(1, b"app") + b"\x12"),
@@ -283,6 +290,18 @@ def test_a_time_is_written_as_in_json(seconds: int, wanted: str | None) -> None:
     moment = varint(1 << 3) + varint(seconds)
     created = OBJECTS["Service"].decode(field(1, field(8, moment))).metadata.creation_timestamp
     assert created == wanted
+
+
+def test_an_empty_time_is_none_and_a_year_has_four_digits() -> None:
+    decode = OBJECTS["Service"].decode
+    assert decode(field(1, field(8, b""))).metadata.creation_timestamp is None
+    with pytest.raises(ProtobufError, match="253402300800 seconds is no time"):
+        decode(field(1, field(8, varint(1 << 3) + varint(253402300800))))
+
+
+def test_an_event_has_a_type_and_an_object() -> None:
+    event = field(1, b"ADDED") + field(2, field(1, body("Service", "v1", b"message")))
+    assert protobuf.event_parts(event) == ("ADDED", b"message")
 
 
 def test_a_body_has_a_kind_and_a_message() -> None:

@@ -4,7 +4,13 @@ from msgspec.structs import replace
 
 from steersman.model.names import Family, Protocol
 from steersman.model.plan import FamilySettings, LocalDetector, NodeSettings, ServicePlan
-from steersman.modes.iptables.render import Features, local_source, render_node, render_service
+from steersman.modes.iptables.render import (
+    Features,
+    local_source,
+    render_node,
+    render_service,
+    uses_filter,
+)
 from steersman.netfilter.names import chain_hash
 from steersman.netfilter.rule_text import probability
 from tests.support.builders.plans import (
@@ -366,3 +372,13 @@ def test_a_split_node_has_every_part() -> None:
         "-A KUBE-SVC-BYADDR-a -d ::ab/::ff -j KUBE-SVC-BYADDR-ab"
     )
     assert not any("BYADDR" in key[2] for key in render_node(SETTINGS, FEATURES))
+
+
+def test_rules_of_the_filter_table_are_foretold() -> None:
+    forwarding = plan(HTTP, cluster_ip("10.96.0.1"), cluster=PODS)
+    rejecting = plan(HTTP, cluster_ip("10.96.0.1", REJECTED))
+    for each in (forwarding, rejecting, replace(forwarding, health_check_node_port=30100)):
+        tables = {table for _, table, *_ in render_service(each, SETTINGS, FEATURES)}
+        assert uses_filter(each) or "filter" not in tables
+    assert not uses_filter(forwarding)
+    assert uses_filter(rejecting)
