@@ -1,4 +1,4 @@
-"""The drawn figures say what the committed figures say; `--update` draws them."""
+"""The drawn figures say what the committed figures say; `--update` draws them; parts are chosen."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ import pytest
 
 from benchmarks import draw, scale
 from benchmarks.draw import Bar, Series, bars, lines
-from benchmarks.figures import Figure
+from benchmarks.figures import Figure, chosen
 
 SVG = "{http://www.w3.org/2000/svg}"
 
@@ -96,3 +96,23 @@ def test_figures_of_a_run_replace_those_of_the_same_measurement(
         draw.main([str(run)])
     assert draw.read(source) == [after]
     assert "1 seconds at 100" in (tmp_path / "figures-cold-start.svg").read_text()
+
+
+def test_parts_of_a_benchmark_are_chosen_by_name(monkeypatch: pytest.MonkeyPatch) -> None:
+    usual, more = ("nftables", "ebpf"), ("ipvs",)
+    monkeypatch.delenv("MODES", raising=False)
+    assert chosen("MODES", usual, more) == usual
+    monkeypatch.setenv("MODES", "ipvs,nftables")
+    assert chosen("MODES", usual, more) == ("nftables", "ipvs")
+    monkeypatch.setenv("MODES", "nftables,ebfp")
+    with pytest.raises(SystemExit, match="MODES: no ebfp; there is nftables, ebpf, ipvs"):
+        chosen("MODES", usual, more)
+
+
+def test_only_modes_with_times_of_their_own_are_lines() -> None:
+    emulated = Figure(scale.COLD, scale.EMULATED, 5000, 30.0, "s", 40.0, 0.75)
+    assert set(draw.made([emulated])) == {"figures-upstream.svg"}
+    ours = Figure(scale.COLD, "nftables", 5000, 1.0, "s", 4.0, 0.25)
+    drawn = draw.made([emulated, ours])
+    assert "ipvs" not in drawn["figures-cold-start.svg"]
+    assert "cold start, ipvs (emulated): 0.75" in drawn["figures-upstream.svg"]
