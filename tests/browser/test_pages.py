@@ -68,13 +68,14 @@ async def test_the_content_needs_no_script(chrome: Browser, url: str, path: str)
 
 @pytest.mark.parametrize("path", SHOWN)
 async def test_each_page_has_a_twin_in_json(url: str, path: str) -> None:
-    async with (
-        aiohttp.ClientSession() as session,
-        session.get(url + path, headers={"Accept": "application/json"}) as reply,
-    ):
-        assert reply.status == 200
-        assert reply.content_type == "application/json"
-        assert isinstance(await reply.json(), dict)
+    status, end = 503, time.monotonic() + 4 * WAIT
+    async with aiohttp.ClientSession(headers={"Accept": "application/json"}) as session:
+        # A reader asks again if a node had no time to answer.
+        while status == 503 and time.monotonic() < end:
+            async with session.get(url + path) as reply:
+                status, found = reply.status, await reply.json()
+    assert status == 200, found
+    assert isinstance(found, dict)
 
 
 async def test_traffic_and_changes_show_without_loading_a_page_again(
