@@ -65,6 +65,11 @@ async def world_of_process(client: Client | None = None) -> World:
         world = await asyncio.to_thread(decode_world, data, Origin("process", ""))
     except VersionError as error:
         raise QuestionError(str(error)) from error
+    except (msgspec.DecodeError, KeyError, RuntimeError) as error:
+        raise QuestionError(
+            f"the answer of the running process is not understood ({error}): it may be of another "
+            "build of this version; use the command of that build, or restart the process"
+        ) from error
     pid = world.process.pid if world.process else 0
     text = f"the running process (pid {pid}, {world.mode} mode)"
     return msgspec.structs.replace(world, origin=Origin("process", text))

@@ -12,6 +12,9 @@ from steersman.model.inputs import HostFacts, NodeConfig
 from steersman.model.kube import KubeObject
 from steersman.model.plan import Traits
 from steersman.model.world import Origin, ProcessStatus
+from steersman.operate.answer import QuestionError
+from steersman.operate.client import Client
+from steersman.operate.load import world_of_process
 from steersman.run.world_wire import Head, VersionError, decode_world, encode_world
 from steersman.source.store import Store
 from tests.support.builders.store import service, slice_
@@ -69,6 +72,24 @@ def test_many_objects_arrive_in_several_documents() -> None:
         store.upsert(slice_(f"web-{number}-1", f"web-{number}"))
     world = decode_world(sent(store), ORIGIN)
     assert len(world.snapshot.services) == len(world.plan.services) == 500
+
+
+async def test_another_build_of_this_version_is_said_to_be_one() -> None:
+    class OtherBuild(Client):
+        body = b""
+
+        def get(self, path: str) -> bytes:
+            del path
+            return self.body
+
+    store = Store()
+    store.upsert(service())
+    store.upsert(slice_())
+    whole = sent(store)
+    client = OtherBuild()
+    for client.body in (b"", whole[: len(whole) // 2], whole[:-20] + bytes(20)):
+        with pytest.raises(QuestionError, match="is not understood"):
+            await world_of_process(client)
 
 
 def test_another_version_is_said_to_be_one() -> None:
