@@ -37,7 +37,7 @@ commands are run there. Exit status 0 means that all is well, 1 that something i
 """
 VARYING = (
     (r"\bpid \d+", "pid N"),
-    (r"\d+(\.\d+)? ?(ms|us|s|min|h|d)\b", "TIME"),
+    (r"\d+(\.\d+)? ?(ms|us|s|min|m|h|d)\b", "TIME"),
     (r"\d{4}-\d\d-\d\dT[\d:.]+Z?", "WHEN"),
     (r"\b\d\d:\d\d:\d\d\b", "WHEN"),
     (r"\bsync +\d+ \(.*", "sync N"),  # the question before removed rules: repaired before or after
