@@ -159,8 +159,10 @@ INLINE int send(struct bpf_sock_addr *ctx, struct address *address, __be16 *port
 	struct peer peer;
 	int result;
 
-	// Before anything else is read; a UDP socket may have had a peer.
-	if (ctx->protocol != IPPROTO_UDP && is_no_service(address))
+	// Before anything else is read. The socket may have a peer all the same: of UDP, or of TCP
+	// after a connection that failed.
+	if (ctx->protocol != IPPROTO_UDP && is_no_service(address) &&
+	    !(connected && find_peer(bpf_get_socket_cookie(ctx))))
 		return LEAVE;
 	peer = (struct peer){ .frontend = *address, .frontend_port = *port };
 	result = balance(ctx, address, port, connected, version);
