@@ -31,8 +31,8 @@ def objects(services: int) -> list[bytes]:
     return found
 
 
-def measured(mode: str, services: int) -> tuple[float, float, float]:
-    """MB resident when all rules are in, after each answer was given once, and at the most."""
+def measured(mode: str, services: int) -> tuple[float, float, float, float]:
+    """MB resident when all rules are in, those of no file, after each answer, and at the most."""
     netns = Netns()
     netns.enter()
     place = Place() if mode == "ebpf" else None
@@ -42,6 +42,7 @@ def measured(mode: str, services: int) -> tuple[float, float, float]:
             with steersman("--master", url, "--proxy-mode", mode, before=before) as process:
                 wait_ready(process)
                 first = _settled(process.pid)
+                anonymous = memory(process.pid, "RssAnon")
                 for page in _PAGES:
                     get(f"http://127.0.0.1:10249/{page}")
                 for page in _ANSWERS:
@@ -50,7 +51,7 @@ def measured(mode: str, services: int) -> tuple[float, float, float]:
     if place:
         place.close()
     netns.close()
-    return first, now, most
+    return first, anonymous, now, most
 
 
 def _settled(pid: int) -> float:
@@ -93,9 +94,10 @@ def run(quick: bool) -> list[Figure]:
         name = "iptables-nft" if mode == "iptables" else mode
         figures.append(figure("imports: resident memory", name, 0, (_imports(mode), "MB")))
         for size in (0, 500) if quick else (0, 10_000, 50_000):
-            first, now, most = measured(mode, size)
+            first, anonymous, now, most = measured(mode, size)
             figures += [
                 figure("the process: resident memory", name, size, (first, "MB")),
+                figure("  of which no file", name, size, (anonymous, "MB")),
                 figure("  after each answer", name, size, (now, "MB")),
                 figure("  at the most", name, size, (most, "MB")),
             ]

@@ -304,7 +304,7 @@ def _first_packets(services: int, rounds: int, whose: str, source: str) -> list[
 
 def _memory(services: int) -> list[Figure]:
     """The whole process, as `steersman run`."""
-    first, now, _ = footprint.measured(MODE, services)
+    first, _, now, _ = footprint.measured(MODE, services)
     return [
         figure("the process: resident memory", MODE, services, (first, "MB")),
         figure("  after metrics and state", MODE, services, (now, "MB")),

@@ -175,8 +175,9 @@ ADOPTED = "objects of an earlier process"
 """Objects that an earlier process wrote and that no owner wants, kept while a rejected owner may
 need them: the kernel does not tell which of them its last version was made of."""
 
-_MOST_USED, _PART = 200, 2000
-"""Services in the first part of a Diff, and in each other one: see `ObjectLedger.parts`."""
+_MOST_USED, _PART, _PARTS = 200, 1000, 25
+"""Services in the first part of a Diff, and at least in each other one; and the most parts: see
+`ObjectLedger.parts`. Small ones take little memory, but many of them more of the kernel's time."""
 _FEW = 1000
 """Owners that are packed in any order."""
 
@@ -328,7 +329,8 @@ class ObjectLedger:
             services.setdefault(name, []).append(owner)
         used = dict.fromkeys([None, *islice((n for n in first if n in services), _MOST_USED)])
         rest = [name for name in services if name not in used]
-        together = [[*used], *(rest[at : at + _PART] for at in range(0, len(rest), _PART))]
+        size = max(_PART, len(rest) // _PARTS)
+        together = [[*used], *(rest[at : at + size] for at in range(0, len(rest), size))]
         return self._checked(
             [owner for name in names for owner in services[name]] for names in together
         )
