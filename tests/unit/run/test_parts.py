@@ -80,6 +80,7 @@ def world(monkeypatch: pytest.MonkeyPatch) -> World:
     monkeypatch.setattr(sync, "_PARTS_FROM", 1)
     monkeypatch.setattr(ledger, "_MOST_USED", 2)
     monkeypatch.setattr(ledger, "_PART", 3)
+    monkeypatch.setattr(parts, "_PACKED_FROM", 9)
     world = World(9)
     world.mode = PartsMode()
     world.start()
@@ -96,6 +97,23 @@ def parts_of(world: World) -> list[set[str]]:
         {value.partition(" ")[0] for value in part.added.values() if "shop/" in str(value)}
         for part in world.mode.parts
     ]
+
+
+async def test_objects_of_a_first_sync_are_packed_as_they_are_rendered(world: World) -> None:
+    result = await world.run()
+    assert result is not None
+    assert world.mode.kernel == world.fresh()
+    assert result.added == len(world.mode.kernel)
+
+    def unpacked() -> set[ledger.Owner]:
+        kept = world.sync._ledger._want
+        return {owner for owner, part in kept.items() if not isinstance(part, bytes)}
+
+    assert unpacked() == {ledger.NODE}
+    world.store.upsert(slice_("s1-x", "s1", ("10.1.0.1", "10.1.0.99")))
+    await world.run()
+    assert len(unpacked()) == 2, "one change is packed after the sync"
+    assert world.mode.kernel == world.fresh()
 
 
 async def test_after_a_flush_the_services_in_use_come_first_and_whole(world: World) -> None:
