@@ -66,7 +66,7 @@ class Proxy:
 
     async def cleaned(self) -> None:
         """Wait until nothing is owed to conntrack."""
-        await until(lambda: not self._observers.stale_entries.owed, 10.0)
+        await until(lambda: not self._observers.stale_entries.owed)
 
 
 @asynccontextmanager
@@ -327,7 +327,7 @@ def test_who_connects_while_the_rules_are_gone_gets_through_after_the_repair(mod
             for to, sock in clients.items():
                 sock.setblocking(False)
                 waiting.append(asyncio.create_task(loop.sock_connect(sock, to)))
-            await until(lambda: unanswered().keys() == clients.keys(), 20.0)
+            await until(lambda: unanswered().keys() == clients.keys())
             before = unanswered()
             await made.sync(drift=True)
             await made.cleaned()

@@ -171,7 +171,7 @@ async def test_counters_that_cannot_be_read_leave_the_order_as_it_was(
     plans = tuple(world.sync.state.plan.services.values())
     task = asyncio.create_task(world.sync.usage.follow(world.mode, lambda: plans))
     left = world.mode.stats_
-    await until(lambda: not left, 20.0)
+    await until(lambda: not left)
     task.cancel()
     assert world.sync.usage.busiest() == [ObjectName("shop", "s1")]
 
