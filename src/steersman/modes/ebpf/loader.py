@@ -276,8 +276,7 @@ class LoadedObject:
     most of that for ingress and egress. Each half is divided between two threads, which takes 40
     ms: bpf(2) runs without Python's lock, and the verifier of a privileged process without a lock
     of its own. libbpf loads an object in one go, so each thread has an object of its own, whose
-    programs use the same maps, but not the same variables: the clock of basics.h is read once more
-    in each tick.
+    programs use the same maps; the variables (.bss) are one of them.
     """
 
     def __init__(self, path: Path, pins: Path | None, without: Collection[str] = ()) -> None:
@@ -332,10 +331,11 @@ class LoadedObject:
     ) -> None:
         """Open the pinned maps and create the others; StaleMapsError if some have another shape."""
         btf, stale, missing = library().bpf_object__btf(opened.handle), set(), {}
+        pinned = set(os.listdir(pins)) if pins else set()
         for name, handle in opened.each("map"):
-            if name.startswith((".", "steersma")):  # created by the compiler
+            if name.endswith(".rodata"):  # constants; each object has them
                 continue
-            if not pins or not (pins / name).exists():
+            if not pins or name not in pinned:
                 missing[name] = handle
                 continue
             self.maps[name] = fd = bpf.Object.pinned(pins / name).fd
@@ -357,7 +357,7 @@ class LoadedObject:
             except OSError as error:
                 code = error.errno or errno.EIO
                 raise load_error(code, f"the kernel does not create the map {name}") from error
-            if pins:
+            if pins and not name.endswith(".bss"):
                 bpf.Object(fd).pin(pins / name)
 
         with closing(types):
