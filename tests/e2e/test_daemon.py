@@ -240,7 +240,7 @@ def test_a_changed_configuration_is_applied_live_and_a_bad_one_refused(tmp_path:
             write("iptables: {masqueradeBit: 99}\n")
             await proxy.said("keeping the previous configuration")
             write("mode: nftables\n")
-            await proxy.said("takes effect after a restart: mode")
+            await proxy.said("takes effect after a restart: the mode")
             assert proxy.process.returncode is None
 
     in_namespace(body)

@@ -20,7 +20,7 @@ from steersman.run.sync import Sync
 from steersman.source.apiserver import ApiServerSource
 from steersman.source.kubeconfig import ClusterAccess
 from steersman.source.store import Store
-from tests.support.apiserver.reading import NODE, timing
+from tests.support.apiserver.reading import IMPATIENT, NODE, timing
 from tests.support.apiserver.server import ApiServer
 from tests.support.apiserver.world import Object
 from tests.support.lab.namespace import sh
@@ -86,9 +86,7 @@ class Chaos:
         self.sync = Sync(
             self.store, Planner(CONFIG, self.mode.traits), self.mode, await read_facts()
         )
-        source = ApiServerSource(
-            ClusterAccess(servers=(self.server.url,)), NODE, timing=timing(idle_timeout=0.5)
-        )
+        source = ApiServerSource(ClusterAccess(servers=(self.server.url,)), NODE, timing=IMPATIENT)
         self.tasks = [
             asyncio.create_task(source.run(self.store)),
             asyncio.create_task(self.runner.run()),
