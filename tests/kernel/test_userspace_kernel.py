@@ -7,6 +7,7 @@ import socket
 from collections.abc import Sequence
 
 import pytest
+from msgspec.structs import replace
 
 from steersman.failover.watch import Failure
 from steersman.host.exec import Result, SubprocessExec
@@ -123,11 +124,16 @@ def test_the_next_process_takes_over_and_old_connections_go_on(variant: str) -> 
     on_a_node(body)
 
 
-def test_clients_cannot_use_a_proxy_port_directly() -> None:
+@VARIANTS
+@pytest.mark.parametrize("ranges", [(), (f"{HOST}/32",)], ids=["all", "range"])
+def test_clients_cannot_use_a_proxy_port_directly(ranges: tuple[str, ...], variant: str) -> None:
     async def body(one: Endpoint) -> None:
-        mode = userspace_mode(SubprocessExec(), options=UserspaceOptions(ports=(21000, 21001)))
+        options = UserspaceOptions(ports=(21000, 21001))
+        mode = userspace_mode(SubprocessExec(), variant, options=options)
         await mode.probe()
-        await become(mode, served(one))
+        plan = served(one)
+        frontends = tuple(replace(each, source_ranges=ranges) for each in plan.frontends)
+        await become(mode, replace(plan, frontends=frontends))
         assert await ask(PORT, b"!", VIP) == b"one!"
         ports = {v.port for v in mode.proxy._listeners.values()}
         (hidden,) = ports & {21000, 21001}

@@ -85,6 +85,7 @@ def damages(variant: str) -> tuple[str, ...]:
         f"iptables-{variant} -t nat -F OUTPUT; iptables-{variant} -t nat -X KUBE-PORTALS-HOST",
         f"iptables-{variant} -t nat -F; iptables-{variant} -t nat -X",
         f"iptables-{variant} -A KUBE-PORTALS-FIREWALL -p tcp --dport 1 -j DROP",
+        f"iptables-{variant} -D KUBE-PORTALS-FIREWALL 1",
     )
 
 

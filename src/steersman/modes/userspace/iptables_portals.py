@@ -27,22 +27,26 @@ from steersman.proxy.listeners import FrontendKey
 NAT, FILTER = "nat", "filter"
 # Upstream's names: clients on other machines and in pods, and clients on this node.
 CONTAINER, HOST = "KUBE-PORTALS-CONTAINER", "KUBE-PORTALS-HOST"
-# Ours: what a client may not reach, and clients of listeners that came by no portal. The latter has
-# a rule for each portal, so only connections to this node that were not led go through it: with
-# 10,000 portals all others would take twice as long to be made.
-FIREWALL, GUARD = "KUBE-PORTALS-FIREWALL", "KUBE-PORTALS-GUARD"
-CHAINS = {NAT: (CONTAINER, HOST), FILTER: (FIREWALL, GUARD)}
+# Ours: what a client may not reach.
+FIREWALL = "KUBE-PORTALS-FIREWALL"
+CHAINS = {NAT: (CONTAINER, HOST), FILTER: (FIREWALL,)}
 # Upstream's jumps, and ours for new connections.
 _PORTALS = '-m comment --comment "handle ClusterIPs; NOTE: this must be before the NodePort rules"'
 _COMMENT = '-m comment --comment "kubernetes service portals"'
-_NEW = "-m conntrack --ctstate NEW"
+_NEW = f"-m conntrack --ctstate NEW {_COMMENT}"
 JUMPS = {
     NAT: (f"-A PREROUTING {_PORTALS} -j {CONTAINER}", f"-A OUTPUT {_PORTALS} -j {HOST}"),
-    FILTER: (
-        *(f"-A {hook} {_NEW} {_COMMENT} -j {FIREWALL}" for hook in ("INPUT", "FORWARD", "OUTPUT")),
-        f"-A INPUT {_NEW} -m conntrack ! --ctstate DNAT {_COMMENT} -j {GUARD}",
-    ),
+    FILTER: tuple(f"-A {hook} {_NEW} -j {FIREWALL}" for hook in ("INPUT", "FORWARD", "OUTPUT")),
 }
+# The end of the firewall has a guard for each portal, which drops clients that came to its listener
+# by no portal. These rules before the guards keep all other connections from them: with 10,000
+# portals those would take twice as long to be made. A chain of their own would be left behind when
+# an older version takes over; strange rules in this chain it removes.
+_UNGUARDED = tuple(
+    f"-A {FIREWALL} {match} {_COMMENT} -j RETURN"
+    for match in ("-m conntrack --ctstate DNAT", "-m addrtype ! --dst-type LOCAL")
+)
+_GUARD = " -m conntrack ! --ctstate DNAT -j DROP"
 _REJECT = {
     Family.IPV4: "REJECT --reject-with icmp-port-unreachable",
     Family.IPV6: "REJECT --reject-with icmp6-port-unreachable",
@@ -61,22 +65,29 @@ class Rule(NamedTuple):
 
 ALL_CHAINS = frozenset((table, name) for table, names in CHAINS.items() for name in names)
 ALL_JUMPS = frozenset(Rule(table, line) for table, lines in JUMPS.items() for line in lines)
+ALL_UNGUARDED = frozenset(Rule(FILTER, line) for line in _UNGUARDED)
 
 
 class FoundRules(NamedTuple):
     """Our rules of a family in the kernel."""
 
     rules: frozenset[Rule] = frozenset()
-    """The rules in our chains."""
+    """The rules of portals, and strange ones, in our chains."""
     jumps: frozenset[Rule] = frozenset()
     """The rules of other chains that lead to ours."""
     chains: frozenset[tuple[str, str]] = frozenset()
     """Table and name."""
+    unguarded: frozenset[Rule] = frozenset()
+    """The rules that keep connections from the guards."""
 
     @property
     def complete(self) -> bool:
-        """Whether every chain and every jump is there."""
-        return self.chains >= ALL_CHAINS and self.jumps >= ALL_JUMPS
+        """Whether all is there that belongs to no portal."""
+        return (
+            self.chains >= ALL_CHAINS
+            and self.jumps >= ALL_JUMPS
+            and self.unguarded >= ALL_UNGUARDED
+        )
 
 
 # The text of rules: pure functions
@@ -84,7 +95,8 @@ class FoundRules(NamedTuple):
 
 def parse(text: str) -> FoundRules:
     """Find our rules in the output of iptables-save."""
-    rules, jumps, chains, table = set(), set(), set(), ""
+    rules: set[Rule] = set()
+    jumps, chains, table = set(), set(), ""
     for line in text.splitlines():
         # A table's name, then its chains, then rules; rules of other chains may jump to ours.
         ours = CHAINS.get(table, ())
@@ -97,7 +109,10 @@ def parse(text: str) -> FoundRules:
             rules.add(Rule(table, normalized(line)))
         elif line.startswith("-A ") and words[-1] in ours:
             jumps.add(Rule(table, normalized(line)))
-    return FoundRules(frozenset(rules), frozenset(jumps), frozenset(chains))
+    unguarded = rules & ALL_UNGUARDED
+    return FoundRules(
+        frozenset(rules - unguarded), frozenset(jumps), frozenset(chains), frozenset(unguarded)
+    )
 
 
 def normalized(line: str) -> str:
@@ -112,7 +127,7 @@ def portal_rules(key: FrontendKey, portal: Portal, port: int) -> tuple[Rule, ...
         match = _match(key, portal.name, key.address, key.port)
         return (Rule(FILTER, f"-A {FIREWALL} {match} -j {target}"),)
     rules: list[Rule] = []
-    address, at = key.address, key.port
+    address, at, way = key.address, key.port, ""
     if portal.host:
         # Lead clients to the listener, and keep those away that did not come by the portal.
         match = _match(key, portal.name, address, at)
@@ -120,7 +135,8 @@ def portal_rules(key: FrontendKey, portal: Portal, port: int) -> tuple[Rule, ...
         rules += [Rule(NAT, f"-A {name} {match} -j {target}") for name in (CONTAINER, HOST)]
         address, at = portal.host, port
         match = _match(key, portal.name, address, at)
-        rules.append(Rule(FILTER, f"-A {GUARD} {match} -j DROP"))
+        rules.append(Rule(FILTER, f"-A {FIREWALL} {match}{_GUARD}"))
+        way = " -m conntrack --ctstate DNAT"
     # Only pods and this node: drop clients that are neither.
     if portal.internal_only is not None:
         detector = portal.internal_only
@@ -132,10 +148,11 @@ def portal_rules(key: FrontendKey, portal: Portal, port: int) -> tuple[Rule, ...
             match = match.replace(" -p ", f" ! -i {interface} -p ", 1)
         local = "-m addrtype ! --src-type LOCAL"
         rules.append(Rule(FILTER, f"-A {FIREWALL} {match} {local} -j DROP"))
-    # Source ranges: clients in one of them return before the last rule drops all others.
+    # Source ranges: clients in one of them return before the last rule drops all others, among them
+    # those that came to the listener by no portal: returning takes them past its guard.
     for cidr in portal.source_ranges:
         match = _match(key, portal.name, address, at, f"-s {cidr}")
-        rules.append(Rule(FILTER, f"-A {FIREWALL} {match} -j RETURN"))
+        rules.append(Rule(FILTER, f"-A {FIREWALL} {match}{way} -j RETURN"))
     if portal.source_ranges:
         match = _match(key, portal.name, address, at)
         rules.append(Rule(FILTER, f"-A {FIREWALL} {match} -j DROP"))
@@ -160,7 +177,7 @@ def write(
 
     Args:
         removed: rules to delete.
-        added: rules to append.
+        added: rules to add, guards at the end of the firewall, all others of it at its top.
         fresh: if given, create the chains (or flush them) and their jumps; these jumps exist.
         gone: if given, remove its chains and jumps, and nothing else.
     """
@@ -179,7 +196,14 @@ def write(
                 lines += [f":{name} - [0:0]" for name in CHAINS[table]]
                 lines += _deletions(rule.line for rule in sorted(fresh) if rule.table == table)
                 lines += [line.replace("-A", "-I", 1) for line in JUMPS[table]]
-            lines += [*_deletions(delete.get(table, ())), *append.get(table, ())]
+                lines += _UNGUARDED if table == FILTER else ()
+            lines += _deletions(delete.get(table, ()))
+            new = append.get(table, [])
+            if table == FILTER:  # each insertion comes before the one above
+                top = [line for line in reversed(new) if not line.endswith(_GUARD)]
+                lines += [line.replace("-A", "-I", 1) for line in top]
+                new = [line for line in new if line.endswith(_GUARD)]
+            lines += new
         if lines:
             text += [f"*{table}", *lines, "COMMIT"]
     return "\n".join([*text, ""]) if text else ""

@@ -40,7 +40,7 @@ _PURPOSES = tuple(
     (re.compile(pattern), purpose)
     for pattern, purpose in (
         (r"DNAT --to-destination (\S+)", "leads clients to the listener at {1}"),
-        (r"^-A KUBE-PORTALS-GUARD ", "only clients of the portal reach the listener"),
+        (r"! --ctstate DNAT -j DROP", "only clients of the portal reach the listener"),
         (r"! --src-type LOCAL -j DROP", "drops clients that are neither local pods nor this node"),
         (r"-s (\S+) .*-j RETURN", "source range: clients in {1} may use it"),
         (r"-j REJECT", "no endpoint: clients get an error at once"),

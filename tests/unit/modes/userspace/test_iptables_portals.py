@@ -9,9 +9,8 @@ from steersman.model.plan import LocalDetector, Verdict
 from steersman.modes.userspace.iptables_portals import (
     ALL_CHAINS,
     ALL_JUMPS,
+    ALL_UNGUARDED,
     FIREWALL,
-    GUARD,
-    JUMPS,
     FoundRules,
     Rule,
     parse,
@@ -39,14 +38,26 @@ def test_a_portal_leads_to_its_listener_and_guards_it() -> None:
     assert lines(Portal("shop/cart:http", Verdict.FORWARD, "192.168.0.2")) == [
         f"-A KUBE-PORTALS-CONTAINER {match} -j DNAT --to-destination 192.168.0.2:4711",
         f"-A KUBE-PORTALS-HOST {match} -j DNAT --to-destination 192.168.0.2:4711",
-        f"-A {GUARD} {TO} -j DROP",
+        f"-A {FIREWALL} {TO} -m conntrack ! --ctstate DNAT -j DROP",
     ]
 
 
-def test_only_clients_of_this_node_that_were_not_led_here_meet_the_guards() -> None:
-    jumps = [line for line in JUMPS["filter"] if line.endswith(f" -j {GUARD}")]
-    assert [line.partition(" -m comment")[0] for line in jumps] == [
-        "-A INPUT -m conntrack --ctstate NEW -m conntrack ! --ctstate DNAT"
+def test_guards_are_last_and_met_only_by_clients_of_this_node_that_were_not_led_here() -> None:
+    portal = Portal("shop/cart:http", Verdict.FORWARD, "192.168.0.2", LocalDetector())
+    whole = write((), portal_rules(SERVICE, portal, 4711), fresh=ALL_JUMPS)
+    chain: list[str] = []
+    for line in whole.splitlines():
+        if line.startswith(f"-A {FIREWALL}"):
+            chain.append(line)
+        elif line.startswith(f"-I {FIREWALL}"):
+            chain.insert(0, line)
+    match = f"{FIREWALL} {TO}"
+    comment = '-m comment --comment "kubernetes service portals"'
+    assert chain == [
+        f"-I {match} -m addrtype ! --src-type LOCAL -j DROP",
+        f"-A {FIREWALL} -m conntrack --ctstate DNAT {comment} -j RETURN",
+        f"-A {FIREWALL} -m addrtype ! --dst-type LOCAL {comment} -j RETURN",
+        f"-A {match} -m conntrack ! --ctstate DNAT -j DROP",
     ]
 
 
@@ -60,7 +71,7 @@ def test_ranges_come_after_everything_else_is_dropped() -> None:
     )
     assert lines(portal)[3:] == [
         f"-A {FIREWALL} ! -s 10.244.0.0/16 {TO} -m addrtype ! --src-type LOCAL -j DROP",
-        f"-A {FIREWALL} -s 203.0.113.0/24 {TO} -j RETURN",
+        f"-A {FIREWALL} -s 203.0.113.0/24 {TO} -m conntrack --ctstate DNAT -j RETURN",
         f"-A {FIREWALL} {TO} -j DROP",
     ]
 
@@ -111,12 +122,19 @@ def test_only_our_rules_are_read_in_one_spelling() -> None:
     (rule,) = kernel.rules
     assert '--comment "shop/cart" -m' in rule.line
     assert not kernel.complete
-    assert FoundRules(frozenset(), ALL_JUMPS, ALL_CHAINS).complete
+    assert not FoundRules(frozenset(), ALL_JUMPS, ALL_CHAINS).complete
+    again = "*filter\n" + "\n".join(rule.line for rule in ALL_UNGUARDED)
+    unguarded = parse(again)
+    assert not unguarded.rules
+    assert FoundRules(frozenset(), ALL_JUMPS, ALL_CHAINS, unguarded.unguarded).complete
 
 
 def test_deletions_are_written_before_additions() -> None:
     old, new = Rule("filter", f"-A {FIREWALL} -j OLD"), Rule("filter", f"-A {FIREWALL} -j NEW")
-    assert write([old], [new]) == (f"*filter\n-D {FIREWALL} -j OLD\n-A {FIREWALL} -j NEW\nCOMMIT\n")
+    last = Rule("filter", f"-A {FIREWALL} -j LAST")
+    assert write([old], [new, last]) == (
+        f"*filter\n-D {FIREWALL} -j OLD\n-I {FIREWALL} -j LAST\n-I {FIREWALL} -j NEW\nCOMMIT\n"
+    )
     assert write((), ()) == ""
     whole = write((), [new], fresh=ALL_JUMPS)
     assert whole.index(f":{FIREWALL}") < whole.index("-D INPUT") < whole.index("-I INPUT")
