@@ -10,7 +10,7 @@ TOGETHER := --dist loadscope --no-loadscope-reorder
 SOURCES_IN_C := src/steersman/modes/ebpf/c/*.[ch] src/steersman/source/*.c
 
 .DEFAULT_GOAL := help
-.PHONY: help setup check format test sim docs demo demo-ui screenshots bench image deb notice release krew lock clean
+.PHONY: help setup check format test properties sim docs demo demo-ui screenshots bench image deb notice release krew lock clean
 
 help: ## Say what there is
 	@sed -n 's/^\([a-z-]*\):.*## \(.*\)/  make \1\t\2/p' $(MAKEFILE_LIST) | expand -t 20
@@ -40,6 +40,11 @@ test: ## Every test, kernel tests as root, and coverage; WORKERS=n processes
 	@pytest -q --collect-only >/dev/null || true # compiled once; what is wrong is said below
 	pytest -q -n $(WORKERS) $(TOGETHER) --cov --cov-report= --durations=10
 	coverage report --include="$$(python scripts/pure.py)" --fail-under=100 --skip-covered
+
+properties: export EXAMPLES := $(or $(EXAMPLES),1000)
+properties: setup ## The property tests with new examples, which `make test` has not: EXAMPLES=n
+	@scripts/setup.sh tests
+	pytest -q -n $(WORKERS) -m "hypothesis and not kernel"
 
 sim: setup ## Simulated lives of nodes on all cores: SEEDS=n HOURS=h, see tests/sim
 	@python -m tests.sim --seeds $(or $(SEEDS),1000) --hours $(or $(HOURS),4) --first $(or $(FIRST),0)

@@ -21,8 +21,17 @@ from xdist.scheduler import LoadScopeScheduling  # type: ignore[import-untyped]
 
 from tests.support.ending import ENDING
 
-settings.register_profile("steersman", deadline=None, suppress_health_check=[HealthCheck.too_slow])
-settings.load_profile("steersman")  # how fast examples are made is the machine's affair
+# The same examples each time, so that a change is judged by what it changes; `make properties`
+# draws others. How fast they are made is the machine's affair.
+EXAMPLES = int(os.environ.get("EXAMPLES", "0"))
+settings.register_profile(
+    "steersman",
+    deadline=None,
+    suppress_health_check=[HealthCheck.too_slow],
+    derandomize=not EXAMPLES,
+    max_examples=EXAMPLES or 100,
+)
+settings.load_profile("steersman")
 
 SETTINGS = pytest.StashKey[dict[str, str]]()
 CHANGED = pytest.StashKey[list[str]]()
