@@ -90,7 +90,7 @@ class Night:
         self._say("So the plan is right. What does the kernel do? Ask the doctor.")
         self._run("steersman doctor shop/web")
         self._say("Somebody flushes our rules. Who, and how often?")
-        self._run("steersman drift")
+        self._run("steersman drift", until=1)
         self._say("The firewall agent belongs to another team, asleep until nine.")
         self._say("nftables mode has a table that the agent does not know. What would change?")
         self._run("steersman plan --proxy-mode nftables")
@@ -139,8 +139,21 @@ class Night:
         self.recording.type(f"# {text}")
         self.recording.seconds += 1.5
 
-    def _run(self, line: str) -> None:
-        """Run a command on a terminal of its own, and record what it prints when it does."""
+    def _run(self, line: str, until: int | None = None) -> None:
+        """Run a command on a terminal of its own, and record what it prints when it does.
+
+        Args:
+            line: the command.
+            until: the exit status with which it ends, sooner or later: the rules are there for half
+                a second of each five.
+        """
+        for _ in range(20):
+            status = self._run_once(line)
+            if until in (None, status):
+                return
+        raise RuntimeError(f"{line} never exits with {until}:\n{self.printed[line][1]}")
+
+    def _run_once(self, line: str) -> int:
         self.recording.type(line)
         words = line.split() if line.startswith("steersman") else ["sh", "-c", line]
         if words[0] == "steersman":
@@ -179,6 +192,7 @@ class Night:
             self.recording.show("\n")
         self.printed[line] = (status, text)
         self.recording.read(text)
+        return status
 
 
 def record(path: Path) -> Night:

@@ -64,6 +64,21 @@ def test_one_endpoint_in_the_place_of_another_is_reported_as_that() -> None:
         assert (lists and {end.ip for end in lists.came}) == came
 
 
+def test_each_port_of_a_service_of_several_slices_has_its_new_endpoints() -> None:
+    planner, name = Planner(CONFIG, IPTABLES), ObjectName("shop", "cart")
+    cart = service(ports=[port(), port("admin", 81)])
+    at = [port(number=8080), port("admin", 8081)]
+    for address in ("10.0.0.2", "10.0.0.3"):
+        slices = slice_(HERE, ports=at), slice_(endpoint(address, "other"), name="cart-2", ports=at)
+        change = planner.update(snapshot(cart, *slices), FACTS, {name})
+    assert {
+        (key.name.port, came.ip, came.port, gone.ip)
+        for key, lists in change.relisted.items()
+        for came in lists.came
+        for gone in lists.gone
+    } == {("http", "10.0.0.3", 8080, "10.0.0.2"), ("admin", "10.0.0.3", 8081, "10.0.0.2")}
+
+
 def test_a_service_that_uses_the_endpoints_of_this_node_is_planned_as_a_whole() -> None:
     planner, name = Planner(CONFIG, IPTABLES), ObjectName("shop", "cart")
     ports = [port(nodePort=30080)]
