@@ -112,12 +112,12 @@ class Written(msgspec.Struct, frozen=True):
     @classmethod
     def by(cls, *steps: Diff) -> Written:
         """Return what was written by Diffs, each after the other."""
-        change = steps[0] if len(steps) == 1 else Diff({}, {}, {})
-        if len(steps) > 1:
+        if len(steps) == 1:
+            change = steps[0]
+        else:
+            change = Diff({}, {}, {})
             for step in steps:
-                change.added.update(step.added)
-                change.removed.update(step.removed)
-                change.changed.update(step.changed)
+                change.include(step)
         return cls(len(change.added), len(change.removed), len(change.changed), change)
 
     def __len__(self) -> int:
