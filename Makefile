@@ -2,8 +2,8 @@
 BIN := .venv/bin
 export PATH := $(CURDIR)/$(BIN):$(PATH):/usr/sbin:/sbin
 
-# Tests run in so many processes: most of those with packets wait more than they compute.
-WORKERS ?= $(shell cores=$$(nproc); echo $$((cores < 6 ? cores * 2 : cores < 12 ? 12 : cores)))
+# Tests run in so many processes: those with packets and programs wait two thirds of their time.
+WORKERS ?= $(shell cores=$$(nproc); echo $$((cores < 4 ? cores * 3 : cores < 12 ? 12 : cores)))
 # The tests of a module in one process and in our order, the longest modules first.
 TOGETHER := --dist loadscope --no-loadscope-reorder
 
@@ -36,7 +36,7 @@ format: setup ## Put the code in shape
 test: export PYTHONDONTWRITEBYTECODE =
 test: ## Every test, kernel tests as root, and coverage; WORKERS=n processes
 	@scripts/setup.sh tests
-	@python -m compileall -q src tests # for the many programs that tests start, also in the machine
+	@python -m compileall -q -j 0 src tests # for the many programs that tests start, also in the machine
 	@pytest -q --collect-only >/dev/null || true # compiled once; what is wrong is said below
 	pytest -q -n $(WORKERS) $(TOGETHER) --cov --cov-report= --durations=10
 	coverage report --include="$$(python scripts/pure.py)" --fail-under=100 --skip-covered

@@ -28,7 +28,7 @@ import sys
 import time
 from collections import Counter
 from collections.abc import Awaitable, Callable, Container, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
@@ -231,7 +231,7 @@ class Fleet:
         ]
         urls = tuple(f"http://{host}:{port}" for host, port in
                      ((_BALANCER,) if balanced else _SERVERS))  # fmt: skip
-        timing = replace(timing or Timing(), now=loop.time, random=self.dice.random)
+        timing = msgspec.structs.replace(timing or Timing(), now=loop.time, random=self.dice.random)
         access = ClusterAccess(servers=urls)
         sources = (ApiServerSource(access, f"node-{n}", timing=timing) for n in range(nodes))
         self.nodes = [Node(source) for source in sources]

@@ -9,13 +9,16 @@ import tempfile
 import time
 from pathlib import Path
 
+import msgspec
+
+import steersman as package
 from benchmarks import world
 from benchmarks.churn_place import in_ebpf_place
 from benchmarks.ebpf_place import Place
 from benchmarks.figures import Figure, figure
 from benchmarks.node import Netns
 from benchmarks.process import api_server, environment, get, memory, steersman, wait_ready
-from steersman.host.local_socket import CONTROL
+from steersman.host.process import CONTROL
 
 _PAGES = ("metrics", "metrics/services", "state", "configz")
 _ANSWERS = ("world", "state", "names", "stats", "status", "node", "history", "digests", "top")
@@ -75,15 +78,22 @@ def _ask(page: str) -> None:
             pass
 
 
-def _imports(mode: str) -> float:
-    """MB resident of a fresh process that has imported what the process needs in a mode."""
+def _imports(mode: str, *options: str) -> float:
+    """MB resident of a fresh process that has imported what the process needs in a mode.
+
+    It is isolated, as in the image: what a machine's own packages import at the start of every
+    Python (`.pth` files) is not counted. The first of two processes may have to compile modules.
+    """
+    paths = [str(Path(module.__file__ or "").parents[1]) for module in (package, msgspec)]
     code = (
-        "from steersman.cli.commands import run; run.import_aiohttp(); "
-        f"import steersman.run.assemble, steersman.modes.{mode}.mode; "
+        f"import sys, site; sys.path[:0] = {paths}; "
+        "import steersman.cli.main, steersman.cli.commands.run, steersman.run.assemble; "
+        f"import steersman.modes.{mode}.mode; "
         "print(*[line for line in open('/proc/self/status') if line.startswith('VmRSS')])"
     )
-    argv = [sys.executable, "-c", code]
-    done = subprocess.run(argv, check=True, capture_output=True, text=True, env=environment())
+    argv = [sys.executable, "-IS", *options, "-c", code]
+    for _ in range(2):
+        done = subprocess.run(argv, check=True, capture_output=True, text=True, env=environment())
     return int(done.stdout.split()[1]) * 1024 / 1e6
 
 
@@ -93,6 +103,9 @@ def run(quick: bool) -> list[Figure]:
     for mode in ("nftables", "iptables", "ebpf"):
         name = "iptables-nft" if mode == "iptables" else mode
         figures.append(figure("imports: resident memory", name, 0, (_imports(mode), "MB")))
+        with tempfile.TemporaryDirectory() as cache:
+            image = _imports(mode, "-OO", "-X", f"pycache_prefix={cache}")
+        figures.append(figure("  in the image (-OO)", name, 0, (image, "MB")))
         for size in (0, 500) if quick else (0, 10_000, 50_000):
             first, anonymous, now, most = measured(mode, size)
             figures += [

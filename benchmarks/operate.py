@@ -1,21 +1,35 @@
-"""What the commands cost: tracing, for the connections of a node; questions, for its process."""
+"""What the commands cost: tracing, for the connections of a node; questions, for its process.
+
+Also whether they answer about a node that syncs all the time.
+"""
 
 from __future__ import annotations
 
+import json
 import os
+import re
 import statistics
 import subprocess
 import sys
+import tempfile
+import threading
+import time
 from collections.abc import Iterator
+from contextlib import ExitStack
+from pathlib import Path
 
+from benchmarks import world
 from benchmarks.churn import holds
 from benchmarks.figures import Figure, figure
+from benchmarks.footprint import objects
+from benchmarks.node import Netns
 from benchmarks.path import Client, Plot, node_with
-from benchmarks.process import environment, get
+from benchmarks.process import api_server, environment, get, steersman, wait_ready
 from benchmarks.scrape import cpu, running
 from steersman.model.names import Protocol
 from steersman.model.tracing import WatchedFlow
 from steersman.operate.client import Client as ControlClient
+from tests.support.apiserver.remote import control
 
 TRACED_MODES = ("iptables-nft", "nftables", "ebpf")
 _METRICS = "http://127.0.0.1:10249/metrics"
@@ -23,6 +37,9 @@ _ELSEWHERE = WatchedFlow(Protocol.TCP, "10.255.255.254", 80, "10.255.255.253", 4
 """A flow that never comes: the measured one is among many others."""
 _ROUNDS = 7
 _ANSWERED = (0, 1)  # exit codes; 1 means that something is wrong
+_RATE = 25
+"""Changes a second of a busy node; each is a sync."""
+_SYNCS = re.compile(r"^kubeproxy_sync_proxy_rules_duration_seconds_(sum|count)\S* (\S+)", re.M)
 _PAGES = ("world", "stats", "status", "names?kind=service")
 
 
@@ -120,10 +137,89 @@ def of_questions(mode: str, services: int) -> Iterator[Figure]:
             yield figure(f"  {name}", mode, services, (value, unit))
 
 
+def mixed(services: int) -> list[bytes]:
+    """A quarter of the Services has session affinity, a quarter node ports, half of these Local."""
+    made = []
+    for raw in objects(services):
+        each = json.loads(raw)
+        if each["kind"] == "Service":
+            number = int(each["metadata"]["name"].rpartition("-")[2])
+            spec = each["spec"]
+            if number % 4 == 1:
+                spec["sessionAffinity"] = "ClientIP"
+            if number % 4 == 2:
+                spec["type"], spec["ports"][0]["nodePort"] = "NodePort", 20_000 + number
+            if number % 8 == 2:
+                spec["externalTrafficPolicy"] = "Local"
+        made.append(json.dumps(each).encode())
+    return made
+
+
+class Churn(threading.Thread):
+    """Replaces an endpoint of some Service 25 times a second, from `go` on."""
+
+    def __init__(self, url: str, services: int) -> None:
+        super().__init__(daemon=True)
+        self.go, self.stop = threading.Event(), threading.Event()
+        self._url, self._services = url, services
+
+    def run(self) -> None:
+        self.go.wait()
+        begun, sent = time.monotonic(), 0
+        while not self.stop.is_set():
+            sent += 1
+            number = 7 * sent % (self._services - 1) + 1  # not that of the question
+            slice_ = json.loads(world.endpoint_slice(number, world.pods(number, sent)))
+            control(self._url, "apply", object={"kind": "EndpointSlice", **slice_})
+            self.stop.wait(begun + sent / _RATE - time.monotonic())
+
+
+def of_busy_node(services: int) -> Iterator[Figure]:
+    """Measure `dump` and `doctor` on an idle and on a busy node, and the syncs meanwhile."""
+    with ExitStack() as stack:
+        netns = Netns()
+        stack.callback(netns.close)
+        netns.enter()
+        folder = Path(stack.enter_context(tempfile.TemporaryDirectory()))
+        url = stack.enter_context(api_server(mixed(services), folder))
+        flags = ("--master", url, "--proxy-mode", "nftables")
+        process = stack.enter_context(steersman(*flags))
+        wait_ready(process)
+        churn = Churn(url, services)
+        churn.start()
+        stack.callback(churn.stop.set)
+        for name in ("idle", "busy"):
+            if name == "busy":
+                churn.go.set()
+            for argv in (("dump", "bench/service-0"), ("doctor", "bench/service-0"), ("doctor",)):
+                took, spent = list[float](), list[float]()
+                before = syncs()
+                for _ in range(_ROUNDS):
+                    begun = time.monotonic()
+                    spent.append(of_command(*argv))
+                    took.append(time.monotonic() - begun)
+                after = syncs()
+                what = f"steersman {argv[0]}{' SERVICE' * (len(argv) > 1)}, {name} node"
+                value = (statistics.median(took), "s")
+                yield figure(what, "nftables", services, value)
+                yield figure("  CPU", "nftables", services, (statistics.median(spent), "ms"))
+                if count := after[1] - before[1]:
+                    mean = ((after[0] - before[0]) / count * 1e3, "ms")
+                    yield figure("  a sync meanwhile", "nftables", services, mean)
+                    yield figure("  syncs", "nftables", services, (count / sum(took), "/s"))
+
+
+def syncs() -> tuple[float, float]:
+    """Return the seconds of all syncs of the process so far, and their number."""
+    found = dict(_SYNCS.findall(get(_METRICS).decode()))
+    return float(found["sum"]), float(found["count"])
+
+
 def run(quick: bool) -> list[Figure]:
     """Trace in three modes; ask a process with 10,000 Services (500 when quick)."""
     figures: list[Figure] = []
     for mode in TRACED_MODES:
         print(f"  {mode} ...", file=sys.stderr, flush=True)
         figures += of_tracing(mode, 10 if quick else 100)
-    return [*figures, *of_questions("nftables", 500 if quick else 10_000)]
+    services = 500 if quick else 10_000
+    return [*figures, *of_questions("nftables", services), *of_busy_node(services)]

@@ -1,4 +1,4 @@
-"""What a scrape costs: bytes, series and CPU of the pages of the whole process."""
+"""What a scrape and a probe cost: bytes, series and CPU of the pages of the whole process."""
 
 from __future__ import annotations
 
@@ -20,14 +20,15 @@ from benchmarks.process import api_server, get, steersman, wait_ready
 from steersman.model.names import Family, PlanKey, Protocol, ServicePortName
 from steersman.model.plan import Action, Endpoint, Frontend, FrontendKind, ServicePlan, Verdict
 from steersman.model.stats import ConnectionStats
-from steersman.run.metrics import exposition
 from steersman.run.mode_metrics import counts_of
+from steersman.run.prometheus import exposition
 from steersman.run.service_metrics import Ledger, ServiceFilter
 
 MODES = ("iptables", "nftables", "ebpf")
 _PAGES = ("metrics", "metrics/services", "state")
 _ROUNDS, _TOGETHER = 5, 5
 _METRICS = "http://127.0.0.1:10249"
+_PROBE, _PROBES = "http://127.0.0.1:10256/healthz", 200
 
 
 @contextmanager
@@ -67,7 +68,12 @@ def of_pages(mode: str, services: int) -> Iterator[Figure]:
                 for _ in range(_TOGETHER):
                     sizes[page] = get(f"{_METRICS}/{page}")
                 spent[page].append((cpu(pid) - begun) / _TOGETHER * 1e3)
+        begun = cpu(pid)
+        for _ in range(_PROBES):
+            get(_PROBE)
+        probe = (cpu(pid) - begun) / _PROBES * 1e3
     name = "iptables-nft" if mode == "iptables" else mode
+    yield figure("/healthz: CPU of a probe", name, services, (probe, "ms"))
     for page in _PAGES:
         yield figure(f"/{page}: CPU", name, services, (statistics.median(spent[page]), "ms"))
         yield figure("  size", name, services, (len(sizes[page]) / 1e3, "kB"))

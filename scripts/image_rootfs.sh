@@ -98,15 +98,16 @@ install_steersman() {
     cp -r "$out/python-$arch" "$root/$packages"
     for name in kube-proxy steersman; do
         function=$([ "$name" = steersman ] && echo main || echo kube_proxy)
-        printf '#!/usr/bin/python3.11 -I\nfrom steersman.__main__ import %s\n\nraise SystemExit(%s())\n' \
+        printf '#!/usr/bin/python3.11 -IOO\nfrom steersman.__main__ import %s\n\nraise SystemExit(%s())\n' \
             "$function" "$function" >"$root/usr/local/bin/$name"
         chmod 755 "$root/usr/local/bin/$name"
     done
     # The container's root is read-only: what is not compiled now is compiled at every start. Of
     # Python's library and of packages, only what is compiled stays; our own sources are shown in
-    # tracebacks.
+    # tracebacks. Docstrings and assertions are for those who change the program: without them a
+    # process is 1 MB smaller.
     find "$root/usr/lib/python3"* -name __pycache__ -prune -exec rm -rf {} +
-    local compile=(-m compileall -q --invalidation-mode unchecked-hash)
+    local compile=(-m compileall -q -o 2 --invalidation-mode unchecked-hash)
     if [ "$arch" = "$(dpkg --print-architecture)" ]; then
         chroot "$root" /usr/bin/python3.11 "${compile[@]}" -b /usr/lib/python3.11 "/$packages"
         find "$root/$packages/steersman" -name '*.pyc' -delete

@@ -13,12 +13,11 @@ from playwright.async_api import Browser, expect
 
 from steersman.model.findings import Finding, Severity
 from steersman.model.node_state import NodeState
-from steersman.run.http import listen
 from steersman.ui.pages import PAGES
 from steersman.ui.site import Site
 from tests.support.browser import tab
 from tests.support.http import free_port
-from tests.support.pages import ScriptedFleet
+from tests.support.pages import ScriptedFleet, serving_pages
 
 HOSTILE = (
     "<script>alert(1)</script>",
@@ -49,11 +48,8 @@ def state(node: str, **fields: Any) -> NodeState:
 
 @asynccontextmanager
 async def served(fleet: ScriptedFleet, port: int) -> AsyncIterator[str]:
-    server = await listen(Site(fleet, PAGES).app, "127.0.0.1", port)
-    try:
+    async with serving_pages(Site(fleet, PAGES).app, port):
         yield f"http://127.0.0.1:{port}"
-    finally:
-        await server.close()
 
 
 async def test_a_change_shows_and_the_reader_keeps_focus_and_place(chrome: Browser) -> None:

@@ -8,15 +8,13 @@ import pytest_asyncio
 from playwright.async_api import Browser, expect
 
 from steersman.model.node_state import NodeState
-from steersman.run.http import listen
 from steersman.source.kubeconfig import ClusterAccess as ApiServers
 from steersman.ui.access import COOKIE, ApiReviewer, ClusterAccess
 from steersman.ui.pages import PAGES
 from steersman.ui.site import Site
 from tests.support.apiserver.server import ApiServer
 from tests.support.browser import tab
-from tests.support.http import free_port
-from tests.support.pages import ScriptedFleet
+from tests.support.pages import ScriptedFleet, serving_pages
 
 
 @pytest_asyncio.fixture(loop_scope="session")
@@ -27,12 +25,8 @@ async def base() -> AsyncIterator[str]:
         api.reviews.allowed["anna"] = {("list", "nodes"), ("list", "services")}
         access = ClusterAccess(ApiReviewer(ApiServers(servers=(api.url,))), "kube-system")
         site = Site(ScriptedFleet({"node-a": NodeState("node-a", "nftables")}), PAGES, access)
-        port = free_port()
-        server = await listen(site.app, "127.0.0.1", port)
-        try:
+        async with serving_pages(site.app) as port:
             yield f"http://127.0.0.1:{port}"
-        finally:
-            await server.close()
 
 
 async def test_a_reader_logs_in_by_keyboard_sees_the_page_and_logs_out(

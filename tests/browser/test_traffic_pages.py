@@ -10,8 +10,7 @@ import pytest
 import pytest_asyncio
 from playwright.async_api import Browser, expect
 
-from steersman.model.node_state import NodeState
-from steersman.model.top import TopRow, TopSample
+from steersman.model.node_state import NodeState, TopRow, TopSample
 from steersman.model.world import ProcessStatus
 from steersman.operate.answer import QuestionError
 from steersman.operate.doctor.check import Diagnosis
@@ -21,8 +20,7 @@ from tests.support.browser import WAIT, Tab, tab
 from tests.support.builders import kube
 from tests.support.builders.asked import DEMO, NODES, POD_A, POD_B, WEB, asked
 from tests.support.builders.asked import pod_endpoint as endpoint
-from tests.support.http import serving
-from tests.support.pages import ScriptedFleet
+from tests.support.pages import ScriptedFleet, serving_pages
 
 HOSTILE = "<script>alert(1)</script>\u202e" + "x" * 253
 PAGE = "/services/shop/web"
@@ -66,7 +64,7 @@ def site(fleet: Fleet) -> Site:
 @pytest_asyncio.fixture(loop_scope="session")
 async def opened(chrome: Browser, site: Site) -> AsyncIterator[Tab]:
     async with (
-        serving(site.app) as port,
+        serving_pages(site.app) as port,
         tab(chrome, f"http://127.0.0.1:{port}") as page,
     ):
         yield page
@@ -151,7 +149,7 @@ async def test_a_page_that_cannot_be_followed_says_why_as_text(
 async def test_everything_works_without_scripts(chrome: Browser, fleet: Fleet) -> None:
     fleet.lines = [{"exitCode": 2, "error": "needs root"}]
     async with (
-        serving(Site(fleet, PAGES).app) as port,
+        serving_pages(Site(fleet, PAGES).app) as port,
         tab(chrome, f"http://127.0.0.1:{port}", javascript=False) as plain,
     ):
         await plain.open(PAGE)

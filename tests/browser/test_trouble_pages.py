@@ -22,8 +22,7 @@ from steersman.ui.pages import PAGES
 from steersman.ui.site import Site
 from tests.support.browser import Tab, tab
 from tests.support.builders.pasted import CART, SERVICE, USER, encoded, world
-from tests.support.http import serving
-from tests.support.pages import ScriptedFleet
+from tests.support.pages import ScriptedFleet, serving_pages
 
 HOSTILE = "<script>alert(1)</script>\u202e" + "x" * 253
 NOW = time.time()
@@ -86,7 +85,7 @@ def fleet() -> ScriptedFleet:
 @pytest_asyncio.fixture(loop_scope="session")
 async def opened(chrome: Browser, fleet: ScriptedFleet) -> AsyncIterator[Tab]:
     async with (
-        serving(Site(fleet, PAGES).app) as port,
+        serving_pages(Site(fleet, PAGES).app) as port,
         tab(chrome, f"http://127.0.0.1:{port}") as page,
     ):
         yield page

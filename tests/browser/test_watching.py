@@ -10,7 +10,7 @@ from aiohttp import web
 from playwright.async_api import Browser
 
 from tests.support.browser import tab
-from tests.support.http import serving
+from tests.support.pages import serving_pages
 
 PAGES = {
     "/fine": "<main><h1>Fine</h1></main>",
@@ -41,7 +41,7 @@ async def base() -> AsyncIterator[str]:
 
     app = web.Application()
     app.router.add_get("/{path:.*}", page)
-    async with serving(app) as port:
+    async with serving_pages(app) as port:
         yield f"http://127.0.0.1:{port}"
 
 

@@ -8,13 +8,12 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import pytest
-from aiohttp import web
 
 from steersman.config import flagz
 from steersman.model.kube import Node, ObjectMeta
 from steersman.model.names import Family, ObjectName
 from steersman.run.health import ProxyHealth, ServiceHealth, now, proxy_health_app
-from steersman.run.http import application
+from steersman.run.http import App, application
 from steersman.run.metrics import Metrics
 from steersman.run.metrics_server import Pages, metrics_app
 from steersman.run.scraped import NFACCT, nfacct_packets
@@ -56,7 +55,7 @@ def shape(value: Any) -> Any:
     return type(value).__name__
 
 
-def metrics_pages(mode: str) -> web.Application:
+def metrics_pages(mode: str) -> App:
     return metrics_app(
         Pages(
             Metrics(mode),

@@ -5,13 +5,15 @@ from __future__ import annotations
 import asyncio
 import base64
 import json
+import socket
 import ssl
 import stat
+import threading
 import warnings
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
-import aiohttp
 import msgspec
 import pytest
 import yaml
@@ -115,22 +117,40 @@ async def test_servers_that_cannot_be_trusted_are_not_asked(
 
 
 @pytest.mark.parametrize(
-    ("alert", "words"),
+    ("case", "words"),
     [
-        ("SSLV3_ALERT_CERTIFICATE_EXPIRED", "it has expired"),
-        ("TLSV1_ALERT_UNKNOWN_CA", "it does not know its authority"),
-        ("TLSV13_ALERT_CERTIFICATE_REQUIRED", "the server requires a client certificate"),
+        ("expired", "it has expired"),
+        ("other authority", "it does not know its authority"),
+        ("none", "the server requires a client certificate"),
     ],
 )
 async def test_a_refused_client_certificate_is_said_in_words(
-    alert: str, words: str, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+    case: str, words: str, tmp_path: Path, authority: Authority, caplog: pytest.LogCaptureFixture
 ) -> None:
-    def refuses(*_: object, **__: object) -> None:
-        raise aiohttp.ClientOSError(1, f"[SSL: {alert}] (_ssl.c:2580)")
+    context = authority.server_context(tmp_path)
+    context.verify_mode = ssl.CERT_REQUIRED
+    issuer = Authority("other") if case == "other authority" else authority
+    certificate, key = issuer.issue("me", days=case != "expired") if case != "none" else (b"", b"")
 
-    monkeypatch.setattr(aiohttp.ClientSession, "request", refuses)
-    async with reading(ClusterAccess(servers=("http://x",))) as r:
-        await until(lambda: r.errors("tls") >= 4)
+    def refuse(listening: socket.socket) -> None:
+        # A server of asyncio closes the connection without sending the alert.
+        with suppress(OSError):
+            while True:
+                sock, _ = listening.accept()
+                with sock, suppress(OSError):  # of one connection
+                    context.wrap_socket(sock, server_side=True)
+
+    with socket.create_server(("127.0.0.1", 0)) as listening:
+        threading.Thread(target=refuse, args=(listening,), daemon=True).start()
+        access = ClusterAccess(
+            servers=(f"https://127.0.0.1:{listening.getsockname()[1]}",),
+            ca=Material(data=authority.pem),
+            client_certificate=Material(data=certificate),
+            client_key=Material(data=key),
+        )
+        async with reading(access) as r:
+            await until(lambda: r.errors("tls") >= 4)
+        listening.shutdown(socket.SHUT_RDWR)  # wakes the thread
     assert words in caplog.text
 
 

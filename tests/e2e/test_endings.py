@@ -27,7 +27,7 @@ pytestmark = pytest.mark.kernel
 WAITS = """\
 #!/bin/sh
 # A program as it is, but at one of its runs it waits until a file is there.
-case "$*" in *{when}*) touch {folder}/runs; {first} while ! [ -e {folder}/go ]; do sleep 0.01; done
+case "$*" in *{when}*) {first} touch {folder}/runs; while ! [ -e {folder}/go ]; do sleep 0.01; done
 esac
 {then} exec {real} "$@"
 """

@@ -26,7 +26,7 @@ CLIENTS = 2000
 
 
 def idle_client(port: int) -> socket.socket:
-    sock = socket.create_connection(("127.0.0.1", port), timeout=5)
+    sock = socket.create_connection(("127.0.0.1", port), timeout=60)
     sock.setblocking(False)
     return sock
 

@@ -57,6 +57,7 @@ from tests.support.builders.ebpf_node_plan import (
 from tests.support.builders.plans import plan
 from tests.support.lab import trace_page
 from tests.support.lab.ebpf_node import MARKS, Node, programmed, serving
+from tests.support.lab.traced import first_difference
 
 pytestmark = MARKS
 ROOT = Path(__file__).parents[2]
@@ -390,7 +391,7 @@ def test_refusals(node: Node, address: str) -> None:
     answer = ask_from(node, LOOKER, (address, 80))
     assert answer.exit_code == 1
     closed = f"the endpoint {POD}:9 refuses the connection: RST"
-    assert answer.first_difference == ("" if address == EMPTY else closed)
+    assert first_difference(answer) == ("" if address == EMPTY else closed)
 
 
 @pytest.mark.parametrize("tool", ["nft", "iptables-nft", "iptables-legacy"])
@@ -411,9 +412,9 @@ def test_the_rule_of_another_program_is_named(node: Node, tool: str) -> None:
     assert (last.hook, last.verdict) == ("forward", "drop")
     assert LOOKER in last.rule
     chain = "f of table ip firewall" if tool == "nft" else "FORWARD of table ip filter"
-    assert answer.first_difference.startswith("dropped by a rule of another program in chain")
-    assert chain in answer.first_difference
-    assert f"handle {last.handle}" in answer.first_difference
+    assert first_difference(answer).startswith("dropped by a rule of another program in chain")
+    assert chain in first_difference(answer)
+    assert f"handle {last.handle}" in first_difference(answer)
     hooks = [shown.step.hook for shown in answer.steps]
     assert hooks.index("connect") < hooks.index("ingress") < hooks.index("forward")
 

@@ -166,7 +166,7 @@ def small_parts() -> Iterator[None]:
     """An empty kernel is filled in parts of one or two Services, if the mode does that."""
     with pytest.MonkeyPatch.context() as patch_:
         patch_.setattr("steersman.run.sync._FILL_FROM", 1)
-        patch_.setattr("steersman.run.parts._PART", 1)
+        patch_.setattr("steersman.run.parts._FIRST_PART", 1)
         yield
 
 

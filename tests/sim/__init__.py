@@ -1,7 +1,7 @@
 """Deterministic simulation: years of a node's life in minutes, in the manner of FoundationDB.
 
 Theory. The program is the real one: Daemon, sources, Store, Planner, Sync, Runner, observers,
-health, metrics and servers, down to aiohttp and to netlink messages. The world outside
+health, metrics and servers, down to the bytes of HTTP and netlink. The world outside
 of the process is simulated, and it fails in every way that the real one does:
 
     clocks.py    the clocks of `time`; the wall clock can be set

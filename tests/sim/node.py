@@ -138,6 +138,7 @@ class Node:
         root.setLevel(logging.INFO - 2)
         self.machine = Machine(
             create_mode=mode_factory(self.kernel),
+            may_have_left=lambda *_: True,
             set_conntrack=lambda *_: None,
             allow_localhost_node_ports=lambda config, *_: config,
             set_oom_score=lambda _value: "",

@@ -29,9 +29,8 @@ from steersman.model.drift import Drift, Writer
 from steersman.model.findings import Finding, Severity
 from steersman.model.inputs import HostFacts, NodeConfig
 from steersman.model.names import ObjectName
-from steersman.model.node_state import NodeState
+from steersman.model.node_state import NodeState, TopRow, TopSample
 from steersman.model.plan import Traits
-from steersman.model.top import TopRow, TopSample
 from steersman.model.world import Condition, ProcessStatus
 from steersman.run.top import printed
 from steersman.run.world_wire import Head, encode_world, names

@@ -8,10 +8,9 @@ from collections.abc import AsyncIterator, Mapping
 from contextlib import ExitStack, asynccontextmanager, suppress
 
 import aiohttp
-from aiohttp import web
 
 from steersman.model.names import Protocol
-from steersman.run.http import Answer, listen
+from steersman.run.http import Answer, App, listen
 
 
 def free_port() -> int:
@@ -54,7 +53,7 @@ async def ask(port: int, path: str = "/", method: str = "GET", data: str | None 
 
 
 @asynccontextmanager
-async def serving(app: web.Application) -> AsyncIterator[int]:
+async def serving(app: App) -> AsyncIterator[int]:
     port = free_port()
     server = await listen(app, "127.0.0.1", port)
     try:

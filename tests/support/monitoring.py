@@ -51,11 +51,11 @@ def rows() -> Iterator[Row]:
             )
     yield from series.values()
     listed = {metric.name for metric in DECLARED}
-    for family in Metrics("iptables").registry.collect():
-        name = f"{family.name}_total" if family.type == "counter" else family.name
-        if name not in listed:
-            labels = tuple(family.samples[0].labels) if family.samples else ()
-            yield Row(name, family.type, labels, "all", f"{family.documentation.rstrip('.')}.")
+    for family in Metrics("iptables").collect():
+        if family.name not in listed:
+            sample = next(iter(family.samples), None)
+            labels = tuple(sample.labels) if sample else ()
+            yield Row(family.name, family.kind, labels, "all", family.text)
 
 
 def rules() -> list[dict[str, Any]]:

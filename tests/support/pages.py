@@ -7,6 +7,7 @@ from collections.abc import AsyncIterator, Callable, Mapping
 from contextlib import asynccontextmanager
 from typing import Any
 
+from aiohttp import web
 from aiohttp.test_utils import TestClient, TestServer
 
 from steersman.model.names import ObjectName
@@ -15,6 +16,7 @@ from steersman.model.world import World
 from steersman.operate.answer import QuestionError
 from steersman.ui.fleet import Fleet
 from steersman.ui.site import Site
+from tests.support.http import free_port
 
 
 class ScriptedFleet(Fleet):
@@ -94,3 +96,16 @@ async def events(
                     if enough(found):
                         return found
     raise AssertionError(f"the stream ended with {found}")
+
+
+@asynccontextmanager
+async def serving_pages(app: web.Application, port: int = 0) -> AsyncIterator[int]:
+    """Serve pages to a browser, as `steersman ui` does; the port."""
+    port = port or free_port()
+    runner = web.AppRunner(app, access_log=None, shutdown_timeout=0.5)
+    await runner.setup()
+    try:
+        await web.TCPSite(runner, "127.0.0.1", port).start()
+        yield port
+    finally:
+        await runner.cleanup()

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Awaitable, Callable, Sequence
 from importlib import import_module
-from pkgutil import iter_modules
+from importlib.util import find_spec
 from typing import TYPE_CHECKING, Final
 
 import msgspec
@@ -134,13 +134,15 @@ class Command(msgspec.Struct, frozen=True, kw_only=True):
 
 def command_names() -> tuple[str, ...]:
     """Return the names of all commands, without importing them."""
+    from pkgutil import iter_modules  # noqa: PLC0415 - only a list of all needs it
+
     package = import_module(_COMMANDS)
     return tuple(sorted(module.name for module in iter_modules(package.__path__)))
 
 
 def find_command(name: str) -> Command:
     """Import a command; raise KeyError if there is none of this name."""
-    if name not in command_names():
+    if not name.isidentifier() or "__" in name or find_spec(f"{_COMMANDS}.{name}") is None:
         raise KeyError(name)
     command: Command = import_module(f"{_COMMANDS}.{name}").COMMAND
     return command

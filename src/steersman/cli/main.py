@@ -148,7 +148,7 @@ def ask(command: Command, words: Sequence[str]) -> int:
         gain_net_admin([sys.executable, "-m", "steersman", command.name, *words])
         return _watched(command, parsed) if parsed.values.get("watch") else _once(command, parsed)
     except expected_errors() as error:
-        print(f"steersman {command.name}: {error}", file=sys.stderr)
+        print(f"steersman {command.name}: {_text_of(error)}", file=sys.stderr)
         return 2
 
 
@@ -254,10 +254,17 @@ def report(error: BaseException, program: str) -> int:
         case SystemExit():
             raise error
         case _ if isinstance(error, expected_errors()):
-            print(f"{program}: {error}", file=sys.stderr)
+            print(f"{program}: {_text_of(error)}", file=sys.stderr)
         case _:
             traceback.print_exception(error)
     return 1
+
+
+def _text_of(error: BaseException) -> str:
+    """Return the lines of an error, printable: names of objects in them may hold anything."""
+    from steersman.model.findings import printable  # noqa: PLC0415 - only a failure needs it
+
+    return "\n".join(map(printable, str(error).split("\n")))
 
 
 def _drop_output() -> None:

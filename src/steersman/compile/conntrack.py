@@ -40,18 +40,17 @@ class ServedPort(Value, frozen=True):
 
 
 def destinations_at(
-    numbers: Container[int | None], plans: Iterable[ServicePlan], family: Family
+    numbers: Container[int], plans: Iterable[ServicePlan], family: Family
 ) -> Iterator[bytes]:
     """Yield the address destinations of a family, packed, whose port is one of these numbers.
 
     A node port counts on every address of the node except for these (behaviour 12).
     """
     for plan in plans:
-        if plan.key.family is family and _address_port(plan) in numbers:
-            protocol = bytes((plan.key.name.protocol.number,))
-            for frontend in plan.frontends:
-                if frontend.address:
-                    yield protocol + pack_socket(frontend.address, frontend.port)
+        for frontend in plan.frontends:
+            if frontend.port in numbers and frontend.address and plan.key.family is family:
+                protocol = bytes((plan.key.name.protocol.number,))
+                yield protocol + pack_socket(frontend.address, frontend.port)
 
 
 def is_concerned(service: Service) -> bool:

@@ -44,6 +44,8 @@ _ADDRESS_TYPES = {family: family.kubernetes for family in Family}
 ADDRESS_TYPES = frozenset(_ADDRESS_TYPES.values())
 """The address types of slices that are served."""
 _IPV6 = Family.IPV6  # a member by name costs ten times as much (Python 3.11)
+_NUMBERS: dict[int, int] = {}
+"""Every port number so far: those of endpoints are few, and each would be an object of 32 bytes."""
 _NOWHERE = "\0"
 """The name of a node that has none. "" would match slices that do not name a node."""
 
@@ -310,7 +312,8 @@ def _ports(slice_: EndpointSlice, problems: FindingCollector) -> list[tuple[Port
         elif port.port and not 0 < port.port <= MAX_PORT:
             problems.add(f"ports[{index}].port", f"{port.port} must be 1 to {MAX_PORT}; ignored")
         elif port.port:
-            out.append(((port.name, protocol), port.port))
+            number = _NUMBERS.setdefault(port.port, port.port)
+            out.append(((port.name, protocol), number))
     return out
 
 

@@ -6,7 +6,6 @@ gates among all components.
 
 from __future__ import annotations
 
-import difflib
 from collections.abc import Iterator, Mapping
 from typing import Final, NamedTuple
 
@@ -228,5 +227,7 @@ def gate_warnings(gates: Mapping[str, bool]) -> Iterator[str]:
 
 def suggest(word: str, choices: Mapping[str, object]) -> str:
     """Return ` (did you mean X?)` if a choice is close to the word, else ""."""
+    import difflib  # noqa: PLC0415 - 150 kB, for mistakes only
+
     close = difflib.get_close_matches(word, choices, n=1)
     return f" (did you mean {close[0]}?)" if close else ""

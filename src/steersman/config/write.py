@@ -6,13 +6,12 @@ import json
 from typing import Any, NamedTuple
 
 import msgspec
-import yaml
 
 from steersman.config.convert import apply_platform_defaults, to_v1alpha1
 from steersman.config.errors import ConfigError
 from steersman.config.features import gate_warnings
 from steersman.config.go import Duration
-from steersman.config.load import is_plain_text, load
+from steersman.config.load import load
 from steersman.config.rules import validate
 from steersman.config.types import GROUP_VERSION, KIND, ProxyConfig, Steersman
 from steersman.model.addresses import without_password
@@ -30,10 +29,9 @@ def to_document(config: ProxyConfig) -> dict[str, Any]:
 
 def to_yaml(config: ProxyConfig) -> str:
     """Return the file that `--write-config-to` writes: keys sorted, as upstream's."""
-    text: str = yaml.dump(
-        to_document(config), Dumper=_Dumper, sort_keys=True, default_flow_style=False, width=1000
-    )
-    return text
+    from steersman.config.yaml_text import dump_yaml  # noqa: PLC0415 - 1 MB, for YAML only
+
+    return dump_yaml(to_document(config))
 
 
 def configz(config: ProxyConfig) -> bytes:
@@ -62,25 +60,6 @@ def _plain(value: object) -> object:
     if isinstance(value, float) and value.is_integer():
         return int(value)
     return str(value) if isinstance(value, Duration | str) else value
-
-
-class _Dumper(yaml.SafeDumper):
-    """Writes as upstream does: lists are not indented, nothing is an alias."""
-
-    def ignore_aliases(self, data: object) -> bool:  # noqa: ARG002 - PyYAML's signature
-        return True
-
-
-def _represent_text(dumper: _Dumper, text: str) -> yaml.ScalarNode:
-    """Quote texts that read as something else; upstream's writer uses double quotes."""
-    tag = "tag:yaml.org,2002:str"
-    # other YAML 1.1 readers know dates and numbers of base 60, too
-    resolved = dumper.resolve(yaml.ScalarNode, text, (True, False))  # type: ignore[no-untyped-call]
-    plain = is_plain_text(text) and resolved == tag
-    return dumper.represent_scalar(tag, text, style=None if plain else '"')
-
-
-_Dumper.add_representer(str, _represent_text)
 
 
 class CommandOutput(NamedTuple):

@@ -1,18 +1,30 @@
-"""Check whether something listens: a TCP connection that is reset at once, a request by HTTP, or an
-empty datagram."""
+"""Which way to connect to a server, and connect; check whether something listens.
+
+The check is a TCP connection that is reset at once, a request by HTTP, or an empty datagram.
+"""
 
 from __future__ import annotations
 
 import asyncio
+import base64
 import contextlib
 import errno
 import re
 import socket
+import ssl
 import struct
-from collections.abc import Awaitable
+from collections import deque
+from collections.abc import Awaitable, Sequence
 from contextlib import suppress
-from typing import Literal, TypeAlias
+from itertools import chain, zip_longest
+from typing import Any, Literal, NamedTuple, TypeAlias
+from urllib.parse import unquote, urlsplit
 
+from steersman.host.process import in_thread
+from steersman.model.addresses import canonical_ip, join_host_port, without_password
+
+Headers: TypeAlias = Sequence[tuple[str, str]]
+"""Names and values."""
 Outcome: TypeAlias = Literal["answered", "silent", "refused", "unreachable", "unhealthy"]
 
 _SUCCESS = re.compile(rb"HTTP/1\.[01] [23][0-9][0-9][ \r\n]")
@@ -33,6 +45,144 @@ _WINDOWS: dict[int, Outcome] = {
 ERROR_NETWORK_UNREACHABLE, ERROR_HOST_UNREACHABLE, ERROR_PORT_UNREACHABLE."""
 _LONGEST_LINE = 4096
 _UDP_SECONDS = 0.3  # for the ICMP error; silence is the good answer
+_HEAD_START = 0.25  # seconds that an address has before the next one is tried as well (RFC 8305)
+
+
+class Hop(NamedTuple):
+    """A server or a proxy."""
+
+    host: str
+    port: int
+    tls: ssl.SSLContext | None
+    name: str
+    """That its certificate must have."""
+
+    @classmethod
+    def of(cls, url: str, tls: ssl.SSLContext | None, name: str = "") -> Hop:
+        """Return the hop of a URL; `tls` and `name` are for https only.
+
+        Raises:
+            ValueError: it is not a URL of http or https.
+        """
+        try:
+            parts = urlsplit(url)
+            # This also refuses what cannot be a name; getaddrinfo(3) would raise something else.
+            host = unquote(parts.hostname or "").encode("idna").decode()
+            port = parts.port or {"http": 80, "https": 443}[parts.scheme]
+        except (ValueError, KeyError):
+            host, port = "", 0
+        if not host:
+            shown = repr(without_password(url))
+            raise ValueError(f"{shown} is not a URL such as https://10.0.0.1:6443")
+        if parts.scheme == "http":
+            return cls(host, port, None, "")
+        assert tls is not None
+        return cls(host, port, tls, name or host.rstrip("."))
+
+    def __str__(self) -> str:
+        return join_host_port(self.host, self.port)
+
+    @property
+    def header(self) -> str:
+        """Value of the Host header."""
+        host = f"[{self.host.partition('%')[0]}]" if ":" in self.host else self.host
+        return host if self.port == (443 if self.tls else 80) else f"{host}:{self.port}"
+
+
+class Route(NamedTuple):
+    """How to connect to a server; requests with equal ones may share connections.
+
+    A TLS context with other credentials makes another Route, so no request uses a connection that
+    was opened with earlier ones.
+    """
+
+    server: Hop
+    proxy: Hop | None = None
+    proxy_headers: Headers = ()
+    """The proxy's user and password."""
+
+    @classmethod
+    def of(cls, url: str, tls: ssl.SSLContext | None, name: str, proxy: str) -> Route:
+        """Return the route to a URL, through a proxy unless that is ""; raises as `Hop.of`."""
+        server = Hop.of(url, tls, name)
+        if not proxy:
+            return cls(server)
+        hop, parts = Hop.of(proxy, tls), urlsplit(proxy)
+        if parts.username is None:
+            return cls(server, hop)
+        pair = f"{unquote(parts.username)}:{unquote(parts.password or '')}".encode()
+        basic = f"Basic {base64.b64encode(pair).decode()}"
+        return cls(server, hop, (("Proxy-Authorization", basic),))
+
+
+async def connect_tcp(host: str, port: int) -> socket.socket:
+    """Connect to the address of a host that answers first, giving earlier ones a head start.
+
+    Raises:
+        OSError: the name has no address, or none of them answers; the first failure.
+    """
+    waiting = deque(await _addresses(host, port))
+    if len(waiting) == 1:
+        return await _connected(waiting[0])
+    started: list[asyncio.Task[socket.socket]] = []
+    chosen = None
+    try:
+        while chosen is None:
+            if waiting:
+                started.append(asyncio.create_task(_connected(waiting.popleft())))
+            trying = [task for task in started if not task.done()]
+            if not trying and not waiting:
+                return started[0].result()  # raises: all have failed
+            if trying:
+                patience = _HEAD_START if waiting else None
+                await asyncio.wait(trying, timeout=patience, return_when=asyncio.FIRST_COMPLETED)
+            chosen = next(filter(_succeeded, started), None)
+        return chosen.result()
+    finally:
+        for task in started:
+            task.cancel()  # no effect on those that have ended
+            if task is not chosen and _succeeded(task):
+                task.result().close()
+
+
+def _succeeded(task: asyncio.Task[socket.socket]) -> bool:
+    return task.done() and not task.cancelled() and task.exception() is None
+
+
+async def _addresses(host: str, port: int) -> Sequence[Any]:
+    """Return the addresses of a host, as getaddrinfo(3) sorts them, with families in turn."""
+    if ":" in host or canonical_ip(host):  # an address, perhaps with a zone (fe80::1%eth0)
+        numeric = socket.AI_NUMERICHOST | socket.AI_NUMERICSERV
+        return socket.getaddrinfo(host, port, 0, socket.SOCK_STREAM, 0, numeric)
+    # In a thread that does not delay the end of the process.
+    kind, flags = socket.SOCK_STREAM, socket.AI_ADDRCONFIG
+    found = await in_thread(socket.getaddrinfo, host, port, 0, kind, 0, flags)
+    first = [each for each in found if each[0] == found[0][0]]
+    others = [each for each in found if each[0] != found[0][0]]
+    return [each for each in chain(*zip_longest(first, others)) if each]
+
+
+async def _connected(address: Any) -> socket.socket:
+    """Connect a socket that notices within about half a minute that its peer is gone."""
+    family, kind, protocol, _, where = address
+    made = socket.socket(family, kind, protocol)
+    try:
+        # A silent peer: 15 s, then 3 probes 5 s apart. A peer that does not acknowledge data: 30 s.
+        made.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
+        for name, value in (
+            ("TCP_KEEPIDLE", 15),
+            ("TCP_KEEPINTVL", 5),
+            ("TCP_KEEPCNT", 3),
+            ("TCP_USER_TIMEOUT", 30_000),  # milliseconds; Linux
+        ):
+            if hasattr(socket, name):
+                made.setsockopt(socket.IPPROTO_TCP, getattr(socket, name), value)
+        made.setblocking(False)
+        await asyncio.get_running_loop().sock_connect(made, where)
+    except BaseException:
+        made.close()
+        raise
+    return made
 
 
 def outcome_of(error: OSError) -> Outcome | None:

@@ -1,12 +1,12 @@
-"""This process: its capabilities, its limits, and threads that do not delay its end."""
+"""This process: its capabilities and limits, users it trusts, threads that do not delay its end."""
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
 import os
-import shutil
 import socket
+import struct
 import sys
 import threading
 from collections.abc import Callable, Sequence
@@ -25,6 +25,9 @@ _LAUNCHER = "setpriv-net"
 _TRIED = "STEERSMAN_LAUNCHED_BY"
 INLINE_OBJECTS = 64
 """Number of objects up to which writing them to the kernel takes less time than a thread."""
+CONTROL = "steersman-control"
+"""Name of the abstract socket on which the running process answers commands (run/control.py)."""
+_PEER = struct.Struct("iII")  # struct ucred: process, user, group
 MOST_DESCRIPTORS = 1 << 20
 """The limit is raised to this: more was never needed, and some programs try each number."""
 
@@ -64,6 +67,8 @@ def gain_net_admin(argv: Sequence[str]) -> None:
     """
     if sys.platform != "linux" or os.geteuid() == 0 or has_capability(CAP_NET_ADMIN):
         return
+    import shutil  # noqa: PLC0415 - 200 kB with what it imports, for commands in a pod only
+
     launcher = shutil.which(_LAUNCHER)
     if launcher is None or _LAUNCHER in os.environ.get(_TRIED, ""):
         return
@@ -71,6 +76,21 @@ def gain_net_admin(argv: Sequence[str]) -> None:
     words = [launcher, "--inh-caps=+net_admin", "--ambient-caps=+net_admin", *argv]
     with contextlib.suppress(OSError):
         os.execv(launcher, words)
+
+
+# The name of an abstract socket lives in the network namespace, so containers that share nothing
+# else find each other. Anyone may bind or connect; the kernel says who did (SO_PEERCRED).
+
+
+def peer(sock: socket.socket) -> tuple[int, int]:
+    """Return the pid and the user of the process at the other end of an abstract socket."""
+    pid, user, _ = _PEER.unpack(sock.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _PEER.size))
+    return pid, user
+
+
+def is_trusted(user: int) -> bool:
+    """Whether a user is root or our own; in another user namespace, root is neither."""
+    return user in (0, os.geteuid())
 
 
 def descriptor_limit() -> int:

@@ -1,4 +1,4 @@
-"""The state of a node's process in a few hundred bytes: what pages of a cluster show of it."""
+"""What a process says of itself: its state in a few hundred bytes, and a sample of its counts."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import msgspec
 
 from steersman.model.drift import Drift
 from steersman.model.findings import Finding, Severity
-from steersman.model.world import Condition, SourceStatus
+from steersman.model.world import Condition, ProcessStatus, SourceStatus
 
 
 class NodeState(msgspec.Struct, frozen=True, rename="camel"):
@@ -107,3 +107,60 @@ class RunLine(msgspec.Struct, frozen=True, rename="camel", omit_defaults=True):
     """What the command prints with `-o json`."""
     error: str = ""
     """Why there is no answer; "" if there is one."""
+
+
+# -- What `steersman top` shows: a sample of the state and the counters ----------------------------
+
+
+class TopRow(msgspec.Struct, frozen=True, rename="camel"):
+    """The counts of a ServicePort, or of one of its endpoints. None: the mode does not know."""
+
+    name: str
+    """`shop/web:http`, or the address and port of an endpoint."""
+    protocol: str = "TCP"
+    endpoints: int = 0
+    """Endpoints that clients can be sent to."""
+    connections: int | None = None
+    """So far."""
+    rate: float | None = None
+    """New connections per second."""
+    failures: int | None = None
+    """Failed dials of endpoints so far."""
+    failure_rate: float | None = None
+    """Failed dials per second."""
+    latency: float | None = None
+    """Seconds until an endpoint answered, on average since the last sample; None also if no
+    connection was made."""
+
+
+class TopSample(msgspec.Struct, frozen=True, rename="camel"):
+    """A summary of the running process, the busiest ServicePorts, and their counts."""
+
+    status: ProcessStatus
+    mode: str
+    node: str = ""
+    services: int = 0
+    """Number of Services that are served."""
+    service_ports: int = 0
+    findings: tuple[Finding, ...] = ()
+    """The first of them, errors first."""
+    finding_counts: Mapping[str, int] = {}
+    """Number of all Findings, by severity."""
+    drift: int = 0
+    """How often changes by other programs were repaired."""
+    last_drift: str = ""
+    last_drift_at: float = 0.0
+    """Seconds since 1970."""
+    counted: bool = False
+    """Whether the mode counts connections."""
+    total: TopRow = TopRow("all")
+    """The sums over all ServicePorts."""
+    open_connections: int | None = None
+    """Connections open now; None if the mode does not know."""
+    interval: float = 0.0
+    """Seconds between the two counts that rates are from; 0 if there was only one."""
+    matching: int = 0
+    """Number of ServicePorts (or endpoints) that match; `rows` has the first of them."""
+    rows: tuple[TopRow, ...] = ()
+    problem: str = ""
+    """Why connections cannot be counted now."""

@@ -19,6 +19,7 @@ from collections import deque
 from collections.abc import Callable, Iterable
 from contextlib import suppress
 from hashlib import blake2b
+from itertools import product
 from pathlib import Path
 from typing import TypeAlias
 
@@ -79,6 +80,29 @@ def chains_left(ours: Callable[[str, str], bool], families: Iterable[Family]) ->
     return _left("chains", _GETCHAIN, name, families)
 
 
+def any_chain(chains: Iterable[tuple[str, str]], families: Iterable[Family]) -> bool:
+    """Return whether one of some chains of iptables-nft exists, or may exist; lists nothing.
+
+    Args:
+        chains: table and name of each.
+        families: where to look.
+    """
+    try:
+        with Netlink(NETLINK_NETFILTER, buffer=1 << 16) as netlink:
+            for family, (table, chain) in product(families, chains):
+                names = text(_CHAIN_TABLE, table) + text(_CHAIN_NAME, chain)
+                head = _HEAD.pack(_NUMBER[family], 0, b"\0\0")
+                try:
+                    netlink.request(Request(_SUBSYSTEM | _GETCHAIN, head + names))
+                except NetlinkError as error:
+                    if error.errno in _UNSUPPORTED:  # ENOENT: there is no such chain or table
+                        continue
+                return True
+    except OSError:
+        return True
+    return False
+
+
 def table_left(wanted: str, families: Iterable[Family]) -> str:
     """Return a sentence about a table of nftables that is left, or ""."""
 
@@ -114,7 +138,7 @@ def legacy_left(families: Iterable[Family], proc: Path = Path("/proc")) -> str:
     for family in families:
         name = "ip_tables_names" if family is Family.IPV4 else "ip6_tables_names"
         try:
-            tables |= dict.fromkeys((proc / "net" / name).read_text().split())
+            tables |= dict.fromkeys((proc / "thread-self/net" / name).read_text().split())
         except FileNotFoundError:  # the module is not loaded
             continue
         except PermissionError:

@@ -7,9 +7,12 @@ tables, or the struct as JSON or YAML; pages use the same struct.
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from datetime import UTC, datetime
 from typing import Any, Literal, TypeAlias
 
 import msgspec
+
+_DAY, _HOUR, _MINUTE = 86400, 3600, 60
 
 Style: TypeAlias = Literal["", "good", "warn", "bad", "dim", "title"]
 Cell: TypeAlias = "str | tuple[str, Style]"
@@ -80,3 +83,24 @@ class Answer(msgspec.Struct, frozen=True, kw_only=True, rename="camel"):
     def data(self) -> Any:
         """The answer as JSON types."""
         return msgspec.to_builtins(self)
+
+
+def age_of(created: str | None, now: float) -> float | None:
+    """Return seconds since a timestamp of Kubernetes; None if it is none."""
+    # The API server always writes it in UTC; a manifest may hold anything.
+    try:
+        at = datetime.fromisoformat(created or "")
+    except ValueError:
+        return None
+    return now - (at if at.tzinfo else at.replace(tzinfo=UTC)).timestamp()
+
+
+def age_text(seconds: float | None) -> str:
+    """Return an age as kubectl prints it: `3d`, `5h`, `12m`, `40s`; `-` if it is not known."""
+    if seconds is None:
+        return "-"
+    whole = max(0, int(seconds))
+    for unit, size in (("d", _DAY), ("h", _HOUR), ("m", _MINUTE)):
+        if whole >= 2 * size:
+            return f"{whole // size}{unit}"
+    return f"{whole}s"

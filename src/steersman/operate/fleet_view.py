@@ -16,8 +16,7 @@ import msgspec
 
 from steersman.model.findings import Severity, clipped, printable
 from steersman.model.node_state import NodeState
-from steersman.operate.answer import Answer, Block, Cell, Line, Style, Table
-from steersman.operate.listing import age_text
+from steersman.operate.answer import Answer, Block, Cell, Line, Style, Table, age_text
 
 PAGE_SIZE: Final = 100
 _RECENT_DRIFT = 600.0

@@ -22,7 +22,7 @@ import msgspec
 
 from steersman.compile.node import node_name_of
 from steersman.model.addresses import canonical_ip, join_host_port, special_range
-from steersman.model.findings import quoted
+from steersman.model.findings import printable, quoted
 from steersman.model.kube import Node, Pod, Service, ServicePort, SliceEndpoint
 from steersman.model.names import ObjectName, Protocol
 from steersman.model.plan import SourceClass
@@ -407,7 +407,7 @@ class Names:
         similar = list(dict.fromkeys(similar))[:_MOST_SIMILAR]
         words = [f"no {_NOUNS.get(kind or '', 'Service, pod or node')} {quoted(host)} is known"]
         if similar:
-            words.append(f"similar: {', '.join(similar)}")
+            words.append(f"similar: {', '.join(map(printable, similar))}")
         if kind != "node":
             words.append(
                 "only pods behind an endpoint of a Service are known by name, others by address"

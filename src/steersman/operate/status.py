@@ -13,9 +13,17 @@ import msgspec
 
 from steersman.model.findings import Severity, printable
 from steersman.model.world import Condition, StatusPage
-from steersman.operate.answer import Answer, Block, Cell, Line, QuestionError, Style, Table
+from steersman.operate.answer import (
+    Answer,
+    Block,
+    Cell,
+    Line,
+    QuestionError,
+    Style,
+    Table,
+    age_text,
+)
 from steersman.operate.client import Client, NotRunningError
-from steersman.operate.listing import age_text
 from steersman.run.conditions import count_words
 from steersman.run.instance import Holder, running
 

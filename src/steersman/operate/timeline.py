@@ -25,8 +25,8 @@ from steersman.operate.answer import (
     Series,
     Style,
     Table,
+    age_text,
 )
-from steersman.operate.listing import age_text
 
 PHASES = ("plan", "render", "read", "diff", "apply")
 """The phases of a sync, in order."""

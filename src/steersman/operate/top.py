@@ -9,8 +9,8 @@ from urllib.parse import urlencode
 
 import msgspec
 
+from steersman.model.node_state import TopSample
 from steersman.model.plan import FrontendKind
-from steersman.model.top import TopSample
 from steersman.operate.answer import Answer, Block, Cell, Line, Table
 from steersman.operate.client import Client
 from steersman.operate.load import world_of_process

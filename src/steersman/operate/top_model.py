@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Literal, NamedTuple, TypeAlias, TypeVar
 
 from steersman.model.findings import Severity, printable
-from steersman.model.top import TopRow, TopSample
+from steersman.model.node_state import TopRow, TopSample
 from steersman.operate.answer import Style
 
 T = TypeVar("T")

@@ -67,11 +67,6 @@ class TraceAnswer(Answer, frozen=True, kw_only=True, rename="camel"):
     """The plan itself drops or rejects the packet."""
 
     @property
-    def first_difference(self) -> str:
-        """The first difference, or ""."""
-        return self.differences[0].text if self.differences else ""
-
-    @property
     def exit_code(self) -> int:
         """1 if something differs, or if the plan refuses the packet."""
         return int(bool(self.differences) or self.refused)

@@ -1,6 +1,6 @@
 """Traffic for pages: rates of a Service over the last minutes, and the map of a cluster. Pure.
 
-The running process only tells its counts of now (model/top.py). A RateHistory keeps the rates of
+The running process only tells its counts of now (`TopSample`). A RateHistory keeps the rates of
 one Service for as long as somebody looks; it is bounded in time, samples and endpoints.
 """
 
@@ -16,7 +16,7 @@ from urllib.parse import quote
 
 import msgspec
 
-from steersman.model.top import TopRow, TopSample
+from steersman.model.node_state import TopRow, TopSample
 from steersman.operate.answer import Answer, Block, Cell, Chart, Line, Series, Table
 from steersman.operate.top_model import duration, number
 

@@ -12,13 +12,11 @@ import signal
 import time
 
 import msgspec
-from aiohttp import web
 
 from steersman.compile.node import missing_cluster_cidr
 from steersman.config import Parsed
 from steersman.host.facts import read_facts
 from steersman.model.switch import SwitchRequest
-from steersman.run.change_trace import ChangeTracer
 from steersman.run.command_page import CommandPage
 from steersman.run.config_reloader import ConfigReloader
 from steersman.run.control import told_in_lines
@@ -28,6 +26,7 @@ from steersman.run.engine import Engine
 from steersman.run.event_loop import on_signal, until
 from steersman.run.failover import Failover
 from steersman.run.history import History
+from steersman.run.http import Answer, Request
 from steersman.run.klog import ProcessLog
 from steersman.run.machine import Machine
 from steersman.run.mode_transition import report_fallback
@@ -167,10 +166,10 @@ def add_pages(daemon: Daemon, servers: Servers, observers: SyncObservers, drift:
     digests.ready = node.changed
     history = History(time.time, observers.lags)
 
-    async def history_page(_: web.Request) -> web.Response:
+    async def history_page(_: Request) -> Answer:
         found = history.answer(daemon.sync.planner.config.node_name)
         body = await asyncio.to_thread(msgspec.json.encode, found)
-        return web.Response(body=body, content_type="application/json")
+        return Answer(body, content_type="application/json")
 
     observers.observers |= {
         "history": history.observe,
@@ -179,6 +178,8 @@ def add_pages(daemon: Daemon, servers: Servers, observers: SyncObservers, drift:
     }
     tracing = servers.config.steersman.tracing
     if tracing.endpoint:
+        from steersman.run.change_trace import ChangeTracer  # noqa: PLC0415 - few configure it
+
         tracer = ChangeTracer(tracing, lambda: daemon.sync.planner.config.node_name)
         observers.observers["traces"] = tracer.observe
         servers.background["traces"] = tracer.run

@@ -13,14 +13,14 @@ from __future__ import annotations
 import asyncio
 import sys
 import time
-from collections.abc import Mapping
+from collections.abc import AsyncGenerator, Mapping, Sequence
 
 import msgspec
-from aiohttp import web
 
 from steersman.host.exec import Exec, Result, SubprocessExec
 from steersman.model.findings import clipped, printable, quoted
 from steersman.model.node_state import RunLine, RunRequest
+from steersman.run.http import Answer, Request
 
 _AT_ONCE = 2
 _SECONDS = 60.0
@@ -86,36 +86,32 @@ class CommandPage:
         self._execute = execute or SubprocessExec()
         self._running = 0
 
-    async def serve(self, request: web.Request) -> web.StreamResponse:
+    async def serve(self, request: Request) -> Answer:
         """Answer `POST /run` with lines of JSON; the last one has the answer."""
         try:
             words = words_of(msgspec.json.decode(await request.read(), type=RunRequest))
         except (msgspec.MsgspecError, ValueError) as error:
-            return web.Response(status=400, text=f"{error}\n")
+            return Answer(f"{error}\n", 400)
         if self._running >= _AT_ONCE:
             text = f"{_AT_ONCE} commands run for other pages; ask again when one has ended\n"
-            return web.Response(status=503, text=text)
+            return Answer(text, 503)
+        return Answer(pieces=self._lines(words), content_type="application/x-ndjson")
+
+    async def _lines(self, words: Sequence[str]) -> AsyncGenerator[bytes]:
+        """Run a command; end it if the client leaves."""
         argv = [sys.executable, "-P", "-m", "steersman", *words]
         began = time.monotonic()
         self._running += 1
         task = asyncio.ensure_future(self._execute.run(argv, timeout=_SECONDS))
         try:
-            response = web.StreamResponse(headers={"Content-Type": "application/x-ndjson"})
-            await response.prepare(request)
             while not (await asyncio.wait((task,), timeout=_BEAT))[0]:
                 running = RunLine(running=round(time.monotonic() - began, 1))
-                await response.write(msgspec.json.encode(running) + b"\n")
-                if request.transport is None or request.transport.is_closing():
-                    return response
-            await response.write(self.last_line(words[0], task) + b"\n")
-            await response.write_eof()
-        except ConnectionError:  # the client has left
-            pass
+                yield msgspec.json.encode(running) + b"\n"
+            yield self.last_line(words[0], task) + b"\n"
         finally:
             task.cancel()
             await asyncio.gather(task, return_exceptions=True)
             self._running -= 1
-        return response
 
     @staticmethod
     def last_line(command: str, task: asyncio.Future[Result]) -> bytes:

@@ -8,11 +8,15 @@ longest is dropped: a new probe is always answered, however many idle clients th
     accept --> admitted? --no--> close
                   |
                   v
-       a whole simple GET has come? --yes--> answer, close       kubelet and load balancers ask
-                  |        |                                      many times a minute for one short
-                  |        no, something else --> aiohttp         page: no protocol object, task or
-                  v                                               parser is made for that
-       nothing has come yet: wait as a Newcomer, then look again
+    a whole simple GET has come? --yes--> answer, close
+                  |
+                  no --> Connection (http.py) --> the first bytes are one? --yes--> answer, close
+                                                          |
+                                                          no --> h11
+
+Kubelet and load balancers ask many times a minute for one short page, by such a GET on a connection
+of its own. It takes 0.12 ms of CPU if the request is there when the connection is accepted, 0.23
+otherwise, and 0.34 by h11.
 """
 
 from __future__ import annotations
@@ -25,11 +29,8 @@ import socket
 import ssl
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from email.utils import formatdate
-from http import HTTPStatus
-from typing import NamedTuple, Protocol, TypeAlias
-
-import msgspec
+from math import inf
+from typing import NamedTuple, TypeAlias
 
 from steersman.host.process import descriptor_limit
 
@@ -39,6 +40,7 @@ _BACKLOG = 128
 _PAUSE = 1.0  # seconds without accepting after the kernel refused a descriptor
 _QUIET = 60.0  # seconds between two log lines about that
 _SWEEP = 1.0  # seconds between two looks for overdue clients
+_LAST = 0.4  # seconds for answers that are being made when a server ends
 _EXHAUSTED = frozenset({errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM})
 _LONGEST = 4096
 """Bytes of a request that are examined."""
@@ -72,68 +74,14 @@ class Bounds(NamedTuple):
 
 BOUNDS = Bounds()
 
-
-# Simple requests
-
-
-class Reply(msgspec.Struct, frozen=True):
-    """A short answer."""
-
-    body: bytes
-    status: int
-    headers: dict[str, str]
-
-    def encode(self) -> bytes:
-        """Encode it as the last answer of a connection."""
-        lines = [
-            f"HTTP/1.1 {self.status} {HTTPStatus(self.status).phrase}",
-            *(f"{name}: {value}" for name, value in self.headers.items()),
-            f"Content-Length: {len(self.body)}",
-            f"Date: {formatdate(usegmt=True)}",
-            "Connection: close",
-        ]
-        return "\r\n".join((*lines, "", "")).encode("latin-1") + self.body
-
-
-ReplyTo: TypeAlias = Callable[[str], Reply]
-"""Returns the reply to a GET for a path; it neither waits nor raises."""
+ReplyTo: TypeAlias = Callable[[str], bytes]
+"""Returns all that is sent to who gets a path and then closes; it neither waits nor raises."""
 
 
 def simple_path(head: bytes) -> str | None:
     """Return the path of a whole GET after which the client closes; None for anything else."""
     found = _REQUEST.fullmatch(head)
     return found[1].decode() if found and _CLOSE.search(head) else None
-
-
-class Newcomer:
-    """A client that has not sent anything yet; it can be dropped like a transport."""
-
-    def __init__(self, sock: socket.socket, on_data: Callable[[Newcomer], None]) -> None:
-        """Wait for data; `on_data` is called once, and the socket is the caller's again."""
-        self._sock: socket.socket | None = sock
-        self._loop = asyncio.get_running_loop()
-        self._on_data = on_data
-        self._loop.add_reader(sock, self._on_readable)
-
-    def is_closing(self) -> bool:
-        """Return whether the client is closed, or no longer a newcomer."""
-        return self._sock is None
-
-    def abort(self) -> None:
-        """Close the connection."""
-        sock = self._release()
-        if sock is not None:
-            sock.close()
-
-    def _on_readable(self) -> None:
-        self._release()
-        self._on_data(self)
-
-    def _release(self) -> socket.socket | None:
-        sock, self._sock = self._sock, None
-        if sock is not None:
-            self._loop.remove_reader(sock)
-        return sock
 
 
 # Clients within bounds
@@ -201,12 +149,6 @@ POOL = ClientPool()
 """The pool of this process: all of it shares the descriptors."""
 
 
-class _Client(Protocol):
-    """A client's connection: a transport, or a Newcomer."""
-
-    def is_closing(self) -> bool: ...
-
-
 class Clients:
     """The clients of one server, in the order of their last use."""
 
@@ -226,13 +168,26 @@ class Clients:
         self._tls = tls
         self._pool = pool
         self._reply_to = reply_to
-        self._idle: dict[_Client, float] = {}  # their deadlines
-        self._busy: dict[_Client, float] = {}
+        self._idle: dict[asyncio.BaseTransport, float] = {}  # their deadlines
+        self._busy: dict[asyncio.BaseTransport, float] = {}
         self._starting: dict[asyncio.Task[None], None] = {}
         """Those that become a transport, the oldest first; with TLS, after a handshake."""
+        self._working: set[asyncio.Task[None]] = set()
+        self.ending = False
+        """No client may ask again."""
 
     def __len__(self) -> int:
         return len(self._idle) + len(self._busy)
+
+    @property
+    def busy(self) -> int:
+        """Number of clients whose request is being answered."""
+        return len(self._busy)
+
+    def add_task(self, task: asyncio.Task[None]) -> None:
+        """Take the task that answers a client, for the end."""
+        self._working.add(task)
+        task.add_done_callback(self._working.discard)
 
     @contextmanager
     def request(self, transport: asyncio.BaseTransport | None) -> Iterator[None]:
@@ -279,11 +234,12 @@ class Clients:
                 accepted.close()
                 await asyncio.sleep(0)
                 continue
-            if not self._answered(accepted, protocol):
-                if self._tls is None:
-                    await self._serve(accepted, protocol)
-                else:  # a silent client must not keep the others waiting
-                    self._start(accepted, protocol)
+            if self._answered(accepted):
+                accepted.close()
+            elif self._tls is None:
+                await self.serve(accepted, protocol)
+            else:  # a silent client must not keep the others waiting
+                self._start(accepted, protocol)
 
     def _admits(self, sock: socket.socket) -> bool:
         """Make room for a new client; return whether there is room."""
@@ -299,40 +255,38 @@ class Clients:
             pool.make_room()
         return pool.spares(sock) or pool.make_room()
 
-    def _answered(self, sock: socket.socket, protocol: Callable[[], asyncio.Protocol]) -> bool:
-        """Answer a simple request, or wait for it; return False if the protocol has to serve."""
-        if self._reply_to is None:
+    def at_once(self, data: bytes) -> bytes | None:
+        """Return the answer to a simple request; None for anything else."""
+        if self._reply_to is None or (path := simple_path(data)) is None:
+            return None
+        return self._reply_to(path)
+
+    def _answered(self, sock: socket.socket) -> bool:
+        """Answer a simple request that has come with its connection."""
+        if self._reply_to is None or self._tls is not None:
             return False
         try:
-            head = sock.recv(_LONGEST, socket.MSG_PEEK)
-            path = simple_path(head)
-            if path is None:
+            data = sock.recv(_LONGEST, socket.MSG_PEEK)
+            if (answer := self.at_once(data)) is None:
                 return False
-            sock.recv(len(head))  # unread data would turn the close into a reset
-            sock.send(self._reply_to(path).encode())  # it fits into an empty buffer
-        except BlockingIOError:
-
-            def look_again(client: Newcomer) -> None:
-                self._idle.pop(client, None)
-                if not self._answered(sock, protocol):
-                    self._start(sock, protocol)
-
-            self._joined(Newcomer(sock, look_again))
-            return True
+            sock.recv(len(data))  # unread data would turn the close into a reset
+            sock.send(answer)  # it fits into an empty buffer
+        except BlockingIOError:  # nothing has come yet
+            return False
         except OSError:  # the client has closed it
             pass
-        sock.close()
         return True
 
     def _start(self, sock: socket.socket, protocol: Callable[[], asyncio.Protocol]) -> None:
         """Serve a client by the protocol, beside accepting others."""
         if len(self._starting) >= self._pool.bounds.per_server:
             next(iter(self._starting)).cancel()
-        task = asyncio.get_running_loop().create_task(self._serve(sock, protocol))
+        task = asyncio.get_running_loop().create_task(self.serve(sock, protocol))
         self._starting[task] = None
         task.add_done_callback(lambda ended: self._starting.pop(ended, None))
 
-    async def _serve(self, sock: socket.socket, protocol: Callable[[], asyncio.Protocol]) -> None:
+    async def serve(self, sock: socket.socket, protocol: Callable[[], asyncio.Protocol]) -> None:
+        """Serve a client by a protocol."""
         loop = asyncio.get_running_loop()
         try:
             limit = None if self._tls is None else self._pool.bounds.header
@@ -342,12 +296,8 @@ class Clients:
         except OSError:  # it has gone, or does not speak TLS
             sock.close()
         else:
-            self._joined(transport)
-
-    def _joined(self, client: _Client) -> None:
-        now = asyncio.get_running_loop().time()
-        self._idle[client] = now + self._pool.bounds.header
-        self._pool.joined(self)
+            self._idle[transport] = loop.time() + self._pool.bounds.header
+            self._pool.joined(self)
 
     def drop_one(self) -> bool:
         """Drop the client that has been idle, or else busy, for longest; False if there is none."""
@@ -365,11 +315,19 @@ class Clients:
             for transport in [each for each, until in clients.items() if until <= now]:
                 _abort(clients, transport)
 
-    def drop_all(self) -> None:
-        """Drop every client."""
+    async def end(self) -> None:
+        """Drop every client; those that are being answered have a moment."""
+        self.ending = True
         for task in self._starting:
             task.cancel()
-        self.sweep(float("inf"))
+        for client in tuple(self._idle):
+            _abort(self._idle, client)
+        if self._working:
+            _, late = await asyncio.wait(self._working, timeout=_LAST)
+            for task in late:
+                task.cancel()
+            await asyncio.gather(*late, return_exceptions=True)
+        self.sweep(inf)
 
     def forget_closed(self) -> None:
         """Forget clients whose connection is closed: nothing reports that."""
@@ -397,8 +355,8 @@ def listening_socket(host: str, port: int, pool: ClientPool = POOL) -> socket.so
     return sock
 
 
-def _abort(clients: dict[_Client, float], client: _Client) -> None:
+def _abort(clients: dict[asyncio.BaseTransport, float], client: asyncio.BaseTransport) -> None:
     """Close a connection at once: to flush unread data could last for ever."""
     del clients[client]
-    if isinstance(client, asyncio.WriteTransport | Newcomer):
+    if isinstance(client, asyncio.WriteTransport):
         client.abort()

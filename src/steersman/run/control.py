@@ -15,16 +15,16 @@ import asyncio
 import errno
 import logging
 import socket
-from collections.abc import Awaitable, Callable, Iterator, Mapping
-from contextlib import suppress
-from typing import TypeAlias, TypeVar
+from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping
+from math import inf
+from typing import TypeVar
 
 import msgspec
-from aiohttp import web
 
-from steersman.host.local_socket import CONTROL, is_trusted, peer
+from steersman.host.process import CONTROL, is_trusted, peer
 from steersman.model.errors import BusyError
-from steersman.run.connections import POOL
+from steersman.run.connections import POOL, Bounds, ClientPool, Clients
+from steersman.run.http import NOT_FOUND, Answer, App, Connection, Page, Request
 
 log = logging.getLogger("steersman")
 
@@ -36,13 +36,12 @@ _working: set[asyncio.Task[None]] = set()
 """Work of pages whose clients may have left."""
 
 Asked = TypeVar("Asked", bound=msgspec.Struct)
-Handler: TypeAlias = Callable[[web.Request], Awaitable[web.StreamResponse]]
 
 
 class ControlSocket:
     """Serves pages on the local socket."""
 
-    def __init__(self, pages: Mapping[tuple[str, str], Handler], name: str = CONTROL) -> None:
+    def __init__(self, pages: Mapping[tuple[str, str], Page], name: str = CONTROL) -> None:
         """Create the socket; nothing is bound before `run`.
 
         Args:
@@ -51,19 +50,13 @@ class ControlSocket:
         """
         self._name = name
         self._pages = pages
-        self._clients = 0
         self.listening = asyncio.Event()
         """The name is bound."""
 
     async def run(self) -> None:
         """Serve until cancelled."""
         sock = await self._bind()
-        app = web.Application(client_max_size=1 << 20)
-        for (method, path), handler in self._pages.items():
-            app.router.add_route(method, path, self._counted(handler))
-        runner = web.AppRunner(app, access_log=None, shutdown_timeout=0.2)
-        await runner.setup()
-        assert runner.server is not None
+        app, clients = App(self._page), Clients(ClientPool(Bounds(busy=inf)))
         loop = asyncio.get_running_loop()
         self.listening.set()
         try:
@@ -74,15 +67,14 @@ class ControlSocket:
                     log.debug("local socket @%s: %s", self._name, error.strerror)
                     await asyncio.sleep(_RETRY)
                     continue
-                if self._clients >= _MOST_CLIENTS or not is_trusted(peer(client)[1]):
+                if clients.busy >= _MOST_CLIENTS or not is_trusted(peer(client)[1]):
                     client.close()
                     continue
                 client.setblocking(False)
-                with suppress(OSError):  # it has gone
-                    await loop.connect_accepted_socket(runner.server, client)
+                await clients.serve(client, lambda: Connection(app, clients))
         finally:
             sock.close()
-            await runner.cleanup()
+            await clients.end()
 
     async def _bind(self) -> socket.socket:
         warned = False
@@ -103,20 +95,14 @@ class ControlSocket:
             else:
                 return sock
 
-    def _counted(self, handler: Handler) -> Handler:
-        async def call(request: web.Request) -> web.StreamResponse:
-            self._clients += 1
-            try:
-                return await handler(request)
-            finally:
-                self._clients -= 1
-
-        return call
+    def _page(self, request: Request) -> Awaitable[Answer] | Answer:
+        page = self._pages.get((request.method, request.path))
+        return NOT_FOUND if page is None else page(request)
 
 
 def told_in_lines(
     kind: type[Asked], work: Callable[[Asked, Callable[[object], None]], Awaitable[object]]
-) -> Handler:
+) -> Page:
     """Return a page that does some work, and answers with a line of JSON for each step of it.
 
     The work goes on if the client leaves.
@@ -127,47 +113,35 @@ def told_in_lines(
             BusyError before the first step is answered with status 409.
     """
 
-    async def handle(request: web.Request) -> web.StreamResponse:
+    async def handle(request: Request) -> Answer:
         try:
             asked = msgspec.json.decode(await request.read(), type=kind)
         except msgspec.MsgspecError as error:
-            return web.Response(status=400, text=f"{error}\n")
-        lines: asyncio.Queue[object] = asyncio.Queue()
+            return Answer(f"{error}\n", 400)
+        steps: asyncio.Queue[object] = asyncio.Queue()
         done = object()
 
         async def to_end() -> None:
             try:
-                lines.put_nowait(await work(asked, lines.put_nowait))
+                steps.put_nowait(await work(asked, steps.put_nowait))
             except BusyError as error:
-                lines.put_nowait(error)
+                steps.put_nowait(error)
             finally:
-                lines.put_nowait(done)
+                steps.put_nowait(done)
 
         task = asyncio.create_task(to_end())
         _working.add(task)
         task.add_done_callback(_working.discard)
-        line = await lines.get()
-        if isinstance(line, BusyError):
-            return web.Response(status=409, text=f"{line}\n")
-        response = web.StreamResponse(headers={"Content-Type": "application/json"})
-        await response.prepare(request)
-        while line is not done:
-            line = {"error": str(line)} if isinstance(line, BusyError) else line
-            await response.write(msgspec.json.encode(line) + b"\n")
-            line = await lines.get()
-        await response.write_eof()
-        return response
+        first = await steps.get()
+        if isinstance(first, BusyError):
+            return Answer(f"{first}\n", 409)
+
+        async def lines(step: object) -> AsyncGenerator[bytes]:
+            while step is not done:
+                step = {"error": str(step)} if isinstance(step, BusyError) else step
+                yield msgspec.json.encode(step) + b"\n"
+                step = await steps.get()
+
+        return Answer(pieces=lines(first), content_type="application/json")
 
     return handle
-
-
-async def send_pieces(
-    request: web.Request, pieces: Iterator[bytes], content_type: str
-) -> web.StreamResponse:
-    """Answer with pieces that are made in a thread while they are sent."""
-    response = web.StreamResponse(headers={"Content-Type": content_type})
-    await response.prepare(request)
-    while piece := await asyncio.to_thread(next, pieces, b""):
-        await response.write(piece)
-    await response.write_eof()
-    return response

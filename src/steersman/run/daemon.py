@@ -453,7 +453,7 @@ class Daemon:
         await self._observers.observe(msgspec.structs.replace(report, plans=plans))
         # What was said about a fallback at the start is not true any more.
         engine.sync.store.report("mode", ())
-        self._servers.metrics.mode_fallback.metric.clear()
+        self._servers.metrics.mode_fallback.clear()
         self._lock.rename(engine.mode.name)
         self._reloader.use_mode(engine.config, engine.mode.traits)
         self._use_directly(engine.config, engine.node)

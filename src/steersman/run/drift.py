@@ -12,12 +12,12 @@ from collections import deque
 from collections.abc import Callable
 
 import msgspec
-from aiohttp import web
 
 from steersman.model.drift import Drift, DriftState, fight
 from steersman.model.errors import BusyError
 from steersman.model.findings import Finding, Severity
 from steersman.run.events import Recorder
+from steersman.run.http import Answer, Request
 from steersman.run.metrics import Metrics
 from steersman.run.state import SyncReport
 from steersman.run.sync import Sync
@@ -88,16 +88,16 @@ class DriftLog:
         """The number of repairs so far, and the last drift, be it repaired or not."""
         return self._repaired, self._not_repaired or next(reversed(self.repairs), None)
 
-    async def serve(self, sync: Sync, request: web.Request) -> web.Response:
+    async def serve(self, sync: Sync, request: Request) -> Answer:
         """Answer `/drift?lines=N` of the local socket: compare now, and tell what was repaired."""
         try:
             most = int(request.query.get("lines", "10"))
         except ValueError:
-            return web.Response(status=400, text="lines: give a number")
+            return Answer("lines: give a number", 400)
         try:
             differs = await sync.compare(max(0, min(most, _MOST_LINES)))
         except (BusyError, OSError) as error:
-            return web.Response(status=503, text=f"the kernel cannot be read now: {error}")
+            return Answer(f"the kernel cannot be read now: {error}", 503)
         now = self._wall()
         state = DriftState(
             mode=sync.mode.name,
@@ -109,7 +109,7 @@ class DriftLog:
             repaired=self._repaired,
             fight=fight(self.repairs, now),
         )
-        return web.Response(body=msgspec.json.encode(state), content_type="application/json")
+        return Answer(msgspec.json.encode(state), content_type="application/json")
 
     def _tell(self, drift: Drift, outcome: str) -> None:
         self._metrics.drift_last().set(drift.at)

@@ -21,13 +21,10 @@ import time
 from bisect import bisect_left
 from collections.abc import Callable, Coroutine, Iterator
 from concurrent.futures import ThreadPoolExecutor
-from itertools import accumulate
 from typing import Any, TypeVar
 
-from prometheus_client.metrics_core import Metric
-
 from steersman.run.connections import ListenError
-from steersman.run.scraped import Described
+from steersman.run.prometheus import Described, Metric
 
 # -- Memory ----------------------------------------------------------------------------------------
 #
@@ -137,13 +134,8 @@ class Holds:
 
     def collect(self) -> Iterator[Metric]:
         """Yield the histogram."""
-        bounds = [*map(str, BUCKETS), "+Inf"]
         yield HOLD.buckets(
-            (
-                (clock,),
-                list(zip(bounds, map(float, accumulate(counts)), strict=True)),
-                self._sums[clock],
-            )
+            ((clock,), BUCKETS, tuple(counts), self._sums[clock])
             for clock, counts in self._counts.items()
         )
 

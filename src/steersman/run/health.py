@@ -20,12 +20,11 @@ from datetime import UTC, datetime
 from typing import NamedTuple
 
 import msgspec
-from aiohttp import web
 
 from steersman.model.kube import Node
 from steersman.model.names import Family, ObjectName
 from steersman.run.connections import ListenError
-from steersman.run.http import NOT_FOUND, Answer, Listening, ShortPage, listen, short_pages
+from steersman.run.http import NOT_FOUND, Answer, App, Listening, ShortPage, listen, short_pages
 
 log = logging.getLogger(__name__)
 
@@ -207,7 +206,7 @@ def proxy_health_app(
     ready: Callable[[], bool] = lambda: True,
     count: Callable[[str, int], None] = lambda _path, _status: None,
     clock: Callable[[], Moment] = now,
-) -> web.Application:
+) -> App:
     """Return the application of `healthzBindAddress`.
 
     Args:

@@ -36,7 +36,6 @@ import asyncio
 import contextlib
 import logging
 import os
-import secrets
 import socket
 import sys
 import time
@@ -46,7 +45,7 @@ from typing import TYPE_CHECKING
 
 import msgspec
 
-from steersman.host.local_socket import is_trusted, peer
+from steersman.host.process import is_trusted, peer
 from steersman.run.startup import StartError
 
 if TYPE_CHECKING:
@@ -194,7 +193,7 @@ class Instance:
 
     async def _claim_table(self, tables: OwnedTables) -> None:
         # If another process has bound the usual name, a random one still lets newcomers wake us.
-        self._door = _bind(NAME) or _bind(f"{NAME}-{secrets.token_hex(8)}")
+        self._door = _bind(NAME) or _bind(f"{NAME}-{os.urandom(8).hex()}")
         door = self._door.getsockname()[1:].decode() if self._door else ""
         self._me = msgspec.structs.replace(self._me, door=door)
         if tables.make(NAME, self._me.comment):

@@ -175,7 +175,7 @@ ADOPTED = "objects of an earlier process"
 """Objects that an earlier process wrote and that no owner wants, kept while a rejected owner may
 need them: the kernel does not tell which of them its last version was made of."""
 
-_MOST_USED, _PART, _PARTS = 200, 1000, 25
+_MOST_USED, _SMALLEST_PART, _MOST_PARTS = 200, 1000, 25
 """Services in the first part of a Diff, and at least in each other one; and the most parts: see
 `ObjectLedger.parts`. Small ones take little memory, but many of them more of the kernel's time."""
 _FEW = 1000
@@ -329,7 +329,7 @@ class ObjectLedger:
             services.setdefault(name, []).append(owner)
         used = dict.fromkeys([None, *islice((n for n in first if n in services), _MOST_USED)])
         rest = [name for name in services if name not in used]
-        size = max(_PART, len(rest) // _PARTS)
+        size = max(_SMALLEST_PART, len(rest) // _MOST_PARTS)
         together = [[*used], *(rest[at : at + size] for at in range(0, len(rest), size))]
         return self._checked(
             [owner for name in names for owner in services[name]] for names in together

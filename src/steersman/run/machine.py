@@ -7,8 +7,9 @@ Sockets, signals, timers and threads go through the event loop, netlink through 
 from __future__ import annotations
 
 from collections.abc import AsyncIterator, Callable, Iterable
-from dataclasses import dataclass
 from pathlib import Path
+
+import msgspec
 
 from steersman.config import ProxyConfig, to_mode_options
 from steersman.host.exec import SubprocessExec
@@ -16,7 +17,8 @@ from steersman.host.process import raise_descriptor_limit, set_oom_score_adjustm
 from steersman.model.inputs import HostFacts, NodeConfig
 from steersman.model.plan import Traits
 from steersman.modes.base import Mode
-from steersman.modes.registry import Factory, create
+from steersman.modes.registry import Factory, create, may_have_left
+from steersman.modes.specs import ModeOptions
 from steersman.run.config_reloader import file_changes
 from steersman.run.event_loop import freeze_live_objects, tune_at_start
 from steersman.run.instance import Instance
@@ -39,12 +41,13 @@ def conntrack_usage() -> tuple[int, int]:
     return usage()
 
 
-@dataclass(frozen=True)
-class Machine:
+class Machine(msgspec.Struct, frozen=True):
     """Functions of the machine. The defaults are the real machine."""
 
     create_mode: Factory = create
     """Builds a mode."""
+    may_have_left: Callable[[str, ModeOptions], bool] = may_have_left
+    """Says of a mode, by its name, whether it is built to remove what it left."""
     instance: Instance | None = None
     """The lock that lets one instance run on a node; None for no lock."""
     set_conntrack: Callable[[ProxyConfig, Traits], None] = set_conntrack
@@ -71,4 +74,11 @@ class Machine:
     def leftovers(self, mode: Mode, config: ProxyConfig) -> Iterable[tuple[str, Mode]]:
         """Return the other modes whose leftovers are removed once this one serves, by name."""
         options = to_mode_options(config)
-        return other_modes(mode.name, SubprocessExec(), mode.variant, options, self.create_mode)
+        return other_modes(
+            mode.name,
+            SubprocessExec(),
+            mode.variant,
+            options,
+            self.create_mode,
+            may_have_left=self.may_have_left,
+        )

@@ -1,33 +1,31 @@
 """Every metric that is pushed: upstream's with their types, labels and buckets, and our own.
 
 Each metric is an attribute of `Metrics`, declared once (behaviour 14); the mode declares which of
-the optional ones it has. Each `Metrics` has a registry of its own, so several can live in one
-process. Values that are known elsewhere (conntrack, kernel counters) are collected when scraped
-(scraped.py): register a function with `Metrics.on_scrape`.
+the optional ones it has. Several `Metrics` can live in one process. Values that are known elsewhere
+(conntrack, kernel counters) are collected when scraped (scraped.py): register a function with
+`Metrics.on_scrape`.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from itertools import islice
-from typing import Any, Generic, NamedTuple, TypeVar, cast, overload
-
-from prometheus_client import (
-    CollectorRegistry,
-    Counter,
-    Gauge,
-    Histogram,
-    ProcessCollector,
-    disable_created_metrics,
-)
-from prometheus_client.exposition import choose_encoder
-from prometheus_client.metrics_core import Metric
-from prometheus_client.registry import Collector
-from prometheus_client.samples import Sample
+from functools import partial
+from typing import Any, Generic, TypeVar, overload
 
 from steersman import __version__
 from steersman.model.names import Family
 from steersman.modes.specs import spec_of
+from steersman.run.prometheus import (
+    Counter,
+    Described,
+    Gauge,
+    Histogram,
+    Kind,
+    Labelled,
+    Metric,
+    exposition,
+)
+from steersman.run.scraped import process_metrics
 
 SYNC_BUCKETS = tuple(0.001 * 2**k for k in range(15))
 PROGRAMMING_BUCKETS = (
@@ -41,32 +39,15 @@ _PHASE_BUCKETS = tuple(0.0001 * 4**k for k in range(10))
 _FAMILY = ("ip_family",)
 _PROXY, _SYNC = "kubeproxy_", "kubeproxy_sync_proxy_rules_"
 
-_TOGETHER = 500
-"""Series that are encoded at once, some 70 kB."""
-_PIECE = 1 << 16
-"""Minimum size of a piece in bytes, apart from the last one."""
-_HEAD_LINES = 2  # HELP and TYPE
-Encoder = Callable[[Collector], bytes]
-
 MetricT = TypeVar("MetricT", bound=Counter | Gauge | Histogram)
 
-
-class Labelled(Generic[MetricT]):
-    """A metric whose children are cached: the client's own lookup takes a lock."""
-
-    __slots__ = ("_children", "metric")
-
-    def __init__(self, metric: MetricT) -> None:
-        self.metric = metric
-        self._children: dict[tuple[str, ...], MetricT] = {(): metric}
-
-    def __call__(self, *labels: str) -> MetricT:
-        """Return the child for values of the labels; the metric itself if it has none."""
-        child = self._children.get(labels)
-        if child is None:
-            child = cast("MetricT", self.metric.labels(*labels))
-            self._children[labels] = child
-        return child
+_KINDS: dict[type[Any], Kind] = {Counter: "counter", Gauge: "gauge", Histogram: "histogram"}
+_BUILD = Described(
+    "gauge",
+    "kubernetes_build_info",
+    "The version that runs, with the constant value 1.",
+    ("git_version",),
+)
 
 
 class Declared(Generic[MetricT]):
@@ -112,14 +93,17 @@ class Declared(Generic[MetricT]):
         labelled: Labelled[MetricT] = metrics.by_name[self.name]
         return labelled
 
-    def create(self, registry: CollectorRegistry, families: Sequence[Family]) -> Labelled[MetricT]:
+    def create(self, families: Sequence[Family]) -> Labelled[MetricT]:
         """Create the metric at zero."""
-        options: dict[str, Any] = {"buckets": self.buckets} if self.kind is Histogram else {}
-        metric = self.kind(self.name, self.text, self.labels, registry=registry, **options)
+        make: Callable[[], Any] = self.kind
+        if self.kind is Histogram:
+            make = partial(Histogram, self.buckets)
+        kind = _KINDS[self.kind]
+        metric = Labelled(make, Described(kind, self.name, self.text, self.labels))
         if self.labels == _FAMILY and self.kind is not Gauge:  # a gauge would show a false 0
             for family in families:
-                metric.labels(family.kubernetes)
-        return Labelled(metric)
+                metric(family.kubernetes)
+        return metric
 
 
 class Metrics:
@@ -323,21 +307,10 @@ class Metrics:
             mode: name of the mode.
             families: the families served; their series exist from the start.
         """
-        # A new registry for each object, so that several can live in one process.
-        disable_created_metrics()  # type: ignore[no-untyped-call]  # upstream has no *_created series
-        self.registry = CollectorRegistry()
         self._families = families
         self.by_name: dict[str, Labelled[Any]] = {}
+        self._scraped: list[Callable[[], Iterable[Metric]]] = []
         self.use_mode(mode)
-        # Metrics of all Kubernetes components, and of the process.
-        build = Gauge(
-            "kubernetes_build_info",
-            "The version that runs, with the constant value 1.",
-            ("git_version",),
-            registry=self.registry,
-        )
-        build.labels(__version__).set(1)
-        ProcessCollector(registry=self.registry)
 
     def use_mode(self, mode: str) -> None:
         """Have the metrics of this mode; those of all modes keep their values."""
@@ -345,9 +318,9 @@ class Metrics:
         for metric in DECLARED:
             has = not metric.optional or metric.name in self._spec.metrics
             if has and metric.name not in self.by_name:
-                self.by_name[metric.name] = metric.create(self.registry, self._families)
+                self.by_name[metric.name] = metric.create(self._families)
             elif not has and metric.name in self.by_name:
-                self.registry.unregister(self.by_name.pop(metric.name).metric)
+                del self.by_name[metric.name]
 
     def find(self, metric: Declared[MetricT]) -> Labelled[MetricT] | None:
         """Return an optional metric, given as `Metrics.NAME`; None if the mode does not have it."""
@@ -370,94 +343,22 @@ class Metrics:
 
     def on_scrape(self, collect: Callable[[], Iterable[Metric]]) -> None:
         """Collect further metrics at each scrape."""
-        self.registry.register(_OnScrape(collect))
+        self._scraped.append(collect)
+
+    def collect(self) -> Iterator[Metric]:
+        """Yield all metrics, those of all Kubernetes components and of the process included."""
+        for metric in tuple(self.by_name.values()):
+            yield metric.collect()
+        yield _BUILD.of([((__version__,), 1)])
+        yield from process_metrics()
+        for collect in self._scraped:
+            yield from collect()
 
     def render(self, accept: str = "") -> tuple[bytes, str]:
         """Return everything as text, and the content type. Call it off the event loop."""
-        pieces, content_type = exposition(self.registry.collect(), accept)
+        pieces, content_type = exposition(self.collect(), accept)
         return b"".join(pieces), content_type
 
 
 DECLARED = tuple(each for each in vars(Metrics).values() if isinstance(each, Declared))
 """Every metric of `Metrics`, in order."""
-
-
-class _OnScrape(Collector):
-    def __init__(self, collect: Callable[[], Iterable[Metric]]) -> None:
-        self._collect = collect
-
-    def collect(self) -> Iterable[Metric]:
-        return self._collect()
-
-    def describe(self) -> Iterable[Metric]:
-        return ()  # so that registering collects nothing yet
-
-
-# As text, piece by piece: a cluster has tens of thousands of series
-
-
-class Series(Metric):
-    """A counter whose series are created while they are written: it can be written once."""
-
-    def __init__(
-        self,
-        name: str,
-        documentation: str,
-        labels: Sequence[str],
-        rows: Iterable[tuple[Sequence[str], float]],
-    ) -> None:
-        """Create it of a name with `_total`, and of label values and counts."""
-        super().__init__(name.removesuffix("_total"), documentation, "counter")
-        made = (Sample(name, dict(zip(labels, values, strict=True)), n) for values, n in rows)
-        self.samples: Iterator[Sample] = made  # type: ignore[assignment]
-
-
-def exposition(metrics: Iterable[Metric], accept: str = "") -> tuple[Iterator[bytes], str]:
-    """Encode metrics in the format that a client accepts.
-
-    Args:
-        metrics: read while the pieces are consumed; do that off the event loop.
-        accept: the Accept header.
-
-    Returns:
-        The pieces and the content type.
-    """
-    encoder, content_type = choose_encoder(accept)
-
-    def pieces() -> Iterator[bytes]:
-        waiting: list[bytes] = []
-        size = 0
-        for part in _parts(metrics, encoder):
-            waiting.append(part)
-            size += len(part)
-            if size >= _PIECE:
-                yield b"".join(waiting)
-                waiting, size = [], 0
-        yield b"".join(waiting)
-
-    return pieces(), content_type
-
-
-class _Only(NamedTuple):
-    """The part of a registry that an encoder needs."""
-
-    metric: Metric
-
-    def collect(self) -> Iterable[Metric]:
-        return (self.metric,)
-
-
-def _parts(metrics: Iterable[Metric], encoder: Encoder) -> Iterator[bytes]:
-    """Encode a metric at a time; of Series some at a time, the first ones with the head."""
-    end = encoder(CollectorRegistry())  # OpenMetrics has one
-    for metric in metrics:
-        if not isinstance(metric, Series):
-            yield encoder(_Only(metric)).removesuffix(end)
-            continue
-        head, samples = 0, iter(metric.samples)
-        while (some := list(islice(samples, _TOGETHER))) or not head:  # the head, even if empty
-            part = Metric(metric.name, metric.documentation, metric.type)
-            part.samples = some
-            yield encoder(_Only(part)).split(b"\n", head)[-1].removesuffix(end)
-            head = _HEAD_LINES
-    yield end

@@ -1,7 +1,11 @@
 """The metrics server (behaviour 13): `/metrics`, `/proxyMode`, `/configz` and debugging pages.
 
-Every page is a function of its source in `Pages`. Expensive pages go through a PageBuilder: one for
-`/metrics`, and another one for all details, so that no other page delays a scrape.
+Every page is a function of its source in `Pages`. Pages that are expensive to build go through a
+`PageBuilder`: one at a time, in a thread, and shared by all clients that ask for the same one.
+However many clients ask how often, building takes a small share of one core, and cannot starve
+syncs and health checks. A page is kept compressed while it is sent: `/state` of a large cluster has
+9 MB, which slow clients must not multiply and the heap would not return. `/metrics` has a builder
+of its own, so that no other page delays a scrape.
 """
 
 from __future__ import annotations
@@ -14,30 +18,27 @@ import sys
 import threading
 import time
 import traceback
+import zlib
 from collections.abc import Awaitable, Callable, Hashable, Iterable, Iterator, Mapping
 from itertools import chain
 from pathlib import Path
 
 import msgspec
-from aiohttp import web
-from prometheus_client import CollectorRegistry, Counter, Gauge
-from prometheus_client.exposition import choose_encoder
-from prometheus_client.metrics_core import Metric
 
 from steersman import __version__
 from steersman.model.addresses import without_password
 from steersman.model.errors import ApplyError, BusyError
-from steersman.run.http import (
-    RETRY_AFTER,
-    Answer,
-    Page,
-    PageBuilder,
-    TooManyPagesError,
-    application,
-)
-from steersman.run.metrics import Metrics, exposition
+from steersman.run.http import Answer, App, Page, Request, application
+from steersman.run.metrics import Metrics
+from steersman.run.prometheus import Counter, Described, Labelled, Metric, accepted_type, exposition
 from steersman.run.service_metrics import MOST_SERIES, ServiceFilter
 
+_PAUSE, _LONGEST_PAUSE = 9, 2.0
+"""After a page took t seconds, the next one begins 9 t later, but after 2 seconds at most."""
+_MOST_WAITING = 8
+"""Different pages that may wait to be built."""
+_RETRY_AFTER = 5
+"""Seconds after which a rejected client may ask again."""
 _NOT_FOR_MACHINES = (
     "Warning: This endpoint is not meant to be machine parseable, has no formatting "
     "compatibility guarantees and is for debugging purposes only."
@@ -47,6 +48,13 @@ _MOST_DIGITS = 9
 _LONGEST_NAME = 253
 _EMULATES = "1.36"
 _JSON = "application/json"
+_CHECK = Described("gauge", "kubernetes_healthcheck", "1 while a check succeeds.", ("name", "type"))
+_CHECKS = Described(
+    "counter",
+    "kubernetes_healthchecks_total",
+    "Number of checks by result.",
+    ("name", "type", "status"),
+)
 
 
 async def nothing_more() -> Iterable[Metric]:
@@ -81,17 +89,17 @@ class Pages(msgspec.Struct, frozen=True):
     clock: Callable[[], float] = time.time
 
 
-def metrics_app(pages: Pages) -> web.Application:
+def metrics_app(pages: Pages) -> App:
     """Return the application of `metricsBindAddress`."""
     scrapes, details = PageBuilder(), PageBuilder()
 
-    async def metrics(request: web.Request) -> Answer:
-        accept = request.headers.get("Accept", "")
-        content_type = choose_encoder(accept)[1]
+    async def metrics(request: Request) -> Answer:
+        accept = request.headers.get("accept", "")
+        content_type = accepted_type(accept)
 
         async def make() -> Iterator[bytes]:
             more = await pages.more()
-            return exposition(chain(pages.metrics.registry.collect(), more), accept)[0]
+            return exposition(chain(pages.metrics.collect(), more), accept)[0]
 
         return await _built(scrapes, ("/metrics", content_type), make, content_type)
 
@@ -130,6 +138,69 @@ def metrics_app(pages: Pages) -> web.Application:
     return application(found)
 
 
+# Expensive pages
+
+
+class TooManyPagesError(Exception):
+    """Too many different pages wait to be built."""
+
+
+class PageBuilder:
+    """Builds expensive pages, one at a time."""
+
+    def __init__(
+        self,
+        clock: Callable[[], float] = time.monotonic,
+        sleep: Callable[[float], Awaitable[None]] = asyncio.sleep,
+    ) -> None:
+        """Create an idle builder; the arguments are for tests."""
+        self._clock = clock
+        self._sleep = sleep
+        self._one = asyncio.Lock()
+        self._not_before = clock()
+        self._wanted: dict[Hashable, asyncio.Task[tuple[bytes, ...]]] = {}
+
+    async def page(
+        self, key: Hashable, make: Callable[[], Awaitable[Iterable[bytes]]]
+    ) -> Iterator[bytes]:
+        """Return the pieces of a page, built now or for an earlier client that still waits.
+
+        Args:
+            key: equal for the same page.
+            make: starts to build it on the event loop; the pieces are then made in a thread.
+
+        Raises:
+            TooManyPagesError: too many other pages wait.
+        """
+        task = self._wanted.get(key)
+        if task is None:
+            if len(self._wanted) >= _MOST_WAITING:
+                raise TooManyPagesError
+            task = self._wanted[key] = asyncio.create_task(self._build(make))
+
+            def done(task: asyncio.Task[tuple[bytes, ...]]) -> None:
+                del self._wanted[key]
+                if not task.cancelled():
+                    task.exception()  # mark it as retrieved: every client may have gone
+
+            task.add_done_callback(done)
+        return map(zlib.decompress, await asyncio.shield(task))
+
+    async def _build(self, make: Callable[[], Awaitable[Iterable[bytes]]]) -> tuple[bytes, ...]:
+        # The pause before the next page is in proportion to the time that the last one took.
+        async with self._one:
+            await self._sleep(max(0.0, self._not_before - self._clock()))
+            began = self._clock()
+            try:
+                pieces = await make()
+                return await asyncio.to_thread(
+                    lambda: tuple(zlib.compress(piece, 1) for piece in pieces)
+                )
+            finally:
+                ended = self._clock()
+                self._not_before = ended + min(_PAUSE * (ended - began), _LONGEST_PAUSE)
+
+
 async def _built(
     builder: PageBuilder,
     key: Hashable,
@@ -139,7 +210,7 @@ async def _built(
     nosniff: bool = False,
 ) -> Answer:
     """Answer with an expensive page, or with the reason why it cannot be built now."""
-    later = {"Retry-After": str(RETRY_AFTER)}
+    later = {"Retry-After": str(_RETRY_AFTER)}
     try:
         pieces = await builder.page(key, make)
     except TooManyPagesError:
@@ -155,9 +226,9 @@ def _services(
 ) -> Page:
     """Return the page of `/metrics/services`."""
 
-    async def page(request: web.Request) -> Answer:
-        accept = request.headers.get("Accept", "")
-        content_type = choose_encoder(accept)[1]
+    async def page(request: Request) -> Answer:
+        accept = request.headers.get("accept", "")
+        content_type = accepted_type(accept)
         which = _filter(request.query)
         if isinstance(which, str):
             return Answer(f"{which}\n", 400)
@@ -185,22 +256,14 @@ def _filter(query: Mapping[str, str]) -> ServiceFilter | str:
 
 def _slis(healthy: Callable[[], bool]) -> Page:
     """Return the page of `/metrics/slis`, in the format of Kubernetes components."""
-    registry = CollectorRegistry()
-    labels = ("name", "type")
-    now = Gauge("kubernetes_healthcheck", "1 while a check succeeds.", labels, registry=registry)
-    total = Counter(
-        "kubernetes_healthchecks_total",
-        "Number of checks by result.",
-        (*labels, "status"),
-        registry=registry,
-    )
+    checks = Labelled(Counter, _CHECKS)
 
-    def page(request: web.Request) -> Answer:
+    def page(request: Request) -> Answer:
         good = healthy()
-        now.labels("sync", "healthz").set(good)
-        total.labels("sync", "healthz", "success" if good else "error").inc()
-        encoder, content_type = choose_encoder(request.headers.get("Accept", ""))
-        return Answer(encoder(registry), content_type=content_type, nosniff=False)
+        checks("sync", "healthz", "success" if good else "error").inc()
+        metrics = (_CHECK.of([(("sync", "healthz"), good)]), checks.collect())
+        pieces, content_type = exposition(metrics, request.headers.get("accept", ""))
+        return Answer(b"".join(pieces), content_type=content_type, nosniff=False)
 
     return page
 
@@ -224,10 +287,10 @@ def statusz(pages: Pages, paths: tuple[str, ...]) -> str:
 # /debug
 
 
-async def _verbosity(request: web.Request, set_verbosity: Callable[[int], None]) -> Answer:
+async def _verbosity(request: Request, set_verbosity: Callable[[int], None]) -> Answer:
     if request.method != "PUT":
         return Answer("only PUT is understood here\n", 405)
-    text = (await request.text()).strip()
+    text = (await request.read()).decode(errors="replace").strip()
     if not (text.isascii() and text.isdigit() and len(text) <= _MOST_DIGITS):
         return Answer(f"{text[:40]!r} is not a verbosity; put up to {_MOST_DIGITS} digits\n", 400)
     set_verbosity(int(text))
@@ -246,7 +309,7 @@ def stacks() -> str:
     return out.getvalue()
 
 
-async def _profile(request: web.Request) -> Answer:
+async def _profile(request: Request) -> Answer:
     """Profile the event loop's thread for a number of seconds."""
     import cProfile  # noqa: PLC0415 - 0.7 MB, and hardly anybody asks
     import pstats  # noqa: PLC0415

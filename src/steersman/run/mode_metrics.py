@@ -9,15 +9,12 @@ from __future__ import annotations
 import asyncio
 import math
 from collections.abc import Callable, Collection, Iterable, Iterator
-from itertools import accumulate
-
-from prometheus_client.metrics_core import Metric
 
 from steersman.model.errors import ApplyError, BusyError
 from steersman.model.plan import ServicePlan
 from steersman.model.stats import ConnectionStats, NodeTotals
 from steersman.modes.base import Mode
-from steersman.run.scraped import Described
+from steersman.run.prometheus import Described, Metric
 from steersman.run.service_metrics import (
     Column,
     Counts,
@@ -232,9 +229,9 @@ def _node_totals(totals: NodeTotals) -> Iterator[Metric]:
                 yield metric.of(((way,), n) for way, n in zip(_BOTH_WAYS, counts, strict=True))
     if (proxy := totals.proxy) is not None:  # only a proxy in this process has these
         yield FAILED_DIALS.at(proxy.failures)
-        ends = ("+Inf" if math.isinf(end) else str(end) for end, _ in proxy.buckets)
-        sizes = accumulate(size for _, size in proxy.buckets)
-        yield DIAL_SECONDS.buckets([((), list(zip(ends, sizes, strict=True)), proxy.seconds)])
+        ends = [end for end, _ in proxy.buckets if not math.isinf(end)]
+        sizes = [size for _, size in proxy.buckets]
+        yield DIAL_SECONDS.buckets([((), ends, sizes, proxy.seconds)])
         yield PROXIED.at(proxy.open_connections)
         yield REFUSED.at(proxy.refused)
     if totals.events:

@@ -118,6 +118,8 @@ def other_modes(
     variant: str = "",
     options: ModeOptions = ModeOptions(),  # noqa: B008 - immutable
     create: Factory = create,
+    *,
+    may_have_left: Callable[[str, ModeOptions], bool] = lambda *_: True,
 ) -> Iterator[tuple[str, Mode]]:
     """Yield the modes to remove when this one serves, in every variant that may have left objects.
 
@@ -129,6 +131,7 @@ def other_modes(
         variant: its variant; "none" if it changes nothing on this machine.
         options: the operator's settings, which say what belongs to other programs and stays.
         create: builds a mode.
+        may_have_left: leaves out modes of which nothing can be there.
     """
     # Modes that take part in clean-up remove all others, in the order of their rank.
     ranked = sorted((s for s in SPECS.values() if s.cleanup_rank), key=attrgetter("cleanup_rank"))
@@ -138,9 +141,12 @@ def other_modes(
     options = options.for_leftovers()
     for spec in own + [spec for spec in ranked if removes and spec is not mine]:
         for each in spec.variants:
-            if (spec.name, each.name) != (current, variant):
+            its_options = each.of(options)
+            if (spec.name, each.name) == (current, variant):
+                continue
+            if may_have_left(spec.name, its_options):
                 name = f"{spec.name} ({each.name})" if each.name else spec.name
-                yield name, create(spec.name, execute, each.of(options))
+                yield name, create(spec.name, execute, its_options)
 
 
 async def remove_leftovers(

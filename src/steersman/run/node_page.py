@@ -13,10 +13,9 @@ import asyncio
 import os
 import time
 from collections import Counter, deque
-from collections.abc import Callable, Collection
+from collections.abc import AsyncGenerator, Callable, Collection
 
 import msgspec
-from aiohttp import web
 
 from steersman.compile.digest import Digests, digest_of
 from steersman.host.process import cpu_seconds, resident_bytes
@@ -26,6 +25,7 @@ from steersman.model.names import ObjectName
 from steersman.model.node_state import NodeState
 from steersman.model.world import Condition, ProcessStatus
 from steersman.run.history import Lags
+from steersman.run.http import Answer, Request
 from steersman.run.state import SyncReport, SyncResult
 from steersman.run.sync import Sync
 from steersman.source.store import Store
@@ -80,14 +80,14 @@ class DigestPage:
         if self._made is not None:
             await self._put(report.changes.services)
 
-    async def serve(self, _: web.Request) -> web.Response:
+    async def serve(self, _: Request) -> Answer:
         """Answer `/digests`: the digest of each Service by its name."""
         self.total()
         assert self._made is not None
         await asyncio.shield(self._made)
         found = self._digests.by_name()
         body = await asyncio.to_thread(msgspec.json.encode, found)
-        return web.Response(body=body, content_type="application/json")
+        return Answer(body, content_type="application/json")
 
     async def _make(self) -> None:
         await self._put(tuple(self._store.snapshot.services))
@@ -144,7 +144,7 @@ class NodePage:
         self._worst: tuple[tuple[Finding, ...], tuple[Finding, ...]] = (), ()
         """The Findings of the last state, and the worst of them."""
         self._digest = digest
-        self._listeners: dict[object, web.Request] = {}
+        self._listeners: dict[object, Request] = {}
         self._line = b""
         self._made_at = float("-inf")
         self._news = asyncio.Event()
@@ -181,21 +181,25 @@ class NodePage:
                 self.changed()
             await asyncio.sleep(_LOOK)
 
-    async def serve(self, request: web.Request) -> web.StreamResponse:
+    def serve(self, request: Request) -> Answer:
         """Answer `/node`, or `/node?watch=1` with a line now and for every change."""
         if request.query.get("watch", "0") in ("", "0"):
-            body = msgspec.json.encode(self.state())
-            return web.Response(body=body, content_type="application/json")
+            return Answer(msgspec.json.encode(self.state()), content_type="application/json")
         for key, listener in tuple(self._listeners.items()):
-            if listener.transport is None or listener.transport.is_closing():
+            if listener.gone():
                 del self._listeners[key]
         if len(self._listeners) >= MOST_LISTENERS:
             text = f"{MOST_LISTENERS} clients watch this node already; close one of them\n"
-            return web.Response(status=503, text=text)
-        response = web.StreamResponse(
-            headers={"Content-Type": "application/x-ndjson", "Cache-Control": "no-store"}
+            return Answer(text, 503)
+        return Answer(
+            pieces=self._lines(request),
+            content_type="application/x-ndjson",
+            more_headers={"Cache-Control": "no-store"},
+            patience=_STUCK,
         )
-        await response.prepare(request)
+
+    async def _lines(self, request: Request) -> AsyncGenerator[bytes]:
+        """Listen until the client leaves, or takes no line for too long."""
         key = object()
         self._listeners[key] = request
         try:
@@ -203,11 +207,8 @@ class NodePage:
                 self._make()
             while True:
                 news = self._news
-                async with asyncio.timeout(_STUCK):
-                    await response.write(self._line)
+                yield self._line
                 await news.wait()
-        except (TimeoutError, ConnectionError):  # it has gone, or reads nothing any more
-            return response
         finally:
             self._listeners.pop(key, None)
             if not self._listeners and self._timer is not None:

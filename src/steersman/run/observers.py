@@ -16,14 +16,13 @@ from contextlib import contextmanager
 from datetime import datetime
 from functools import partial
 from itertools import islice
-from typing import Any, Literal, TypeAlias
+from typing import TYPE_CHECKING, Any, Literal, TypeAlias
 
 from steersman.model.findings import Finding, Severity
 from steersman.model.names import Family, ObjectName, PlanKey
 from steersman.model.plan import FrontendKind, NodeSettings, ServicePlan, Verdict
 from steersman.modes.base import Mode
 from steersman.modes.specs import spec_of
-from steersman.netfilter.rule_text import Rules, count_rules, count_written
 from steersman.run.health import Moment, ProxyHealth, ServiceHealthServers, now
 from steersman.run.history import Lags
 from steersman.run.metrics import Metrics
@@ -31,6 +30,9 @@ from steersman.run.runner import Clock, MonotonicClock
 from steersman.run.stale_entries import Delete, StaleEntryCleaner
 from steersman.run.state import SyncReport
 from steersman.source.store import Store
+
+if TYPE_CHECKING:
+    from steersman.netfilter.rule_text import Rules
 
 log = logging.getLogger(__name__)
 
@@ -354,10 +356,12 @@ class SyncMetrics:
 
     async def _count_rules(self, report: SyncReport) -> None:
         """Count iptables rules by table: all of them after a comparison, else the growth."""
+        from steersman.netfilter import rule_text  # noqa: PLC0415 - others have no iptables rules
+
         if len(report.written) <= _SLICE:
-            written, growth = count_written(report.written.diff)
+            written, growth = rule_text.count_written(report.written.diff)
         else:
-            written, growth = await asyncio.to_thread(count_written, report.written.diff)
+            written, growth = await asyncio.to_thread(rule_text.count_written, report.written.diff)
         # After a comparison, count all objects in force again: other programs may have changed
         # them. Otherwise the counts grow by the objects written.
         planned = report.plans.changed or report.plans.removed
@@ -365,7 +369,7 @@ class SyncMetrics:
             rules: Rules = Counter()
             items = iter(self._objects())
             while some := tuple(islice(items, _SLICE)):
-                rules.update(count_rules(some))
+                rules.update(rule_text.count_rules(some))
                 await asyncio.sleep(0)
             self._rules = rules
         else:

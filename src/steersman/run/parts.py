@@ -35,7 +35,7 @@ log = logging.getLogger(__name__)
 
 _SLICE = 48
 """ServicePorts rendered before other tasks may run, a few milliseconds."""
-_PART = 1000
+_FIRST_PART = 1000
 """ServicePorts of the first part; each other one is half as large again. The mode's tool reads one
 while the next is rendered, which takes a little more than half of the time. More and smaller parts
 cost the tool more: it is fastest with objects in order, and they are within a part only."""
@@ -78,7 +78,7 @@ class Renderer:
         Raises:
             ApplyError: two owners claim one object; everything is rendered.
         """
-        unrendered, size, number = self._owed.unrendered, _PART, 0
+        unrendered, size, number = self._owed.unrendered, _FIRST_PART, 0
         keys = [key for key, plan in unrendered.items() if plan is None or mode.comes_first(plan)]
         owners: list[Owner] = [NODE, *keys]
         while owners:

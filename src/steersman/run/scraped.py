@@ -6,61 +6,17 @@ Metrics that the program counts itself are in metrics.py, series by Service in s
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from typing import Literal, NamedTuple, TypeAlias
-
-from prometheus_client.metrics_core import (
-    CounterMetricFamily,
-    GaugeMetricFamily,
-    HistogramMetricFamily,
-    Metric,
-)
+import math
+import os
+from collections.abc import Callable, Iterator, Mapping
+from pathlib import Path
+from typing import TypeAlias
 
 from steersman.model.world import ProcessStatus
+from steersman.run.prometheus import Described, Metric
 from steersman.source.base import SourceStats
 
-Samples: TypeAlias = Iterable[tuple[Sequence[str], float]]
-"""Values of the labels, and the value of the metric."""
 Collect: TypeAlias = Callable[[], Iterator[Metric]]
-
-
-class Described(NamedTuple):
-    """A metric as the reference page lists it."""
-
-    kind: Literal["counter", "gauge", "histogram"]
-    name: str
-    """In full, with `_total` if it is a counter."""
-    text: str
-    """The HELP text, a sentence."""
-    labels: tuple[str, ...] = ()
-
-    def of(self, samples: Samples) -> Metric:
-        """Return a counter or gauge with these samples."""
-        family: CounterMetricFamily | GaugeMetricFamily
-        if self.kind == "counter":
-            family = CounterMetricFamily(self.name, self.text, labels=self.labels)
-        else:
-            family = GaugeMetricFamily(self.name, self.text, labels=self.labels)
-        for labels, value in samples:
-            family.add_metric(labels, value)
-        return family
-
-    def at(self, value: float) -> Metric:
-        """Return a counter or gauge without labels."""
-        return self.of([((), value)])
-
-    def buckets(
-        self, rows: Iterable[tuple[Sequence[str], Sequence[tuple[str, float]], float]]
-    ) -> Metric:
-        """Return a histogram.
-
-        Args:
-            rows: values of the labels, cumulated counts by upper bound, and the sum.
-        """
-        family = HistogramMetricFamily(self.name, self.text, labels=self.labels)
-        for labels, counts, total in rows:
-            family.add_metric(labels, counts, total)
-        return family
 
 
 CONNTRACK_ENTRIES = Described(
@@ -209,3 +165,35 @@ def process_state(status: ProcessStatus, waiting: float, service_ports: int) -> 
     yield CONDITION_SINCE.of(((each.type,), each.since) for each in conditions)
     yield OLDEST_CHANGE.at(waiting)
     yield SERVICE_PORTS.at(service_ports)
+
+
+_MEMORY = Described("gauge", "process_virtual_memory_bytes", "Virtual memory size in bytes.")
+_RESIDENT = Described("gauge", "process_resident_memory_bytes", "Resident memory size in bytes.")
+_STARTED = Described(
+    "gauge",
+    "process_start_time_seconds",
+    "Start time of the process since unix epoch in seconds.",
+)
+_CPU = Described(
+    "counter", "process_cpu_seconds_total", "Total user and system CPU time spent in seconds."
+)
+_OPEN = Described("gauge", "process_open_fds", "Number of open file descriptors.")
+_MOST_OPEN = Described("gauge", "process_max_fds", "Maximum number of open file descriptors.")
+
+
+def process_metrics(proc: Path = Path("/proc")) -> Iterator[Metric]:
+    """Yield what every Prometheus client says of its process; nothing without a /proc."""
+    try:
+        stat = (proc / "self/stat").read_bytes().rpartition(b")")[2].split()
+        boot = (proc / "stat").read_bytes().partition(b"\nbtime ")[2].split(maxsplit=1)[0]
+        limits = (proc / "self/limits").read_bytes().partition(b"Max open files")[2].split()
+        descriptors = len(os.listdir(proc / "self/fd"))
+    except (OSError, IndexError):
+        return
+    ticks = os.sysconf("SC_CLK_TCK")
+    yield _MEMORY.at(float(stat[20]))
+    yield _RESIDENT.at(float(stat[21]) * os.sysconf("SC_PAGE_SIZE"))
+    yield _STARTED.at(float(stat[19]) / ticks + float(boot))
+    yield _CPU.at((float(stat[11]) + float(stat[12])) / ticks)
+    yield _OPEN.at(descriptors)
+    yield _MOST_OPEN.at(float(limits[0]) if limits[0] != b"unlimited" else math.inf)

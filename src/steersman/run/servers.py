@@ -12,8 +12,6 @@ from functools import partial
 from typing import Any
 
 import msgspec
-from aiohttp import web
-from prometheus_client.metrics_core import Metric
 
 from steersman import __version__
 from steersman.config import ProxyConfig, configz, enabled, flagz
@@ -27,16 +25,17 @@ from steersman.model.names import Family, ObjectName
 from steersman.model.plan import ServicePlan
 from steersman.model.world import LastSync, ProcessStatus, SourceStatus, StatusPage
 from steersman.run.conditions import ConditionLog
-from steersman.run.control import ControlSocket, Handler, send_pieces
+from steersman.run.control import ControlSocket
 from steersman.run.event_loop import MeasuredLoop
 from steersman.run.events import Recorder
 from steersman.run.health import ProxyHealth, ServiceHealthServers, now, proxy_health_app
-from steersman.run.http import keep_serving
+from steersman.run.http import Answer, App, Page, Request, keep_serving
 from steersman.run.klog import ProcessLog
 from steersman.run.machine import Machine
 from steersman.run.metrics import Metrics
 from steersman.run.metrics_server import Pages, metrics_app
 from steersman.run.mode_metrics import ModeMetrics
+from steersman.run.prometheus import Metric
 from steersman.run.scraped import (
     conntrack_usage,
     nfacct_packets,
@@ -58,6 +57,7 @@ _LAST_EVENTS = 5.0  # seconds that a failing process waits until its Events are 
 _NO_SERVICE = (
     "there is no Service {} on this node; it serves none that is headless or another proxy's\n"
 )
+_JSON, _MSGPACK = "application/json", "application/msgpack"
 _ANY = {Family.IPV4: "0.0.0.0", Family.IPV6: "::"}
 
 
@@ -127,7 +127,7 @@ class Servers:
         self.metrics.on_scrape(nfacct_packets(lambda: self._sync.mode.packets()))  # noqa: PLW0108
         self._has_socket = machine.instance is not None
         """Whether this process is the instance of its node, which has the local socket."""
-        self.pages: dict[tuple[str, str], Handler] = {
+        self.pages: dict[tuple[str, str], Page] = {
             ("GET", "/world"): self._world,
             ("GET", "/state"): self._state,
             ("GET", "/names"): self._names,
@@ -211,7 +211,7 @@ class Servers:
     def _plans(self) -> Collection[ServicePlan]:
         return self._sync.state.plan.services.values()
 
-    def _health_app(self) -> web.Application:
+    def _health_app(self) -> App:
         counters = {"healthz": self.metrics.healthz, "livez": self.metrics.livez}
         return proxy_health_app(
             self.health,
@@ -220,7 +220,7 @@ class Servers:
             count=lambda name, code: counters[name](str(code)).inc(),
         )
 
-    def _metrics_app(self) -> web.Application:
+    def _metrics_app(self) -> App:
         config = self.config
         flagz_on = enabled(config.feature_gates, "ComponentFlagz")
         return metrics_app(
@@ -251,19 +251,19 @@ class Servers:
 
     # The local socket
 
-    async def _state(self, request: web.Request) -> web.StreamResponse:
-        return await send_pieces(request, self._state_pieces(), "application/json")
+    def _state(self, _: Request) -> Answer:
+        return Answer(pieces=self._state_pieces(), content_type=_JSON)
 
-    async def _names(self, request: web.Request) -> web.StreamResponse:
+    async def _names(self, request: Request) -> Answer:
         store = self._sync.store
         services = [*store.snapshot.services, *store.unserved]
         slices = map(unpacked, store.packed_slices())
         plans = tuple(self._plans())
         kind = request.query.get("kind", "")
         found = await asyncio.to_thread(names, kind, services, slices, store.nodes, plans)
-        return web.json_response(found)
+        return Answer(msgspec.json.encode(found), content_type=_JSON)
 
-    async def _world(self, request: web.Request) -> web.StreamResponse:
+    def _world(self, request: Request) -> Answer:
         """Answer with the World, or with the part about each `?service=NAMESPACE/NAME` only.
 
         The pieces are encoded in a thread, of copies made here.
@@ -274,12 +274,12 @@ class Servers:
         findings, plan_findings = state.findings, state.plan.findings
         services, slices, unserved = snapshot.services, snapshot.slices, store.unserved
         wanted: set[ObjectName] | None = None
-        if texts := request.query.getall("service", []):
+        if texts := [text for name, text in request.arguments if name == "service"]:
             wanted = {ObjectName(*text.partition("/")[::2]) for text in texts}
             services = {name: services[name] for name in wanted if name in services}
             unserved = {name: unserved[name] for name in wanted if name in unserved}
             if not (services or unserved):
-                return web.Response(status=404, text=_NO_SERVICE.format(listed(sorted(texts))))
+                return Answer(_NO_SERVICE.format(listed(sorted(texts))), 404)
             plans = [plan for plan in plans if plan.key.name.object_name in wanted]
             objects = {f"Service {name}" for name in wanted}
             for name in wanted:
@@ -309,9 +309,9 @@ class Servers:
             list(unserved.values()),
             plans,
         )
-        return await send_pieces(request, pieces, "application/msgpack")
+        return Answer(pieces=pieces, content_type=_MSGPACK)
 
-    async def _counts(self, request: web.Request) -> web.Response:
+    async def _counts(self, request: Request) -> Answer:
         """Answer with the connections so far of all plans, or of `?service=NAMESPACE/NAME`."""
         wanted = request.query.get("service")
         plans = [plan for plan in self._plans() if wanted in (None, str(plan.key.name.object_name))]
@@ -319,11 +319,11 @@ class Servers:
         try:
             stats = await self._sync.mode.stats(plans)
         except BusyError as error:
-            return web.Response(status=503, text=f"connections cannot be counted now: {error}")
+            return Answer(f"connections cannot be counted now: {error}", 503)
         body = await asyncio.to_thread(encode_stats, at, stats)
-        return web.Response(body=body, content_type="application/msgpack")
+        return Answer(body, content_type=_MSGPACK)
 
-    async def _nodes(self, _: web.Request) -> web.StreamResponse:
+    async def _nodes(self, _: Request) -> Answer:
         """Answer with all Nodes: this process holds its own one, and asks for the others now."""
         nodes: Sequence[Node] = self._sync.store.nodes
         if self._stats is not None:
@@ -332,8 +332,8 @@ class Servers:
                     trimmed_node(node) for node in await fetch_nodes(cluster_access(self.config))
                 ]
             except (ApiError, KubeconfigError) as error:
-                return web.Response(status=502, text=str(error))
-        return web.Response(body=msgspec.json.encode(nodes), content_type="application/json")
+                return Answer(str(error), 502)
+        return Answer(msgspec.json.encode(nodes), content_type=_JSON)
 
     def status(self) -> ProcessStatus:
         """Describe this process."""
@@ -385,8 +385,7 @@ class Servers:
             return "the first lists of Services and EndpointSlices"
         return "the addresses or PodCIDRs of this node, or for the first sync to end"
 
-    async def _status_page(self, request: web.Request) -> web.Response:
-        del request
+    def _status_page(self, _: Request) -> Answer:
         sync, state = self._sync, self._sync.state
         page = StatusPage(
             node=sync.planner.config.node_name,
@@ -399,7 +398,7 @@ class Servers:
             findings=state.findings if state.result is not None else sync.store.findings,
             unlisted=state.unlisted,
         )
-        return web.Response(body=msgspec.msgpack.encode(page), content_type="application/msgpack")
+        return Answer(msgspec.msgpack.encode(page), content_type=_MSGPACK)
 
     def _listening_addresses(self, family: Family) -> list[str]:
         """Return the addresses for health check node ports of a family (behaviour 13)."""

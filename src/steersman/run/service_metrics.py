@@ -18,17 +18,16 @@ from __future__ import annotations
 
 from collections import Counter, OrderedDict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
 from itertools import chain, zip_longest
 from operator import sub
 from typing import NamedTuple, TypeAlias
 
-from prometheus_client.metrics_core import Metric
+import msgspec
 
 from steersman.model.names import ServicePortName
 from steersman.model.plan import ServicePlan
 from steersman.model.stats import frontend_label
-from steersman.run.metrics import Series
+from steersman.run.prometheus import Described, Metric
 
 MOST_SERIES = 5_000
 """Series of a page, apart from one more for each metric."""
@@ -52,8 +51,7 @@ class Column(NamedTuple):
     direction: str = ""
 
 
-@dataclass(frozen=True, eq=False, slots=True)
-class Table:
+class Table(msgspec.Struct, frozen=True, eq=False):
     """A kind of rows."""
 
     label: str
@@ -222,7 +220,8 @@ def _series(table: Table, lines: Sequence[tuple[tuple[str, ...], Values]]) -> It
     for metric, columns in places.items():
         first = columns[0][1]
         directed = ("direction",) if first.direction else ()
-        yield Series(metric, first.help, (*labels, *directed), _samples(lines, columns))
+        described = Described("counter", metric, first.help, (*labels, *directed))
+        yield described.streamed(_samples(lines, columns))
 
 
 def _samples(

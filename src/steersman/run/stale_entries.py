@@ -276,7 +276,7 @@ class StaleEntryCleaner:
             if not what:  # the Services are gone, or have no endpoints
                 return Cleanup(0, 0, complete=True)
             began = self._clock.time()
-            result = await self._tables[table](what, lambda: self._stale(debts, family))
+            result = await self._tables[table](what, lambda: self._confirmed(debts, family))
         # Rest in proportion, so that a full table never costs more than a share of a core.
         seconds = self._clock.time() - began
         self._rest = self._clock.time() + min(_SHARE * seconds, _LONGEST)
@@ -299,7 +299,15 @@ class StaleEntryCleaner:
         level(text, family.kubernetes, table, why, pause)
 
     async def _stale(self, names: Iterable[ObjectName], family: Family) -> Stale:
-        """Return how to recognise stale entries of some Services now; yields to the loop."""
+        """Return how to find stale entries of some Services, and perhaps a few that are not.
+
+        Which addresses of other Services have the number of a node port is left to `_confirmed`:
+        to know it, all plans have to be looked at, and as a rule nothing is found.
+        """
+        return await asyncio.to_thread(stale, family, await self._ports(names, family))
+
+    async def _ports(self, names: Iterable[ObjectName], family: Family) -> list[ServedPort]:
+        """Return the ports of some Services as they are now; yields to the loop."""
         ports: list[ServedPort] = []
         looked = 0
         for name in names:
@@ -312,6 +320,11 @@ class StaleEntryCleaner:
             if looked >= _SLICE:
                 looked = 0
                 await asyncio.sleep(0)
+        return ports
+
+    async def _confirmed(self, names: Iterable[ObjectName], family: Family) -> Stale:
+        """Return how to recognise the stale entries among those that were found."""
+        ports = await self._ports(names, family)
         assert self._state is not None
         # Few Services of UDP have node ports: an index would cost all nodes 80 bytes for each plan.
         own: list[bytes] = []

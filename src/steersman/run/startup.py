@@ -33,7 +33,6 @@ from steersman.modes.specs import SPECS
 from steersman.run.mode_transition import Chosen, choose
 from steersman.source.apiserver import ApiServerSource, fetch_objects
 from steersman.source.base import Source
-from steersman.source.files import FileSource
 from steersman.source.kubeconfig import ClusterAccess, load_cluster_access
 from steersman.source.store import Store
 from steersman.source.wire import ApiError
@@ -78,6 +77,8 @@ def cluster_access(config: ProxyConfig) -> ClusterAccess:
 def make_source(config: ProxyConfig, node_name: str) -> Source:
     """Build the configured source of objects: manifests or the API server."""
     if paths := config.steersman.manifests:
+        from steersman.source.files import FileSource  # noqa: PLC0415 - not with an API server
+
         return FileSource([Path(path) for path in paths])
     access, watch_list = cluster_access(config), config.steersman.watch_list
     return ApiServerSource(access, node_name, watch_list=watch_list)
@@ -148,6 +149,8 @@ async def load_store(config: ProxyConfig, *, seconds: float = 30.0) -> Store:
     try:
         async with asyncio.timeout(seconds):
             if paths:
+                from steersman.source.files import FileSource  # noqa: PLC0415 - see above
+
                 await FileSource([Path(path) for path in paths]).read_once(store)
             else:
                 await fetch_objects(cluster_access(config), store)

@@ -13,17 +13,14 @@ import hmac
 import logging
 import os
 import ssl
-from collections.abc import Callable, Mapping
+from collections.abc import Awaitable, Callable, Mapping
 from math import inf
 from pathlib import Path
-
-from aiohttp import web
 
 from steersman.config.types import StateServer
 from steersman.model.addresses import split_host_port
 from steersman.run.connections import Bounds, ClientPool
-from steersman.run.control import Handler
-from steersman.run.http import CLIENTS, RETRY_SECONDS, keep_serving
+from steersman.run.http import NOT_FOUND, RETRY_SECONDS, Answer, App, Page, Request, keep_serving
 
 log = logging.getLogger(__name__)
 
@@ -65,8 +62,8 @@ class TokenFile:
 
     def admits(self, headers: Mapping[str, str]) -> bool:
         """Return whether a request brings the token."""
-        given = headers.get("X-Steersman-Token", "")
-        scheme, _, value = headers.get("Authorization", "").partition(" ")
+        given = headers.get("x-steersman-token", "")
+        scheme, _, value = headers.get("authorization", "").partition(" ")
         if not given and scheme.lower() == "bearer":
             given = value.strip()
         token = self.read()
@@ -75,27 +72,24 @@ class TokenFile:
         return same and bool(token)
 
 
-def state_app(pages: Mapping[tuple[str, str], Handler], token: TokenFile) -> web.Application:
+def state_app(pages: Mapping[tuple[str, str], Page], token: TokenFile) -> App:
     """Return the application: every page of the local socket but a switch of the mode."""
 
-    async def serve(request: web.Request) -> web.StreamResponse:
-        with request.app[CLIENTS].request(request.transport):
-            if not token.admits(request.headers):
-                headers = {"WWW-Authenticate": "Bearer"}
-                return web.Response(status=401, text="unauthorized\n", headers=headers)
-            page = pages.get((request.method, request.path))
-            if page is None or request.path in _ONLY_LOCAL:
-                return web.Response(status=404, text="404 page not found\n")
-            return await page(request)
+    def serve(request: Request) -> Awaitable[Answer] | Answer:
+        if not token.admits(request.headers):
+            headers = {"WWW-Authenticate": "Bearer"}
+            return Answer("unauthorized\n", 401, more_headers=headers)
+        page = pages.get((request.method, request.path))
+        if page is None or request.path in _ONLY_LOCAL:
+            return NOT_FOUND
+        return page(request)
 
-    app = web.Application(client_max_size=1 << 20)
-    app.router.add_route("*", "/{path:.*}", serve)
-    return app
+    return App(serve)
 
 
 async def serve_state(
     config: StateServer,
-    pages: Mapping[tuple[str, str], Handler],
+    pages: Mapping[tuple[str, str], Page],
     *,
     on_failure: Callable[[str], None],
     hard_fail: bool,

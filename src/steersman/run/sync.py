@@ -186,7 +186,7 @@ class Sync:
             reason = "retry"
         elif owed.suspected:
             reason = "drift"
-        self._phases, self._seen = {}, None
+        self._phases, self._seen, drift = {}, None, self.drift
         try:
             async with self._running:
                 owed.take(self.store.take())
@@ -197,10 +197,12 @@ class Sync:
         except BaseException:
             owed.failed = True
             raise
+        dirty = self._renderer.take_count()
         result = SyncResult(
             revision=self.state.revision + 1,
-            reason=reason,
-            dirty=self._renderer.take_count(),
+            # On a busy node changes come along with each comparison: they are no drift.
+            reason="changes" if reason == "drift" and dirty and self.drift is drift else reason,
+            dirty=dirty,
             added=written.added,
             removed=written.removed,
             changed=written.changed,

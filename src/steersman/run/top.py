@@ -15,16 +15,16 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple, TypeAlias
 
 import msgspec
-from aiohttp import web
 
 from steersman.model.drift import Drift
 from steersman.model.errors import ApplyError, BusyError
 from steersman.model.findings import Severity, worst
 from steersman.model.names import ServicePortName
+from steersman.model.node_state import TopRow, TopSample
 from steersman.model.stats import ConnectionStats, NodeTotals
-from steersman.model.top import TopRow, TopSample
 from steersman.model.world import ProcessStatus
 from steersman.modes.base import Mode
+from steersman.run.http import Answer, Request
 from steersman.run.state import State
 from steersman.run.sync import Sync
 
@@ -122,14 +122,13 @@ class TopPage:
         total = make_row(("", None, 0), known[-1].total, known[0].total, seconds, dials=dials)
         return total.rate, total.failure_rate
 
-    async def serve(self, request: web.Request) -> web.Response:
+    async def serve(self, request: Request) -> Answer:
         """Answer with a TopSample: `?sort=`, `?filter=` and `?service=NAMESPACE/NAME`."""
         query = request.query
         sample = await self.sample(
             query.get("sort", "rate"), query.get("filter", ""), query.get("service", "")
         )
-        body = msgspec.msgpack.encode(sample)
-        return web.Response(body=body, content_type="application/msgpack")
+        return Answer(msgspec.msgpack.encode(sample), content_type="application/msgpack")
 
     async def sample(self, sort: str = "rate", text: str = "", service: str = "") -> TopSample:
         """Return a sample.

@@ -16,8 +16,9 @@ from collections.abc import (
     Mapping,
     Sequence,
 )
-from dataclasses import dataclass, field
 from typing import Protocol
+
+import msgspec
 
 from steersman.model.findings import Finding
 from steersman.model.kube import EndpointSlice, KubeObject
@@ -90,8 +91,7 @@ async def upsert_in_batches(
 # Counters of reading the API server, for metrics, health and the state page.
 
 
-@dataclass
-class KindStats:
+class KindStats(msgspec.Struct):
     """The counters of one kind."""
 
     lists: int = 0
@@ -105,7 +105,7 @@ class KindStats:
     bookmarks: int = 0
     malformed: int = 0
     """Objects that could not be decoded."""
-    errors: Counter[str] = field(default_factory=Counter)
+    errors: Counter[str] = msgspec.field(default_factory=Counter)
     """Failed requests and broken watches by reason, a short word such as `http_403`."""
     retries: int = 0
     """Waits before another attempt."""
@@ -122,11 +122,10 @@ class KindStats:
         self.last_event = now
 
 
-@dataclass
-class SourceStats:
+class SourceStats(msgspec.Struct):
     """The counters of all kinds."""
 
-    kinds: dict[str, KindStats] = field(default_factory=dict)
+    kinds: dict[str, KindStats] = {}
     server: str = ""
     """URL of the server in use."""
     failovers: int = 0
@@ -160,8 +159,7 @@ MAX_RETRY_AFTER = 300.0
 """Seconds; a longer `Retry-After` is cut to this, or one mistake could silence us for a day."""
 
 
-@dataclass(frozen=True)
-class Timing:
+class Timing(msgspec.Struct, frozen=True):
     """The clock, the sleep function, the source of jitter and all periods, in seconds."""
 
     now: Callable[[], float] = time.monotonic

@@ -10,7 +10,6 @@ from __future__ import annotations
 import asyncio
 import logging
 import os
-import socket
 import zlib
 from collections.abc import AsyncIterator, Mapping, Sequence
 from contextlib import asynccontextmanager
@@ -18,67 +17,20 @@ from types import TracebackType
 from typing import Self
 from urllib.parse import urlsplit
 
-import aiohttp
-from aiohttp.abc import AbstractResolver, ResolveResult
+import msgspec
 
-from steersman import __version__
-from steersman.host.process import in_thread
-from steersman.model.addresses import canonical_cidr, canonical_ip, in_cidr, join_host_port
+from steersman.model.addresses import canonical_cidr, canonical_ip, in_cidr
 from steersman.source.base import LogThrottle, Pace, ServerOrder, SourceStats, Timing
 from steersman.source.credentials import CredentialError, Credentials, TlsContexts, TlsError
+from steersman.source.http import HttpClient, Response
+from steersman.source.http_connection import HttpError
 from steersman.source.kubeconfig import ClusterAccess
 from steersman.source.protobuf import CONTENT_TYPE, Message, unwrap
 from steersman.source.wire import MAX_LINE, ApiError, Status, decode_status, shown
 
-# -- Connections -----------------------------------------------------------------------------------
-#
-# Connections to the API server below HTTP: name resolution, keep-alive, proxies, gzip.
+# -- Proxies and bodies ----------------------------------------------------------------------------
 
 _PIECE = 256 << 10  # bytes decompressed at a time, in about a millisecond
-
-
-class Resolver(AbstractResolver):
-    """Resolves names in threads that do not delay the end of the process."""
-
-    async def resolve(
-        self, host: str, port: int = 0, family: socket.AddressFamily = socket.AF_INET
-    ) -> list[ResolveResult]:
-        """Return the addresses of a host, as getaddrinfo(3) sorts them."""
-        found = await in_thread(
-            socket.getaddrinfo, host, port, family, socket.SOCK_STREAM, 0, socket.AI_ADDRCONFIG
-        )
-        flags = socket.AI_NUMERICHOST | socket.AI_NUMERICSERV
-        return [
-            ResolveResult(
-                hostname=host,
-                host=str(address[0]),
-                port=int(address[1]),
-                family=kind,
-                proto=proto,
-                flags=flags,
-            )
-            for kind, _, proto, _, address in found
-        ]
-
-    async def close(self) -> None:
-        """Do nothing."""
-
-
-def keepalive_socket(address: tuple[int, int, int, str, tuple[object, ...]]) -> socket.socket:
-    """Make a socket that notices within about half a minute that the peer is gone."""
-    family, kind, protocol, _, _ = address
-    made = socket.socket(family, kind, protocol)
-    # A silent peer: 15 s, then 3 probes 5 s apart. A peer that does not acknowledge data: 30 s.
-    made.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
-    for name, value in (
-        ("TCP_KEEPIDLE", 15),
-        ("TCP_KEEPINTVL", 5),
-        ("TCP_KEEPCNT", 3),
-        ("TCP_USER_TIMEOUT", 30_000),  # milliseconds; Linux
-    ):
-        if hasattr(socket, name):
-            made.setsockopt(socket.IPPROTO_TCP, getattr(socket, name), value)
-    return made
 
 
 def environment_proxy(server: str, environ: Mapping[str, str]) -> str | None:
@@ -115,35 +67,29 @@ def _bypasses_proxy(host: str, no_proxy: str) -> bool:
     return False
 
 
-class BrokenBodyError(aiohttp.ClientPayloadError):
-    """A body is not compressed as its headers say, or is truncated."""
-
-
-async def body_chunks(response: aiohttp.ClientResponse) -> AsyncIterator[bytes]:
+async def body_chunks(response: Response) -> AsyncIterator[bytes]:
     """Yield a body as it arrives, decompressed in small pieces.
 
-    The session must not decompress: aiohttp returns all that a chunk expands to at once, and a few
-    kilobytes of gzip can be hundreds of megabytes of zeros.
+    A few kilobytes of gzip can be hundreds of megabytes of zeros.
 
     Raises:
-        BrokenBodyError: it cannot be decompressed.
+        HttpError: the connection breaks, or the body cannot be decompressed.
     """
-    encoding = response.headers.get("Content-Encoding", "identity").strip().lower()
+    encoding = response.headers.get("content-encoding", "identity").strip().lower()
     if encoding == "identity":
-        async for chunk in response.content.iter_any():
+        while chunk := await response.read():
             yield chunk
         return
     if encoding not in ("gzip", "x-gzip"):
-        raise BrokenBodyError(f"it is compressed by {encoding[:40]!r}, which was not requested")
+        raise _broken(f"it is compressed by {encoding[:40]!r}, which was not requested")
     # Other tasks run between two pieces, so that a bomb does not block the event loop either.
     gzip = zlib.decompressobj(wbits=16 + zlib.MAX_WBITS)
-    async for chunk in response.content.iter_any():
-        rest = chunk
+    while rest := await response.read():
         while True:
             try:
                 piece = gzip.decompress(rest, _PIECE)
             except zlib.error as error:
-                raise BrokenBodyError(f"it is not gzip: {error}") from None
+                raise _broken(f"it is not gzip: {error}") from None
             rest = gzip.unconsumed_tail
             if piece:
                 yield piece
@@ -151,7 +97,11 @@ async def body_chunks(response: aiohttp.ClientResponse) -> AsyncIterator[bytes]:
                 break
             await asyncio.sleep(0)
     if not gzip.eof:
-        raise BrokenBodyError("it ended within compressed data")
+        raise _broken("it ended within compressed data")
+
+
+def _broken(why: str) -> HttpError:
+    return HttpError("connection", f"the body of an answer cannot be read: {why}")
 
 
 # -- Requests --------------------------------------------------------------------------------------
@@ -162,13 +112,6 @@ MAX_ERROR_BODY = 64 << 10
 
 _SPOKEN = (JSON, CONTENT_TYPE)
 _NOT_SPOKEN = frozenset({406, 415})  # Not Acceptable, Unsupported Media Type
-_BROKEN = (aiohttp.ClientError, OSError, asyncio.TimeoutError)
-_TLS_ALERTS = {
-    "ALERT_CERTIFICATE_EXPIRED": "the server refuses our client certificate: it has expired",
-    "ALERT_BAD_CERTIFICATE": "the server refuses our client certificate",
-    "ALERT_UNKNOWN_CA": "the server refuses our client certificate: it does not know its authority",
-    "ALERT_CERTIFICATE_REQUIRED": "the server requires a client certificate",
-}
 
 log = logging.getLogger("steersman.source")
 
@@ -193,24 +136,12 @@ class ApiClient:
         """Held while an unusually large body is in memory."""
         self.pace = Pace(timing, stats)
         self._order = ServerOrder(access.servers, timing)
-        self._session: aiohttp.ClientSession | None = None
+        encoding = "identity" if access.disable_compression else "gzip"
+        self._http = HttpClient((("Accept", JSON), ("Accept-Encoding", encoding)), timing.connect)
         self._json_only: set[str] = set()  # paths at which the server refused protobuf
         stats.server = self._order.current()
 
     async def __aenter__(self) -> Self:
-        encoding = "identity" if self._access.disable_compression else "gzip"
-        self._session = aiohttp.ClientSession(
-            connector=aiohttp.TCPConnector(
-                limit=0, resolver=Resolver(), socket_factory=keepalive_socket
-            ),
-            auto_decompress=False,  # see `body_chunks`
-            cookie_jar=aiohttp.DummyCookieJar(),
-            headers={
-                "Accept": JSON,
-                "Accept-Encoding": encoding,
-                "User-Agent": f"steersman/{__version__}",
-            },
-        )
         return self
 
     async def __aexit__(
@@ -219,8 +150,7 @@ class ApiClient:
         error: BaseException | None,
         trace: TracebackType | None,
     ) -> None:
-        if self._session is not None:
-            await self._session.close()
+        await self._http.aclose()
 
     def failed(self, server: str) -> None:
         """Record that a server failed: the next request goes to the next one."""
@@ -238,7 +168,7 @@ class ApiClient:
         idle_timeout: float,
         *,
         negotiate: bool = False,
-    ) -> AsyncIterator[aiohttp.ClientResponse]:
+    ) -> AsyncIterator[Response]:
         """Send a GET request; yield the response with its body unread.
 
         Args:
@@ -263,9 +193,9 @@ class ApiClient:
         try:
             await self._check(response, server, types=_SPOKEN if negotiate else (JSON,))
             yield response
-        except _BROKEN as error:
+        except HttpError as error:
             self.failed(server)
-            raise connection_error(error) from error
+            raise _api_error(error) from error
         finally:
             response.close()
 
@@ -278,7 +208,7 @@ class ApiClient:
         *,
         headers: Sequence[tuple[str, str]] = (),
         body: object = None,
-    ) -> AsyncIterator[aiohttp.ClientResponse]:
+    ) -> AsyncIterator[Response]:
         """Send a request to a pod through the API server; yield the response with its body unread.
 
         Args:
@@ -296,14 +226,12 @@ class ApiClient:
         try:
             if response.status != 200:
                 if response.status == 401 and response.content_type != JSON:
-                    text = shown(
-                        (await response.content.read(MAX_ERROR_BODY)).decode(errors="replace")
-                    )
+                    text = shown((await response.read())[:MAX_ERROR_BODY].decode(errors="replace"))
                     raise ApiError("http_401", text or "the pod refuses the token", status=401)
                 await self._check(response, server)
             yield response
-        except _BROKEN as error:
-            raise connection_error(error) from error
+        except HttpError as error:
+            raise _api_error(error) from error
         finally:
             response.close()
 
@@ -333,7 +261,7 @@ class ApiClient:
         await self.post(path, body)
 
     async def _created(
-        self, path: str, response: aiohttp.ClientResponse, server: str, types: Sequence[str]
+        self, path: str, response: Response, server: str, types: Sequence[str]
     ) -> bytes:
         """Return the body of the answer to a POST request."""
         found = b""
@@ -344,8 +272,8 @@ class ApiClient:
                 if len(found) > MAX_LINE:
                     raise ApiError("malformed", f"the answer to {path} is too long")
             return found
-        except _BROKEN as error:
-            raise connection_error(error) from error
+        except HttpError as error:
+            raise _api_error(error) from error
         finally:
             response.close()
 
@@ -356,51 +284,56 @@ class ApiClient:
         idle_timeout: float,
         body: object = None,
         more: Sequence[tuple[str, str]] = (),
-    ) -> tuple[aiohttp.ClientResponse, str]:
+    ) -> tuple[Response, str]:
         """Try each server once, starting with the current one, until one answers."""
-        assert self._session is not None, "used outside of `async with`"
         access, timing = self._access, self._timing
-        last: Exception | None = None
+        headers = list(more)
+        if body is not None and not isinstance(body, bytes):
+            headers.append(("Content-Type", JSON))
+            body = msgspec.json.encode(body)
+        last: HttpError | None = None
         for _ in access.servers:
             server = self._stats.server = self._order.current()  # `failed` moves on
             secure = server.startswith("https:")
+            proxy = access.proxy_url or environment_proxy(server, os.environ) or ""
             try:
-                tls = self._tls.current(await self._credentials.key_pair()) if secure else None
-                headers = (
-                    await self._credentials.headers()
-                    if secure
-                    else self._credentials.withheld(server)
-                )
+                tls = None
+                if secure:
+                    tls = self._tls.current(await self._credentials.key_pair())
+                    own = await self._credentials.headers()
+                else:
+                    own = self._credentials.withheld(server)
+                    if proxy.startswith("https:"):
+                        tls = self._tls.current(None)
                 async with asyncio.timeout(timing.connect + timing.answer):
-                    response = await self._session.request(
-                        "GET" if body is None else "POST",
+                    response = await self._http.request(
                         server + path,
                         params=params,
-                        **({"data": body} if isinstance(body, bytes) else {"json": body}),
-                        headers=[*headers, *more],
-                        allow_redirects=False,
-                        timeout=aiohttp.ClientTimeout(
-                            total=None, connect=timing.connect, sock_read=idle_timeout
-                        ),
-                        ssl=tls or True,
-                        server_hostname=(access.tls_server_name or None) if tls else None,
-                        proxy=access.proxy_url or environment_proxy(server, os.environ),
+                        headers=[*own, *headers],
+                        body=body,
+                        patience=idle_timeout,
+                        tls=tls,
+                        server_name=access.tls_server_name,
+                        proxy=proxy,
                     )
-                    self.pace.answered()
-                    self._order.answered(server)
-                    return response, server
+                self.pace.answered()
+                self._order.answered(server)
+                return response, server
             except (CredentialError, TlsError) as error:
                 raise ApiError("credentials", str(error)) from error
-            except _BROKEN as error:
+            except HttpError as error:
                 last = error
-                self.failed(server)
+            except TimeoutError:
+                seconds = timing.connect + timing.answer
+                last = HttpError("timeout", f"the server did not answer within {seconds:g} s")
+            self.failed(server)
         assert last is not None
         self.pace.unreachable = True
-        raise connection_error(last) from last
+        raise _api_error(last) from last
 
     async def _check(
         self,
-        response: aiohttp.ClientResponse,
+        response: Response,
         server: str,
         good: Sequence[int] = (200,),
         types: Sequence[str] = (JSON,),
@@ -424,7 +357,7 @@ class ApiClient:
             kind = response.content_type
             raise ApiError("not_json", f"the answer is {kind}, not JSON: is this an API server?")
         if 300 <= status < 400:
-            target = shown(response.headers.get("Location", "nowhere"))
+            target = shown(response.headers.get("location", "nowhere"))
             raise ApiError("redirect", f"{status}: redirected to {target}", status=status)
         try:
             raw = body[:MAX_ERROR_BODY]
@@ -432,7 +365,7 @@ class ApiClient:
             found = decode_status(Message(unwrap(raw)[1]) if protobuf else raw)
         except (ValueError, RecursionError):
             found = Status(message=shown(body.decode(errors="replace")) or "no body")
-        wait = response.headers.get("Retry-After", "")  # its other form, a date, is not used
+        wait = response.headers.get("retry-after", "")  # its other form, a date, is not used
         seconds = float(wait) if wait.isascii() and wait.isdigit() else 0.0
         error = found.error(seconds, status)
         if status == 401:  # say which credential was not accepted
@@ -441,29 +374,5 @@ class ApiClient:
         raise error
 
 
-def connection_error(error: Exception) -> ApiError:
-    """Say in plain words why a connection failed."""
-    text = shown(str(error)) or type(error).__name__
-    refused = next((words for alert, words in _TLS_ALERTS.items() if alert in text), "")
-    if refused:  # in TLS 1.3 the alert comes with the first bytes read
-        return ApiError("tls", f"TLS: {refused}")
-    match error:
-        case aiohttp.ClientConnectorCertificateError(certificate_error=cause):
-            why = getattr(cause, "verify_message", "") or str(cause)
-            return ApiError("tls", f"TLS: {join_host_port(error.host, error.port or 0)}: {why}")
-        case aiohttp.ClientSSLError(os_error=cause):
-            why = getattr(cause, "reason", "") or str(cause)
-            return ApiError("tls", f"TLS: {join_host_port(error.host, error.port or 0)}: {why}")
-        case aiohttp.ClientConnectorError(os_error=cause):
-            where = join_host_port(error.host, error.port or 0)
-            proxy = "proxy " if isinstance(error, aiohttp.ClientProxyConnectionError) else ""
-            number = cause.errno or 0  # negative if a name cannot be resolved
-            why = os.strerror(number) if number > 0 else cause.strerror or str(cause)
-            why = why or "the connection broke"
-            return ApiError("connect", f"cannot connect to {proxy}{where}: {why}")
-        case asyncio.TimeoutError():
-            return ApiError("timeout", f"the server stopped sending: {text}")
-        case aiohttp.ClientPayloadError():  # its text is about chunks and lengths
-            return ApiError("connection", "the connection broke in the middle of an answer")
-        case _:
-            return ApiError("connection", f"the connection broke: {text}")
+def _api_error(error: HttpError) -> ApiError:
+    return ApiError(error.reason, shown(str(error)))

@@ -12,7 +12,6 @@ import json
 import logging
 import os
 import ssl
-import tempfile
 import time
 from collections.abc import Callable, Mapping
 from contextlib import ExitStack
@@ -225,8 +224,26 @@ class _Plugin:
 # -- TLS -------------------------------------------------------------------------------------------
 
 
+_ALERTS = {
+    "ALERT_CERTIFICATE_EXPIRED": "the server refuses our client certificate: it has expired",
+    "ALERT_BAD_CERTIFICATE": "the server refuses our client certificate",
+    "ALERT_UNKNOWN_CA": "the server refuses our client certificate: it does not know its authority",
+    "ALERT_CERTIFICATE_REQUIRED": "the server requires a client certificate",
+}
+
+
 class TlsError(Exception):
     """A certificate cannot be used; the message says which and why."""
+
+
+def tls_words(error: ssl.SSLError, where: str) -> str:
+    """Say in plain words why TLS with a server failed."""
+    text = str(error)
+    for alert, words in _ALERTS.items():
+        if alert in text:  # in TLS 1.3 it comes with the first bytes read
+            return f"TLS: {words}"
+    why = error.verify_message if isinstance(error, ssl.SSLCertVerificationError) else error.reason
+    return f"TLS: {where}: {why or text}"
 
 
 class TlsContexts:
@@ -288,6 +305,8 @@ def _private_file(stack: ExitStack, text: bytes) -> str:
         stack.callback(os.close, number)
         os.write(number, text)
         return f"/proc/self/fd/{number}"
+    import tempfile  # noqa: PLC0415 - 90 kB, for other systems than Linux
+
     folder = stack.enter_context(tempfile.TemporaryDirectory())  # mode 0700
     path = os.path.join(folder, "pem")
     with open(path, "wb") as file:

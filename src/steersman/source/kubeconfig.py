@@ -15,11 +15,9 @@ from typing import Any
 from urllib.parse import unquote, urlsplit
 
 import msgspec
-import yaml
 
 from steersman.host.files import read_file
 from steersman.model.addresses import without_password
-from steersman.model.yaml_bounds import Budget, refuse_deep
 
 SERVICE_ACCOUNT = Path("/var/run/secrets/kubernetes.io/serviceaccount")
 EXEC_VERSIONS = ("client.authentication.k8s.io/v1", "client.authentication.k8s.io/v1beta1")
@@ -252,6 +250,10 @@ def _from_file(path: Path, masters: tuple[str, ...], context: str) -> ClusterAcc
 
 
 def _parse(path: Path) -> _File:
+    import yaml  # noqa: PLC0415 - 1 MB, not in a pod that uses its service account
+
+    from steersman.model.yaml_bounds import Budget, refuse_deep  # noqa: PLC0415 - see above
+
     file = str(path)
     try:
         text = read_file(path, _MAX_BYTES).decode("utf-8-sig")

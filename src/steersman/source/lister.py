@@ -16,16 +16,15 @@ import logging
 from collections import deque
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import AsyncExitStack
-from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 import msgspec
-from aiohttp import ClientResponse
 
 from steersman.model.findings import Finding
 from steersman.model.kube import KINDS, KubeObject
 from steersman.source.base import KindStats, Timing
 from steersman.source.client import ApiClient, body_chunks
+from steersman.source.http import Response
 from steersman.source.protobuf import CONTENT_TYPE, LineTooLongError, ListReader
 from steersman.source.wire import (
     MAX_LINE,
@@ -81,8 +80,7 @@ class Listing(NamedTuple):
     """resourceVersion to watch from."""
 
 
-@dataclass
-class _Page:
+class _Page(msgspec.Struct):
     """What has arrived of a list: all objects, and the numbers of the current page."""
 
     objects: PackedObjects
@@ -243,7 +241,7 @@ class Lister:
             await asyncio.sleep(0)
         return decoded.metadata
 
-    async def _protobuf_page(self, response: ClientResponse, page: _Page) -> ListMeta:
+    async def _protobuf_page(self, response: Response, page: _Page) -> ListMeta:
         """Read a page in protobuf: decode its items as they arrive."""
         kind, reader = self._resource.kind, ListReader(MAX_LINE)
         async for chunk in body_chunks(response):

@@ -106,7 +106,7 @@ def trimmed_node(node: Node) -> Node:
     meta, spec = node.metadata, node.spec
     return Node(
         ObjectMeta(meta.name, labels=meta.labels),
-        NodeSpec(spec.pod_cidr, spec.pod_cidrs),
+        NodeSpec(pod_cidr=spec.pod_cidr, pod_cidrs=spec.pod_cidrs),
         NodeStatus(node.status.addresses) if node.status else None,
     )
 
@@ -169,12 +169,17 @@ def trimmed_slice(slice_: EndpointSlice) -> EndpointSlice:
     weight = annotations.weight if annotations is not None else None
     endpoints, ports = slice_.endpoints, slice_.ports
     if labels is not None:
-        labels = _Labels(labels.service_name, labels.headless, labels.proxy_name, labels.zone)
+        labels = _Labels(
+            service_name=labels.service_name,
+            headless=labels.headless,
+            proxy_name=labels.proxy_name,
+            zone=labels.zone,
+        )
     if endpoints is not None:
         endpoints = [
             _Endpoint(
-                each.addresses,
-                None
+                addresses=each.addresses,
+                conditions=None
                 if (state := each.conditions) is None
                 or (
                     state.ready is not False
@@ -182,25 +187,29 @@ def trimmed_slice(slice_: EndpointSlice) -> EndpointSlice:
                     and state.terminating is not True
                 )
                 else state,
-                each.node_name,
-                each.zone,
-                _packed_hints(each.hints) if each.hints is not None else None,
+                node_name=each.node_name,
+                zone=each.zone,
+                hints=_packed_hints(each.hints) if each.hints is not None else None,
             )
             for each in endpoints
         ]
     if ports is not None:
-        ports = [_Port(each.name, each.protocol, each.port) for each in ports]
+        ports = [_Port(name=each.name, protocol=each.protocol, port=each.port) for each in ports]
     kept = Annotations(weight=weight) if weight is not None else None
-    meta = _Meta(meta.name, meta.namespace, labels=labels, annotations=kept)
-    return _Slice(meta, slice_.address_type, endpoints, ports)  # type: ignore[arg-type]
+    return _Slice(
+        metadata=_Meta(name=meta.name, namespace=meta.namespace, labels=labels, annotations=kept),
+        address_type=slice_.address_type,
+        endpoints=endpoints,  # type: ignore[arg-type]
+        ports=ports,  # type: ignore[arg-type]
+    )
 
 
 def _packed_hints(hints: EndpointHints) -> _Hints:
     zones, nodes = (
-        [_Zone(each.name) for each in names] if names is not None else None
+        [_Zone(name=each.name) for each in names] if names is not None else None
         for names in (hints.for_zones, hints.for_nodes)
     )
-    return _Hints(zones, nodes)
+    return _Hints(for_zones=zones, for_nodes=nodes)
 
 
 _PLAIN = {
@@ -341,10 +350,14 @@ class PackedSlices(Mapping[ObjectName, Mapping[str, EndpointSlice]]):
     def __len__(self) -> int:
         return len(self._held)
 
-    def share(self, service: ObjectName) -> None:
-        """Keep the slices of a Service by this equal name, its own: one takes 130 bytes."""
-        if service in self._held:
-            self._held[service] = self._held.pop(service)
+    def share(self, services: Iterable[ObjectName]) -> None:
+        """Hold the slices of Services by these equal names, their own: another takes 130 bytes."""
+        held = self._held
+        shared = {name: held.pop(name) for name in services if name in held}
+        if held:  # slices that no Service has yet
+            shared.update(held)
+            held.clear()
+        held.update(shared)
 
     @property
     def count(self) -> int:

@@ -286,6 +286,8 @@ class Store:
         """Return the changes since the last call, and forget them."""
         services = frozenset(self._before)
         endpoints, ejections = frozenset(self._endpoints), frozenset(self._ejections)
+        if 2 * len(endpoints) > len(self._services):  # after a list of all
+            self._slices.share(self._services)
         changes = Changes(
             services=services | endpoints | ejections,
             service_objects=services,
@@ -413,8 +415,6 @@ class Store:
             self._services.pop(name, None)
         else:
             self._services[name] = trimmed_service(service)
-            if old is None:  # its slices came first, as often at the start
-                self._slices.share(name)
         if service is None or now is not None:
             self._unserved.pop(name, None)
         else:

@@ -308,8 +308,7 @@ def splitter_for(content_type: str) -> LineSplitter | FrameSplitter:
 class LineSplitter:
     """Splits a stream of bytes into lines.
 
-    Faster per event than aiohttp's `readline`, which refuses a line above its buffer; one
-    EndpointSlice of 1,000 endpoints is a line of 260 kB.
+    A line may be long: one EndpointSlice of 1,000 endpoints has 260 kB.
     """
 
     def __init__(self, max_line: int = MAX_LINE) -> None:

@@ -129,7 +129,7 @@ class LiveFleet(Fleet):
                 self._tasks = tasks
                 tasks.create_task(self._compare(), name="compare nodes")
                 # A task of the group, so that all are cancelled at once: the Finder closes the
-                # session at its end, and no other task may send a request after that.
+                # connections at its end, and no other task may send a request after that.
                 tasks.create_task(self._finder.follow(self._use), name="find nodes")
         finally:
             self._tasks = None

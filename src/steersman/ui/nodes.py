@@ -12,29 +12,25 @@ because the API server keeps `Authorization` to itself.
 from __future__ import annotations
 
 import asyncio
+import socket
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence
-from contextlib import AbstractAsyncContextManager, asynccontextmanager
-from typing import Any, NamedTuple, Protocol
+from contextlib import AbstractAsyncContextManager, aclosing, asynccontextmanager
+from typing import NamedTuple, Protocol
 from urllib.parse import quote, urlsplit
 
-import aiohttp
 import msgspec
 
-from steersman import __version__
+from steersman.host.connect import connect_tcp
 from steersman.host.files import read_file
-from steersman.host.local_socket import CONTROL
+from steersman.host.process import CONTROL
 from steersman.model.addresses import join_host_port, without_password
 from steersman.operate.answer import QuestionError
 from steersman.operate.client import check_server
 from steersman.source.base import Backoff, SourceStats, Timing
-from steersman.source.client import (
-    ApiClient,
-    Resolver,
-    body_chunks,
-    connection_error,
-    keepalive_socket,
-)
+from steersman.source.client import ApiClient, body_chunks
 from steersman.source.credentials import TlsContexts, TlsError
+from steersman.source.http import HttpClient, Response
+from steersman.source.http_connection import HttpError
 from steersman.source.kubeconfig import ClusterAccess, Material
 from steersman.source.wire import ApiError, decode_list, shown
 
@@ -72,7 +68,7 @@ class Way(Protocol):
 
     def open(
         self, path: str, *, idle: float, body: object = None
-    ) -> AbstractAsyncContextManager[aiohttp.ClientResponse]:
+    ) -> AbstractAsyncContextManager[Response]:
         """Send a GET request, or POST a document; give the response with its body unread.
 
         Args:
@@ -123,18 +119,20 @@ class Token:
 # Direct ways
 
 
-class _LocalConnector(aiohttp.UnixConnector):
-    """Connects to the local socket, and checks whose process answers there."""
-
-    async def _create_connection(self, *args: Any, **kwargs: Any) -> Any:
-        made = await super()._create_connection(*args, **kwargs)
-        assert made.transport is not None
-        try:
-            check_server(made.transport.get_extra_info("socket"))
-        except QuestionError as error:
-            made.close()
-            raise NodeError(str(error)) from error
-        return made
+async def _dial_local(_host: str, _port: int) -> socket.socket:
+    """Connect to the local socket, and check whose process answers there."""
+    sock = socket.socket(socket.AF_UNIX)
+    try:
+        sock.setblocking(False)
+        await asyncio.get_running_loop().sock_connect(sock, f"\0{CONTROL}")
+        check_server(sock)
+    except QuestionError as error:
+        sock.close()
+        raise NodeError(str(error)) from error
+    except BaseException:
+        sock.close()
+        raise
+    return sock
 
 
 class DirectWay(msgspec.Struct, frozen=True):
@@ -143,7 +141,7 @@ class DirectWay(msgspec.Struct, frozen=True):
     name: str
     url: str
     """Without a final slash."""
-    session: aiohttp.ClientSession
+    client: HttpClient
     token: Token
     tls: TlsContexts
     local: bool = False
@@ -154,55 +152,48 @@ class DirectWay(msgspec.Struct, frozen=True):
         return "the local socket" if self.local else without_password(self.url)
 
     @asynccontextmanager
-    async def open(
-        self, path: str, *, idle: float, body: object = None
-    ) -> AsyncIterator[aiohttp.ClientResponse]:
+    async def open(self, path: str, *, idle: float, body: object = None) -> AsyncIterator[Response]:
         """Send a request: see Way."""
         try:
-            secure = self.tls.current(None) if self.url.startswith("https:") else True
-            response = await self.session.request(
-                "GET" if body is None else "POST",
+            headers = self.token.headers()
+            content = None
+            if body is not None:
+                headers.append(("Content-Type", "application/json"))
+                content = msgspec.json.encode(body)
+            response = await self.client.request(
                 self.url + path,
-                json=body,
-                headers=self.token.headers(),
-                allow_redirects=False,
-                timeout=aiohttp.ClientTimeout(total=None, connect=_CONNECT, sock_read=idle),
-                ssl=secure,
+                headers=headers,
+                body=content,
+                patience=idle,
+                tls=self.tls.current(None) if self.url.startswith("https:") else None,
             )
         except TlsError as error:
             raise NodeError(str(error)) from error
-        except (aiohttp.ClientError, OSError, TimeoutError) as error:
+        except HttpError as error:
             raise NodeError(self._why(error)) from error
         try:
             if response.status != 200:
-                text = shown((await response.content.read(4096)).decode(errors="replace"))
+                text = shown((await response.read())[:4096].decode(errors="replace"))
                 if response.status == 401:
                     text = f"{self.address} refuses the token: give the node's with --token-file"
                 raise NodeError(text or f"{self.address} answers {response.status}")
             yield response
-        except (aiohttp.ClientError, OSError, TimeoutError) as error:
+        except HttpError as error:
             raise NodeError(self._why(error)) from error
         finally:
             response.close()
 
-    def _why(self, error: Exception) -> str:
-        if isinstance(error, aiohttp.ClientConnectorError) and self.local:
+    def _why(self, error: HttpError) -> str:
+        if error.reason == "connect" and self.local:
             return (
                 "no steersman runs in this network namespace; give --node, --nodes-file or "
                 "--kubeconfig, or start this on a node"
             )
-        return str(connection_error(error))
+        return shown(str(error))
 
 
-def _session(connector: aiohttp.BaseConnector | None = None) -> aiohttp.ClientSession:
-    """Return a session for any number of connections, by default over TCP."""
-    return aiohttp.ClientSession(
-        connector=connector
-        or aiohttp.TCPConnector(limit=0, resolver=Resolver(), socket_factory=keepalive_socket),
-        auto_decompress=False,
-        cookie_jar=aiohttp.DummyCookieJar(),
-        headers={"Accept-Encoding": "identity", "User-Agent": f"steersman/{__version__}"},
-    )
+# A node answers with small pages, which are not worth compressing.
+_PLAIN = (("Accept-Encoding", "identity"),)
 
 
 class FixedNodes:
@@ -227,15 +218,16 @@ class FixedNodes:
         local = not self._urls
         # The nodes have one authority, so one TLS context is enough.
         tls = TlsContexts(ClusterAccess(tuple(self._urls.values()) or ("",), ca=self._ca))
-        async with _session(_LocalConnector(f"\0{CONTROL}", limit=0) if local else None) as session:
+        dial = _dial_local if local else connect_tcp
+        async with aclosing(HttpClient(_PLAIN, _CONNECT, dial)) as client:
             urls = self._urls or {"": "http://local"}
             # A URL that was given without a name is its own key.
             ways = [
-                DirectWay("" if name == url else name, url, session, self._token, tls, local)
+                DirectWay("" if name == url else name, url, client, self._token, tls, local)
                 for name, url in urls.items()
             ]
             use(ways, "")
-            await asyncio.Event().wait()  # the session is open for as long as this runs
+            await asyncio.Event().wait()  # the client is open for as long as this runs
 
 
 # Through the API server
@@ -282,7 +274,7 @@ class _Cluster(NamedTuple):
     token: Token
     secure: bool
     """Whether the pods serve https."""
-    session: aiohttp.ClientSession
+    http: HttpClient
     tls: TlsContexts
     direct: bool
     """Whether the pods are asked at their own addresses."""
@@ -304,9 +296,7 @@ class PodWay(msgspec.Struct, frozen=True):
         return f"pod {self.namespace}/{self.pod}, through the API server"
 
     @asynccontextmanager
-    async def open(
-        self, path: str, *, idle: float, body: object = None
-    ) -> AsyncIterator[aiohttp.ClientResponse]:
+    async def open(self, path: str, *, idle: float, body: object = None) -> AsyncIterator[Response]:
         """Send a request: see Way."""
         if not self.port:
             raise NodeError(
@@ -377,8 +367,8 @@ class PodNodes:
         backoff = Backoff(self._timing)
         last: Sequence[Way] = ()
         api = ApiClient(self._access, SourceStats(), self._timing)
-        async with api as client, _session() as session:
-            cluster = _Cluster(client, self._token, self._secure, session, self._tls, self._direct)
+        async with api as client, aclosing(HttpClient(_PLAIN, _CONNECT)) as http:
+            cluster = _Cluster(client, self._token, self._secure, http, self._tls, self._direct)
             while True:
                 try:
                     pods = await list_pods(client, self._path, self._selector)
@@ -441,7 +431,7 @@ def ways_of(pods: Sequence[_Pod], cluster: _Cluster, port: int) -> list[Way]:
         if cluster.direct and number and pod.status.pod_ip:
             scheme = "https" if cluster.secure else "http"
             url = f"{scheme}://{join_host_port(pod.status.pod_ip, number)}"
-            ways.append(DirectWay(node, url, cluster.session, cluster.token, cluster.tls))
+            ways.append(DirectWay(node, url, cluster.http, cluster.token, cluster.tls))
         else:
             ways.append(PodWay(node, pod.metadata.namespace, pod.metadata.name, number, cluster))
     return ways

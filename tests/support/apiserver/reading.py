@@ -9,6 +9,8 @@ from collections.abc import AsyncIterator, Callable, Container, Sized
 from contextlib import asynccontextmanager
 from typing import Any
 
+import msgspec
+
 from steersman.model.names import ObjectName
 from steersman.source.apiserver import ApiServerSource
 from steersman.source.base import Timing
@@ -34,7 +36,7 @@ FAST = Timing(
 
 
 def timing(**changes: Any) -> Timing:
-    return dataclasses.replace(FAST, **changes)
+    return msgspec.structs.replace(FAST, **changes)
 
 
 IMPATIENT = timing(answer=1.0, initial_idle_timeout=1.0, idle_timeout=1.0)

@@ -32,7 +32,7 @@ PATIENCE = 60.0
 
 Object = dict[str, Any]
 LOCK = "/run/xtables.lock"
-DOCTOR = (sys.executable, "-m", "steersman", "doctor")
+DOCTOR = (sys.executable, "-m", "tests.support.processes.patient_doctor", "doctor")
 
 
 class Diagnosed(NamedTuple):

@@ -30,7 +30,14 @@ from tests.support.lab.switches import CLIENT, ENDS, NODE, OUTSIDE
 from tests.support.modes.registry import render
 
 VIP = "10.96.0.10"
+PATIENCE = 20.0
+"""Seconds for an answer that comes, also on a machine under load."""
 T = TypeVar("T")
+
+
+def first_difference(answer: TraceAnswer) -> str:
+    """Return the text of the first difference; "" if the kernel did what was predicted."""
+    return answer.differences[0].text if answer.differences else ""
 
 
 def inside(lab: Lab, work: Coroutine[Any, Any, T]) -> T:
@@ -111,6 +118,7 @@ class Traced:
         # Labs of other tests may have the same addresses: name the namespace.
         if more.get("source") and "wait" not in more:
             more.setdefault("netns", Path(self.lab.netns(more["source"]).path))
+        more.setdefault("timeout", PATIENCE)
 
         async def run() -> TraceAnswer:
             # The userspace mode of a lab runs in a thread of this process.

@@ -26,6 +26,8 @@ class Table:
     def __init__(self) -> None:
         self.looked: list[list[str]] = []
         self.asked: list[Stale] = []
+        self.confirmed: Stale | None = None
+        """The answer to the last pass that found something, with `during`."""
         self.answers: list[Cleanup | Exception] = []
         """Of the next passes; then nothing is stale any more."""
         self.during: Callable[[], Awaitable[None]] | None = None
@@ -46,7 +48,8 @@ class Table:
         self.looked.append(sorted(map(printed, stale.by_address)))
         if self.during is not None:
             await self.during()
-            assert await confirm()
+            self.confirmed = await confirm()
+            assert self.confirmed
         answer = self.answers.pop(0) if self.answers else Cleanup(0, 0, True)
         if isinstance(answer, Exception):
             raise answer

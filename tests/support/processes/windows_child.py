@@ -16,12 +16,10 @@ import uuid
 from pathlib import Path
 from typing import Any, NoReturn
 
-import aiohttp.web
-import prometheus_client
 import yaml
 
 # Imported before: their own branches for Windows do not run here.
-OTHERS = (aiohttp.web, multiprocessing, prometheus_client, subprocess, uuid, yaml)
+OTHERS = (multiprocessing, subprocess, uuid, yaml)
 GONE = ("fcntl", "resource", "termios", "pwd", "grp", "pty", "syslog")
 
 

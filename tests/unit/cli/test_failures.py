@@ -9,6 +9,9 @@ from pathlib import Path
 
 import pytest
 
+from steersman.cli.main import report
+from steersman.operate.answer import QuestionError
+
 STEERSMAN = (sys.executable, "-m", "steersman")
 DEMO = Path(__file__).parents[3] / "demo"
 COMMANDS = {
@@ -68,3 +71,11 @@ def test_maps_that_are_not_there_are_a_sentence(word: str) -> None:
     status, err = run("ebpf", "dump", word)
     assert status == 1
     assert err.count("\n") == 1
+
+
+def test_a_name_in_an_error_moves_no_cursor(capsys: pytest.CaptureFixture[str]) -> None:
+    """Names come from manifests, the command line and the API server."""
+    error = QuestionError("web\x1b[31m is unknown\nit is \u202eodd")
+    assert report(error, "steersman explain") == 1
+    said = capsys.readouterr().err
+    assert said == "steersman explain: web\\x1b[31m is unknown\nit is \\u202eodd\n"

@@ -10,8 +10,8 @@ import subprocess
 import pytest
 
 from steersman.cli.command import Command, command_help, command_names, find_command
+from steersman.cli.commands.man import command_page, overview_page
 from steersman.cli.main import main, usage
-from steersman.cli.man import command_page, overview_page
 from steersman.config import parse_command_line
 
 COMMANDS = [find_command(name) for name in command_names()]

@@ -79,6 +79,17 @@ def test_each_port_of_a_service_of_several_slices_has_its_new_endpoints() -> Non
     } == {("http", "10.0.0.3", 8080, "10.0.0.2"), ("admin", "10.0.0.3", 8081, "10.0.0.2")}
 
 
+def test_a_service_of_several_slices_with_a_bad_endpoint_is_planned_as_a_whole() -> None:
+    planner, cart, name = Planner(CONFIG, IPTABLES), service(), ObjectName("shop", "cart")
+    for address in ("10.0.0.2", "10.0.0.256"):
+        slices = slice_(HERE), slice_(endpoint(address, "other"), name="cart-2")
+        change = planner.update(snapshot(cart, *slices), FACTS, {name})
+    assert not change.relisted
+    assert [end.ip for end in change.changed[KEY].cluster] == ["10.0.0.1"]
+    (finding,) = planner.plan.findings
+    assert "10.0.0.256" in str(finding)
+
+
 def test_a_service_that_uses_the_endpoints_of_this_node_is_planned_as_a_whole() -> None:
     planner, name = Planner(CONFIG, IPTABLES), ObjectName("shop", "cart")
     ports = [port(nodePort=30080)]

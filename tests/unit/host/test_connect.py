@@ -10,6 +10,7 @@ from collections.abc import Iterator
 
 import pytest
 
+from steersman.host import connect
 from steersman.host.connect import outcome_of, try_http, try_tcp, try_udp
 
 
@@ -136,3 +137,57 @@ async def test_a_request_to_nobody(address: str, listener: socket.socket) -> Non
     number = listener.getsockname()[1]
     listener.close()
     assert await try_http(address, number, "/", 20) == "refused"
+
+
+async def test_of_two_connections_made_at_once_one_is_closed(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    made: list[socket.socket] = []
+    both = asyncio.Event()
+
+    async def connected(_: object) -> socket.socket:
+        sock = socket.socket()
+        made.append(sock)
+        if len(made) == 2:
+            both.set()
+        await both.wait()
+        return sock
+
+    async def addresses(*_: object) -> list[int]:
+        return [1, 2]
+
+    monkeypatch.setattr(connect, "_addresses", addresses)
+    monkeypatch.setattr(connect, "_connected", connected)
+    chosen = await connect.connect_tcp("api.test", 1)
+    assert sorted(sock.fileno() >= 0 for sock in made) == [False, True]
+    assert chosen.fileno() >= 0
+    chosen.close()
+
+
+async def test_attempts_that_others_cancel_are_cancelled(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """As at the end of the event loop, which cancels all tasks."""
+    begun: list[object] = []
+    both = asyncio.Event()
+
+    async def connected(address: object) -> socket.socket:
+        begun.append(address)
+        if len(begun) == 2:
+            both.set()
+        await asyncio.Event().wait()
+        raise AssertionError
+
+    async def addresses(*_: object) -> list[int]:
+        return [1, 2]
+
+    monkeypatch.setattr(connect, "_addresses", addresses)
+    monkeypatch.setattr(connect, "_connected", connected)
+    here = asyncio.all_tasks()
+    attempt = asyncio.create_task(connect.connect_tcp("api.test", 1))
+    async with asyncio.timeout(60):
+        await both.wait()
+        for task in asyncio.all_tasks() - here:
+            task.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await attempt

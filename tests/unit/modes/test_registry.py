@@ -17,9 +17,9 @@ import pytest
 import steersman.modes
 from steersman.config import Parsed, parse_command_line
 from steersman.host.exec import SubprocessExec
-from steersman.modes import specs
+from steersman.modes import ebpf, specs
 from steersman.modes.base import Mode
-from steersman.modes.registry import create
+from steersman.modes.registry import create, may_have_left
 from steersman.modes.specs import SPECS, ModeOptions, ModeSpec, Variant
 from steersman.run.assemble import assemble
 from steersman.run.daemon import NodeLock, Stop
@@ -147,3 +147,15 @@ async def test_a_mode_is_a_folder_and_a_row(tmp_path: Path) -> None:
     await running
     assert mode.kernel["node"] == "me"
     assert ["10.244.0.5:8080"] in mode.kernel.values()
+
+
+def test_pins_say_whether_the_ebpf_mode_may_have_left_anything(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(ebpf, "PINS", tmp_path / "pins")
+    assert not may_have_left("ebpf", ModeOptions())
+    (tmp_path / "pins").mkdir()
+    assert may_have_left("ebpf", ModeOptions())
+    monkeypatch.setattr(ebpf, "PINS", tmp_path / ("x" * 300))
+    assert may_have_left("ebpf", ModeOptions()), "it cannot be looked at"
+    assert may_have_left("iptables", ModeOptions()), "nobody knows without the mode"

@@ -206,6 +206,13 @@ def test_what_is_unknown_names_what_is_similar(text: str, says: str) -> None:
         NAMES.resolve(text)
 
 
+def test_similar_names_are_printable() -> None:
+    world = asked(kube.service("checkout\x1b[m\n"))
+    with pytest.raises(UnknownNameError) as error:
+        Names(world).resolve("shop/checkout")
+    assert "similar: shop/checkout\\x1b[m\\n;" in str(error.value)
+
+
 @pytest.mark.parametrize(
     ("text", "pod"),
     [

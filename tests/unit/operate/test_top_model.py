@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from steersman.model.findings import Finding, Severity
-from steersman.model.top import TopRow, TopSample
+from steersman.model.node_state import TopRow, TopSample
 from steersman.model.world import LastSync, ProcessStatus, SourceStatus
 from steersman.operate.top_model import (
     SORTS,

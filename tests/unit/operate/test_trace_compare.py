@@ -159,7 +159,7 @@ def test_a_packet_is_compared_with_the_plan_of_its_time() -> None:
 
     assert not traced(later).differences
     assert traced(later).predicted.startswith("forwarded to 10.1.0.6:8080")
-    assert traced(before).first_difference.startswith("the packet went to 10.1.0.6:8080 instead")
+    assert traced(before).differences[0].text.startswith("the packet went to 10.1.0.6:8080 instead")
 
 
 def test_masquerading() -> None:

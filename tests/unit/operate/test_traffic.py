@@ -7,7 +7,7 @@ import tracemalloc
 import pytest
 
 from steersman.cli.output import plain_lines
-from steersman.model.top import TopRow, TopSample
+from steersman.model.node_state import TopRow, TopSample
 from steersman.model.world import ProcessStatus
 from steersman.operate.answer import Answer
 from steersman.operate.traffic import (

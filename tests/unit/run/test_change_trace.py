@@ -65,7 +65,7 @@ async def test_the_exporter_sends_them_with_their_parent() -> None:
         tracer = ChangeTracer(Tracing(endpoint=url), lambda: "node-a")
         running = asyncio.create_task(tracer.run())
         now = time.time()
-        tracer.observe(report(now, received=time.monotonic() - 3))
+        tracer.observe(report(now, received=time.monotonic() - 300))
         async with asyncio.timeout(60):
             await received.news.wait()
         running.cancel()
@@ -75,7 +75,7 @@ async def test_the_exporter_sends_them_with_their_parent() -> None:
     assert [span["name"] for span in parts] == ["queue", "plan", "render", "apply", "publish"]
     assert {span["parentSpanId"] for span in parts} == {root["spanId"]}
     assert {span["traceId"] for span in parts} == {root["traceId"]}
-    assert abs(int(root["startTimeUnixNano"]) / 1e9 - (now - 3)) < 1
+    assert abs(int(root["startTimeUnixNano"]) / 1e9 - (now - 300)) < 100
     attributes = {each["key"]: each["value"] for each in root["attributes"]}
     assert attributes["k8s.node.name"] == {"stringValue": "node-a"}
     assert attributes["steersman.revision"] == {"intValue": "7"}

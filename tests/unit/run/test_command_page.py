@@ -9,14 +9,14 @@ from contextlib import asynccontextmanager
 
 import aiohttp
 import pytest
-from aiohttp import web
-from aiohttp.test_utils import TestServer
 
 from steersman.cli.command import find_command
 from steersman.host.exec import Result
 from steersman.model.node_state import RunRequest
 from steersman.run import command_page
 from steersman.run.command_page import COMMANDS, CommandPage, words_of
+from steersman.run.http import application
+from tests.support.http import serving
 
 SECONDS = 60.0
 
@@ -99,10 +99,11 @@ class Programs:
 
     @asynccontextmanager
     async def served(self) -> AsyncIterator[tuple[aiohttp.ClientSession, str]]:
-        app = web.Application()
-        app.router.add_post("/run", CommandPage(self).serve)
-        async with TestServer(app) as server, aiohttp.ClientSession() as session:
-            yield session, str(server.make_url("/run"))
+        async with (
+            serving(application({"/run": CommandPage(self).serve})) as port,
+            aiohttp.ClientSession() as session,
+        ):
+            yield session, f"http://127.0.0.1:{port}/run"
 
 
 ASKED = {"command": "doctor", "arguments": ["shop/web"]}

@@ -14,7 +14,6 @@ from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 
 import pytest
-from aiohttp import web
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -22,19 +21,28 @@ from steersman.host.process import descriptor_limit, raise_descriptor_limit
 from steersman.model.names import ObjectName
 from steersman.run.connections import Bounds, ClientPool, Clients, ListenError, simple_path
 from steersman.run.health import ServiceHealthServers
-from steersman.run.http import NOT_FOUND, Answer, application, keep_serving, listen, short_pages
+from steersman.run.http import (
+    NOT_FOUND,
+    Answer,
+    App,
+    Request,
+    application,
+    keep_serving,
+    listen,
+    short_pages,
+)
 from tests.support.apiserver.reading import until
 from tests.support.http import ask, free_port, free_ports
 
 FEW = Bounds(per_server=4, total=6)
 
 
-def hello() -> web.Application:
+def hello() -> App:
     return application({"/": lambda _: Answer("hello")})
 
 
 @asynccontextmanager
-async def serving(app: web.Application, pool: ClientPool) -> AsyncIterator[int]:
+async def serving(app: App, pool: ClientPool) -> AsyncIterator[int]:
     port = free_port()
     server = await listen(app, "127.0.0.1", port, pool)
     try:
@@ -136,7 +144,7 @@ async def test_a_client_that_takes_no_answer_is_dropped() -> None:
 async def test_clients_that_hang_do_not_hold_up_the_end() -> None:
     begun = asyncio.Event()
 
-    async def hangs(_: web.Request) -> Answer:
+    async def hangs(_: Request) -> Answer:
         begun.set()
         await asyncio.Event().wait()
         return Answer()
@@ -370,7 +378,7 @@ async def test_a_defect_in_accepting_is_not_silent(monkeypatch: pytest.MonkeyPat
         await keep_serving(hello, "127.0.0.1", free_port(), what="healthz server")
 
 
-# Probes' requests, answered without aiohttp, and those left to it
+# Probes' requests, answered without h11, and those left to it
 
 
 PROBE = (

@@ -9,12 +9,12 @@ import socket
 from typing import Any
 
 import pytest
-from aiohttp import web
 
 from steersman.operate.client import Client
 from steersman.run import control
 from steersman.run.connections import POOL
 from steersman.run.control import ControlSocket
+from steersman.run.http import Answer, Request
 
 
 async def test_an_accept_that_fails_is_tried_again(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -30,8 +30,8 @@ async def test_an_accept_that_fails_is_tried_again(monkeypatch: pytest.MonkeyPat
     monkeypatch.setattr(loop, "sock_accept", fails_once)
     name = f"steersman-test-{os.getpid()}"
 
-    async def page(_: web.Request) -> web.StreamResponse:
-        return web.Response(text="here")
+    def page(_: Request) -> Answer:
+        return Answer("here")
 
     served = ControlSocket({("GET", "/page"): page}, name)
     task = asyncio.create_task(served.run())

@@ -15,6 +15,7 @@ from steersman.run.metrics import Metrics
 from steersman.run.state import SyncReport
 from tests.support.builders.store import slice_
 from tests.support.modes.memory import World
+from tests.support.samples import value_of
 
 OTHER = Writer("iptables-restor", 77)
 
@@ -135,7 +136,10 @@ async def test_a_repair_is_logged_counted_and_an_event(
     assert "1 kernel object (1 missing), such as + node" in caplog.text
     assert "iptables-restor (pid 77): repaired" in caplog.text
     assert here.events == ["rules of Services were changed by iptables-restor: repaired"]
-    value = here.metrics.registry.get_sample_value
+
+    def value(name: str) -> float | None:
+        return value_of(here.metrics.collect(), name, {})
+
     assert value("steersman_drift_pending_since_timestamp_seconds") == 0
     assert value("steersman_drift_repairs_total") == 1
     assert value("steersman_drift_objects_total") == 1
@@ -169,7 +173,10 @@ async def test_what_cannot_be_repaired_is_a_finding_until_it_is(here: Drifting) 
     (text,) = here.found
     assert "changed by iptables-restor (pid 77); they are not repaired yet" in text
     pending, found = "steersman_drift_pending_since_timestamp_seconds", here.now
-    value = here.metrics.registry.get_sample_value
+
+    def value(name: str) -> float | None:
+        return value_of(here.metrics.collect(), name, {})
+
     assert value(pending) == found
     here.now += 30
     await here.check()

@@ -166,8 +166,8 @@ async def test_an_endpoint_that_refuses_is_ejected_and_its_connections_are_cut()
         assert finding.field == "endpoint 10.1.0.2:8080"
         assert "is ejected on this node: it has refused connections" in finding.reason
         assert ejecting.events == ["EndpointEjected"]
-        assert ejecting.metrics.ejections("refused")._value.get() == 1
-        assert ejecting.metrics.ejected()._value.get() == 1
+        assert ejecting.metrics.ejections("refused").value == 1
+        assert ejecting.metrics.ejected().value == 1
     assert Log.opened == 0
 
 
@@ -215,7 +215,7 @@ async def test_a_flapping_endpoint_makes_one_event_of_each_kind() -> None:
             ejecting.tried.clear()
             ejecting.world.store.upsert(slice_(ips=IPS))
             await ejecting.sync()
-        assert ejecting.metrics.ejections("refused")._value.get() == 3
+        assert ejecting.metrics.ejections("refused").value == 3
         assert ejecting.events == ["EndpointEjected", "EndpointReturned"]
 
 
@@ -243,7 +243,7 @@ async def test_the_ejections_of_a_service_without_endpoints_end() -> None:
         ejecting.world.store.upsert(slice_(ips=()))
         await ejecting.sync()
         await until(lambda: ejecting.out == [])
-        assert ejecting.metrics.ejected()._value.get() == 0
+        assert ejecting.metrics.ejected().value == 0
 
 
 async def test_a_service_that_no_longer_asks_gets_its_endpoints_back() -> None:
@@ -251,10 +251,10 @@ async def test_a_service_that_no_longer_asks_gets_its_endpoints_back() -> None:
     await ejecting.serve("true")
     async with ejecting.running():
         await ejecting.refuse("10.1.0.1")
-        assert ejecting.metrics.ejected()._value.get() == 1
+        assert ejecting.metrics.ejected().value == 1
         await ejecting.serve("false")
         await until(lambda: ejecting.out == [] and Log.opened == 0)
-        assert ejecting.metrics.ejected()._value.get() == 0
+        assert ejecting.metrics.ejected().value == 0
         assert ejecting.world.store.findings == ()
 
 

@@ -17,6 +17,7 @@ from steersman.run.events import Recorder
 from steersman.run.metrics import Metrics
 from steersman.run.mode_transition import Chosen, choose, report_fallback
 from steersman.source.store import Store
+from tests.support.samples import value_of
 
 
 class Stub:
@@ -84,7 +85,7 @@ def test_it_is_said_in_three_places() -> None:
     (finding,) = store.findings
     assert "No ip_vs." in finding.reason
     labels = {"wanted": "ipvs", "used": "iptables"}
-    assert metrics.registry.get_sample_value("steersman_mode_fallback", labels) == 1
+    assert value_of(metrics.collect(), "steersman_mode_fallback", labels) == 1
     assert recorder._queue.qsize() == 1
 
 

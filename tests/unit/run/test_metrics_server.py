@@ -6,13 +6,13 @@ import threading
 from collections.abc import Iterator
 
 import pytest
-from prometheus_client.metrics_core import CounterMetricFamily, Metric
 
 from steersman import __version__
 from steersman.model.errors import BusyError
-from steersman.run import http
+from steersman.run import metrics_server
 from steersman.run.metrics import Metrics
 from steersman.run.metrics_server import Pages, metrics_app
+from steersman.run.prometheus import Described, Metric
 from steersman.run.service_metrics import ServiceFilter
 from tests.support.http import Reply, ask, serving
 
@@ -60,7 +60,7 @@ class Shop:
         self.asked.append(which)
         if self.error:
             raise self.error
-        return [CounterMetricFamily("steersman_connections_total", "Connections.", 7)]
+        return [Described("counter", "steersman_connections_total", "Connections.").at(7)]
 
 
 @pytest.mark.parametrize(
@@ -125,7 +125,7 @@ async def test_cheap_pages_are_served_while_an_expensive_one_is_made() -> None:
 async def test_who_comes_when_many_pages_are_made_is_told_when_to_ask_again(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(http, "_MOST_WAITING", 0)
+    monkeypatch.setattr(metrics_server, "_MOST_WAITING", 0)
     reply = await fetch(pages(state=lambda: iter([b"{}"])), "/state")
     assert (reply.status, reply.received["Retry-After"]) == (503, "5")
 

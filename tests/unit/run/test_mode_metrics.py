@@ -7,7 +7,6 @@ import threading
 from collections.abc import Collection, Iterable
 
 import pytest
-from prometheus_client.metrics_core import Metric
 
 from steersman.model.errors import ApplyError, BusyError
 from steersman.model.names import Family
@@ -17,8 +16,9 @@ from steersman.modes.base import Mode
 from steersman.modes.ebpf import layout
 from steersman.modes.specs import SPECS
 from steersman.run import mode_metrics
-from steersman.run.metrics import Metrics, exposition
+from steersman.run.metrics import Metrics
 from steersman.run.mode_metrics import ModeMetrics
+from steersman.run.prometheus import Metric, exposition
 from steersman.run.service_metrics import MOST_SERIES, REST, ServiceFilter
 from tests.support.builders.plans import cluster_ip, endpoints, plan
 from tests.support.modes.bare import BareMode
@@ -81,7 +81,7 @@ async def default(mode: Mode, plans: list[ServicePlan], *, all_of_them: bool = F
     """Return the page, as a client gets it."""
     metrics = Metrics("ebpf")
     more = await ModeMetrics(mode, lambda: plans, lambda: all_of_them).default()
-    pieces, _ = exposition([*metrics.registry.collect(), *more])
+    pieces, _ = exposition([*metrics.collect(), *more])
     return b"".join(pieces).decode()
 
 
@@ -97,7 +97,7 @@ async def test_the_page_of_a_large_cluster_is_small(mode: str) -> None:
     for phase in ("plan", "render", "read", "diff", "apply"):
         metrics.phase_seconds(phase).observe(0.1)
     more = await ModeMetrics(busy, lambda: plans, lambda: False).default()
-    body = b"".join(exposition([*metrics.registry.collect(), *more])[0])
+    body = b"".join(exposition([*metrics.collect(), *more])[0])
     lines = [line for line in body.decode().splitlines() if not line.startswith("#")]
     assert len(body) < 60_000, "150 kB are allowed, for what other parts add"
     assert len(lines) < 600
@@ -175,7 +175,7 @@ async def test_plans_may_change_while_connections_are_counted() -> None:
     await mode.begun.wait()
     plans["c"] = served("c")
     mode.changed.set()
-    (frontends,) = [m for m in await scrape if m.name == "steersman_frontend_connections"]
+    (frontends,) = [m for m in await scrape if m.name == "steersman_frontend_connections_total"]
     assert [sample.labels["service"] for sample in frontends.samples] == ["a", "b", REST]
 
 

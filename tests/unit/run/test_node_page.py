@@ -11,8 +11,6 @@ import aiohttp
 import msgspec
 import pytest
 import yarl
-from aiohttp import web
-from aiohttp.test_utils import TestServer
 
 from steersman.model.drift import Drift
 from steersman.model.findings import Finding, Severity
@@ -21,8 +19,10 @@ from steersman.model.node_state import NodeState
 from steersman.model.world import ProcessStatus
 from steersman.run import node_page
 from steersman.run.history import Lags
+from steersman.run.http import application
 from steersman.run.node_page import MOST_LISTENERS, DigestPage, NodePage
 from tests.support.builders.store import slice_
+from tests.support.http import serving
 from tests.support.modes.memory import World
 
 SECONDS = 60.0
@@ -54,10 +54,11 @@ class Node:
 
     @asynccontextmanager
     async def served(self) -> AsyncIterator[tuple[aiohttp.ClientSession, str]]:
-        app = web.Application()
-        app.router.add_get("/node", self.page.serve)
-        async with TestServer(app) as server, aiohttp.ClientSession() as session:
-            yield session, str(server.make_url("/node"))
+        async with (
+            serving(application({"/node": self.page.serve})) as port,
+            aiohttp.ClientSession() as session,
+        ):
+            yield session, f"http://127.0.0.1:{port}/node"
 
 
 async def until(true: Callable[[], bool | Awaitable[bool]]) -> None:
@@ -242,8 +243,6 @@ async def test_digests_are_made_when_first_asked_for_and_kept_up_to_date() -> No
     world, told = World(), asyncio.Event()
     await world.run()
     page = DigestPage(world.store, told.set)
-    app = web.Application()
-    app.router.add_get("/digests", page.serve)
     report = await world.sync.check()
     assert report is not None
     await page.observe(report)
@@ -259,9 +258,9 @@ async def test_digests_are_made_when_first_asked_for_and_kept_up_to_date() -> No
     assert report is not None
     await page.observe(report)
     async with (
-        TestServer(app) as server,
+        serving(application({"/digests": page.serve})) as port,
         aiohttp.ClientSession() as session,
-        session.get(server.make_url("/digests")) as answer,
+        session.get(f"http://127.0.0.1:{port}/digests") as answer,
     ):
         found = await answer.json()
     assert found.keys() == {"shop/s1", "shop/s3", "shop/s4"}

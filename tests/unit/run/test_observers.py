@@ -14,18 +14,20 @@ from steersman.model.plan import Action, Frontend, FrontendKind, ServicePlan, Ve
 from steersman.modes.specs import SPECS
 from steersman.netfilter.rule_text import count_rules
 from steersman.run.health import Moment, ProxyHealth
-from steersman.run.metrics import Labelled, Metrics
+from steersman.run.metrics import Metrics
 from steersman.run.observers import (
     EndpointCounts,
     SyncObservers,
     programming_seconds,
     without_local,
 )
+from steersman.run.prometheus import Labelled
 from steersman.run.state import RefusedBatches, SyncReport
 from tests.support.builders.plans import plan
 from tests.support.builders.store import make, service, slice_
 from tests.support.clock import FakeClock, settle
 from tests.support.modes.memory import World
+from tests.support.samples import value_of
 
 LOCAL_LB: dict[str, Any] = {
     "type": "LoadBalancer",
@@ -90,7 +92,7 @@ class Told:
         await asyncio.gather(task, return_exceptions=True)
 
     def metric(self, name: str, **labels: str) -> float | None:
-        return self.metrics.registry.get_sample_value(name, labels)
+        return value_of(self.metrics.collect(), name, labels)
 
 
 async def test_a_sync_is_seen_in_the_metrics() -> None:
@@ -310,7 +312,7 @@ async def test_the_loop_goes_on_while_many_plans_and_rules_are_counted(
         sizes.append(len(objects))
         return count_rules(objects)
 
-    monkeypatch.setattr("steersman.run.observers.count_rules", counting)
+    monkeypatch.setattr("steersman.netfilter.rule_text.count_rules", counting)
     told = Told(0)
     for number in range(1500):
         told.world.store.upsert(
@@ -327,7 +329,9 @@ async def test_the_loop_goes_on_while_many_plans_and_rules_are_counted(
         update(changed, removed)
 
     monkeypatch.setattr(counts, "update", updating)
-    monkeypatch.setattr("steersman.run.observers.count_written", lambda _: (Counter(), Counter()))
+    monkeypatch.setattr(
+        "steersman.netfilter.rule_text.count_written", lambda _: (Counter(), Counter())
+    )
     told.objects = [((4, "nat", "KUBE-SVC"), "-A one")] * 2500
     await told.observers.observe(report)
     assert sizes == [1000, 1000, 500]

@@ -79,7 +79,7 @@ def world(monkeypatch: pytest.MonkeyPatch) -> World:
     """Nine Services with two addresses each; the used ones and three others go in together."""
     monkeypatch.setattr(sync, "_PARTS_FROM", 1)
     monkeypatch.setattr(ledger, "_MOST_USED", 2)
-    monkeypatch.setattr(ledger, "_PART", 3)
+    monkeypatch.setattr(ledger, "_SMALLEST_PART", 3)
     monkeypatch.setattr(parts, "_PACKED_FROM", 9)
     world = World(9)
     world.mode = PartsMode()
@@ -246,7 +246,7 @@ class FillingMode(MemoryMode):
 @pytest.fixture
 def filled(monkeypatch: pytest.MonkeyPatch) -> World:
     monkeypatch.setattr(sync, "_FILL_FROM", 9)
-    monkeypatch.setattr(parts, "_PART", 2)
+    monkeypatch.setattr(parts, "_FIRST_PART", 2)
     world = World(9)
     world.mode = FillingMode()
     world.start()

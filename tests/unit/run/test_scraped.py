@@ -4,10 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-from prometheus_client.metrics_core import Metric
-
 from steersman.model.world import Condition, ProcessStatus
-from steersman.run.scraped import Described, process_state, source_state
+from steersman.run.prometheus import Described, Metric
+from steersman.run.scraped import process_state, source_state
 from steersman.source.base import SourceStats
 
 
@@ -59,7 +58,7 @@ def test_the_connection_to_the_api_server_is_shown_by_kind() -> None:
 
 def test_a_histogram_has_the_sum_and_cumulated_buckets() -> None:
     row = Described("histogram", "h_seconds", "Seconds.", ("clock",))
-    found = values([row.buckets([(("wall",), [("1.0", 2.0), ("+Inf", 3.0)], 9.0)])])
+    found = values([row.buckets([(("wall",), (1.0,), (2, 1), 9.0)])])
     assert found["h_seconds_bucket{wall,1.0}"] == 2
     assert found["h_seconds_count{wall}"] == 3
     assert found["h_seconds_sum{wall}"] == 9

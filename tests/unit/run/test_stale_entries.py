@@ -20,7 +20,7 @@ from steersman.model.errors import ApplyError, BusyError
 from steersman.model.kube import KubeObject
 from steersman.model.names import ObjectName
 from steersman.modes.base import Mode
-from steersman.run.metrics import Labelled
+from steersman.run.prometheus import Labelled
 from steersman.run.stale_entries import AT_ONCE, HOUR, Debts
 from tests.support.builders.store import make, service, slice_
 from tests.support.modes.bare import BareMode
@@ -407,9 +407,30 @@ async def test_all_plans_are_searched_for_the_number_of_a_node_port() -> None:
     other = service("other", clusterIP="10.96.0.7", ports=ports)
     node_port = [{"port": 53, "protocol": "UDP", "nodePort": 30053}]
     nodes = service("a", clusterIP="10.96.0.1", type="NodePort", ports=node_port)
+    address, source = (10, 96, 0, 7), bytes(6)
+    entries = [bytes((17, *at)) + (30053).to_bytes(2, "big") for at in (address, (192, 0, 2, 1))]
     async with running(*many, other, nodes, A[1]) as world:
-        (stale,) = world.table.asked
-        assert stale.own == {bytes((17, 10, 96, 0, 7)) + (30053).to_bytes(2, "big")}
+
+        async def find() -> None:
+            (stale,) = world.table.asked
+            assert all(stale.contains(entry, source) for entry in entries)
+
+        world.table.asked, world.table.during = [], find
+        await world.change(ends("a", "10.1.0.9"))
+        assert world.table.confirmed is not None
+        assert [world.table.confirmed.contains(entry, source) for entry in entries] == [False, True]
+
+
+async def test_plans_are_not_searched_if_nothing_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A tenant who changes UDP node ports all the time would cost the node a walk each time."""
+    node_port = [{"port": 53, "protocol": "UDP", "nodePort": 30053}]
+    nodes = service("a", clusterIP="10.96.0.1", type="NodePort", ports=node_port)
+    walks: list[Any] = []
+    monkeypatch.setattr("steersman.run.stale_entries.destinations_at", lambda *a: walks.append(a))
+    async with running(nodes, A[1]) as world:
+        world.table.take()
+        assert await world.change(ends("a", "10.1.0.9")) == [["10.96.0.1"]]
+    assert not walks
 
 
 async def test_it_rests_after_a_long_pass() -> None:

@@ -11,12 +11,11 @@ from pathlib import Path
 
 import aiohttp
 import pytest
-from aiohttp import web
 
 from steersman.config.types import StateServer
 from steersman.run import state_server
 from steersman.run.connections import Bounds, ClientPool
-from steersman.run.http import listen
+from steersman.run.http import Answer, Request, listen
 from steersman.run.state_server import TokenFile, serve_state, state_app
 from tests.support.apiserver.certificates import Authority
 from tests.support.http import free_port
@@ -26,8 +25,8 @@ TOKEN = "a token of some length"
 BEARER = {"Authorization": f"Bearer {TOKEN}"}
 
 
-async def page(request: web.Request) -> web.StreamResponse:
-    return web.Response(text=f"{request.method} {request.path}")
+def page(request: Request) -> Answer:
+    return Answer(f"{request.method} {request.path}")
 
 
 PAGES = {("GET", "/node"): page, ("POST", "/run"): page, ("POST", "/switch"): page}

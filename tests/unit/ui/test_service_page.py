@@ -11,8 +11,7 @@ import pytest
 
 from steersman.model.findings import Finding, Severity
 from steersman.model.names import ObjectName
-from steersman.model.node_state import NodeState
-from steersman.model.top import TopRow, TopSample
+from steersman.model.node_state import NodeState, TopRow, TopSample
 from steersman.model.tracing import TraceStep
 from steersman.model.world import ProcessStatus, World
 from steersman.operate.answer import QuestionError

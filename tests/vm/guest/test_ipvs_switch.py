@@ -11,6 +11,8 @@ import pytest
 from steersman.host.exec import SubprocessExec
 from steersman.modes.base import Mode
 from steersman.modes.ipvs.mode import IpvsMode
+from steersman.modes.registry import may_have_left
+from steersman.modes.specs import ModeOptions
 from steersman.run.mode_transition import remove_leftovers_once
 from tests.support.lab import switches
 from tests.support.lab.cluster import Lab, Layout, Pod
@@ -33,6 +35,7 @@ def ipvs(lab: Lab) -> Iterator[IpvsMode]:
     """The mode; what it told the node is removed at the end."""
     mode = mode_behind(SubprocessExec(lab.exec_argv(())))
     yield mode
+    assert may_have_left("ipvs", ModeOptions())
     asyncio.run(remove_leftovers_once([("ipvs", mode)]))
     asyncio.run(mode.aclose())
 

@@ -12,7 +12,15 @@ from tests.support.builders import nftables_plans as make
 from tests.support.builders.plans import REJECTED
 from tests.support.lab import trace_page
 from tests.support.lab.switches import CLIENT, NODE
-from tests.support.lab.traced import FRONTENDS, VIP, Traced, foreign, service_lab, serving
+from tests.support.lab.traced import (
+    FRONTENDS,
+    VIP,
+    Traced,
+    first_difference,
+    foreign,
+    service_lab,
+    serving,
+)
 from tests.support.modes.ipvs import mode_behind
 
 
@@ -41,7 +49,7 @@ def test_the_real_server_is_named(node: Traced) -> None:
 def test_rules_of_others_and_of_the_plan(node: Traced) -> None:
     foreign(node.lab, "nft", "postrouting", "drop")
     dropped = node.trace(source=CLIENT, timeout=1.0)
-    assert dropped.first_difference.startswith("dropped by a rule of another program in chain post")
+    assert first_difference(dropped).startswith("dropped by a rule of another program in chain")
     node.lab.run("nft", "delete", "table", "inet", "firewall")
     refusing = serving(node.lab, node.mode, make.port([], frontends=(make.cluster_ip(REJECTED),)))
     refused = refusing.trace(source=CLIENT)

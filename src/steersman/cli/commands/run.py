@@ -4,10 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import logging
-import os
 import sys
 from collections.abc import Sequence
-from importlib import import_module
 from typing import TYPE_CHECKING
 
 from steersman import __version__
@@ -54,7 +52,6 @@ def run_words(argv: Sequence[str], program: str = "steersman run") -> int:
         return 0
     if parsed.dry_run:
         return dry_run(parsed, program)
-    import_aiohttp()
     from steersman.cli.main import report  # noqa: PLC0415
     from steersman.host.facts import hostname  # noqa: PLC0415
     from steersman.run.assemble import run_daemon  # noqa: PLC0415
@@ -72,25 +69,6 @@ def run_words(argv: Sequence[str], program: str = "steersman run") -> int:
     name = program.split(maxsplit=1)[0]
     runner = asyncio.Runner(loop_factory=loop_factory)
     return run_to_end(runner, daemon, lambda error: report(error, name))
-
-
-def import_aiohttp() -> None:
-    """Import aiohttp without this machine's certificate authorities.
-
-    When it is imported it makes a TLS context of all of them, which takes 2 MB and 10 ms, and is
-    never used: source/client.py makes its own.
-    """
-    names = ("SSL_CERT_FILE", "SSL_CERT_DIR")
-    before = {name: os.environ.get(name) for name in names}
-    os.environ.update(dict.fromkeys(names, os.devnull))
-    try:
-        import_module("aiohttp")
-    finally:
-        for name, value in before.items():
-            if value is None:
-                del os.environ[name]
-            else:
-                os.environ[name] = value
 
 
 def dry_run(parsed: Parsed, program: str) -> int:

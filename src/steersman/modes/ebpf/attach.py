@@ -16,7 +16,6 @@ import errno
 import fcntl
 import logging
 import os
-import shutil
 import socket
 import struct
 from collections.abc import Collection, Iterable, Iterator, Mapping
@@ -37,7 +36,14 @@ from steersman.host.nlmsg import (
     u32,
 )
 from steersman.host.rtnetlink import Interface
-from steersman.modes.ebpf.bpf import CGROUP_ATTACH_TYPES, TCX_EGRESS, TCX_INGRESS, XDP, Link
+from steersman.modes.ebpf.bpf import (
+    CGROUP_ATTACH_TYPES,
+    TCX_EGRESS,
+    TCX_INGRESS,
+    XDP,
+    Link,
+    remove_pins,
+)
 from steersman.modes.ebpf.netns import NodeNetns
 
 # -- Links -----------------------------------------------------------------------------------------
@@ -101,7 +107,7 @@ class Pins:
         for name in sorted(self.link_names(), key=_detach_order):
             self.detach(name)
         self.unlock()
-        shutil.rmtree(self.root, ignore_errors=True)
+        remove_pins(self.root)
 
     def detach(self, name: str) -> None:
         """Detach a program at once and remove its pin; removing only the pin takes a while."""

@@ -136,6 +136,19 @@ def wait_for_programs() -> None:
         time.sleep(_GRACE)
 
 
+def remove_pins(folder: Path) -> None:
+    """Remove a directory of pins and all below it, as far as that is possible.
+
+    `shutil.rmtree` does the same, but brings the compressors of archives: 0.5 MB.
+    """
+    for place, _, names in os.walk(folder, topdown=False):
+        for name in names:
+            with contextlib.suppress(OSError):
+                os.unlink(os.path.join(place, name))
+        with contextlib.suppress(OSError):
+            os.rmdir(place)
+
+
 class Object:
     """A descriptor of a map, program or link."""
 

@@ -10,7 +10,6 @@ Everything blocks; mode.py calls it in threads. The order of an upgrade, which c
 
 from __future__ import annotations
 
-import shutil
 import threading
 from collections.abc import Callable, Collection, Hashable, Iterable, Sequence
 from pathlib import Path
@@ -21,7 +20,7 @@ import msgspec
 from steersman.host.netlink import Subscription
 from steersman.host.nlmsg import Message
 from steersman.model.ruleset import Diff
-from steersman.modes.ebpf import layout, loader
+from steersman.modes.ebpf import PINS, layout, loader
 from steersman.modes.ebpf.attach import (
     XDP_PROGRAM,
     Pins,
@@ -29,7 +28,7 @@ from steersman.modes.ebpf.attach import (
     detach_sockets,
     sockets_intact,
 )
-from steersman.modes.ebpf.bpf import ArrayMap, HashMap, Object, wait_for_programs
+from steersman.modes.ebpf.bpf import ArrayMap, HashMap, Object, remove_pins, wait_for_programs
 from steersman.modes.ebpf.devices import Change, DeviceTracker
 from steersman.modes.ebpf.layout import Kind
 from steersman.modes.ebpf.loader import Fields, LoadedObject, Shape, StaleMapsError
@@ -185,7 +184,7 @@ class Migration:
         for each in self._copies.values():
             each.copy_new()
             each.close()
-        shutil.rmtree(maps_old(self._maps), ignore_errors=True)
+        remove_pins(maps_old(self._maps))
 
 
 def maps_next(maps: Path) -> Path:
@@ -214,7 +213,7 @@ def load(
     if maps_old(maps).exists() and maps_next(maps).exists():  # killed between the two renames
         maps.rmdir()
         maps_next(maps).rename(maps)
-    shutil.rmtree(maps_next(maps), ignore_errors=True)
+    remove_pins(maps_next(maps))
     try:
         loaded = LoadedObject(file, maps, without)
     except StaleMapsError as stale:
@@ -240,7 +239,7 @@ def _load_beside(
     # Maps that have kept their shape get a second pin.
     place = maps_next(maps)
     place.mkdir(mode=0o700)
-    shutil.rmtree(maps_old(maps), ignore_errors=True)  # of a third version
+    remove_pins(maps_old(maps))  # of a third version
     for path in maps.iterdir():
         if path.name not in changed:
             pinned = Object.pinned(path)
@@ -259,7 +258,7 @@ def _load_beside(
 class EbpfOptions(msgspec.Struct, frozen=True):
     """Places in the system, and features of the mode."""
 
-    pins: Path = Path("/sys/fs/bpf/steersman")
+    pins: Path = PINS
     """Directory in a bpffs; created if it is missing."""
     cgroup: Path | None = None
     """The cgroup (version 2) whose sockets are balanced; None for the root of all."""

@@ -14,7 +14,7 @@ from typing import NamedTuple
 from steersman.model.addresses import join_host_port
 from steersman.model.names import PROTOCOL_BY_NUMBER, Family
 from steersman.model.plan import SourceClass
-from steersman.modes.ebpf import bpf, layout
+from steersman.modes.ebpf import PINS, bpf, layout
 from steersman.modes.ebpf.bpf import HashMap, SumMap
 from steersman.modes.ebpf.layout import (
     UNSPECIFIED,
@@ -29,7 +29,6 @@ from steersman.modes.ebpf.tables import Tables
 
 # -- Dumps -----------------------------------------------------------------------------------------
 
-PINS = Path("/sys/fs/bpf/steersman")
 _CLASSES = ("pods", "node", "others")
 _VERDICTS = ("to", "dropped", "rejected")
 _KINDS = ("", "to endpoint", "from service", "masquerade", "to client")

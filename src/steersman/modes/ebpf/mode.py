@@ -4,10 +4,9 @@ from __future__ import annotations
 
 import asyncio
 import errno
-import os
 from collections.abc import Callable, Collection, Hashable, Iterable
 from pathlib import Path
-from typing import TypeVar
+from typing import TYPE_CHECKING, TypeVar
 
 from steersman.host.exec import Exec
 from steersman.host.process import INLINE_OBJECTS, to_thread_to_end
@@ -18,19 +17,21 @@ from steersman.model.plan import NodeSettings, ServicePlan, Traits
 from steersman.model.ruleset import Diff, Ruleset
 from steersman.model.stats import ConnectionStats, NodeTotals
 from steersman.modes.base import ByOthers, Mode, Requirements, Support
-from steersman.modes.ebpf import loader, render
+from steersman.modes.ebpf import left_at, loader, render
 from steersman.modes.ebpf.attach import LockedError
 from steersman.modes.ebpf.bpf import FullError
 from steersman.modes.ebpf.datapath import Datapath, EbpfOptions
-from steersman.modes.ebpf.failures import EbpfFailures
 from steersman.modes.ebpf.layout import CONFIG_GUARD_NODE_PORTS, NODE_VALUE, Kind, kind_of
 from steersman.modes.ebpf.netns import NodeNetns
 from steersman.modes.ebpf.probe import mount_bpffs, probe
 from steersman.modes.ebpf.sockets import destroy
-from steersman.modes.ebpf.trace import EbpfTracer
 from steersman.modes.ebpf.watcher import TABLE, DeviceWatcher, NatHookGuard
-from steersman.modes.ebpf.words import EbpfWords
 from steersman.modes.specs import ModeOptions
+
+if TYPE_CHECKING:
+    from steersman.modes.ebpf.failures import EbpfFailures
+    from steersman.modes.ebpf.trace import EbpfTracer
+    from steersman.modes.ebpf.words import EbpfWords
 
 T = TypeVar("T")
 
@@ -94,6 +95,8 @@ class EbpfMode(Mode):
 
     def words(self) -> EbpfWords:
         """Print entries of the pinned maps."""
+        from steersman.modes.ebpf.words import EbpfWords  # noqa: PLC0415 - rarely used
+
         return EbpfWords(self._options.pins, self.datapath.is_attached)
 
     async def read(self) -> Ruleset:
@@ -191,19 +194,14 @@ class EbpfMode(Mode):
 
     def tracer(self) -> EbpfTracer:
         """Return what watches a packet beside the programs, whichever process has loaded these."""
+        from steersman.modes.ebpf.trace import EbpfTracer  # noqa: PLC0415 - rarely used
+
         return EbpfTracer(self._options, self._netns, self._execute)
 
     def find_leftovers(self, families: Iterable[Family]) -> str:
         """Look for the directory of our pins."""
         del families
-        path = self._options.pins
-        try:
-            os.stat(path)
-        except FileNotFoundError:
-            return ""
-        except OSError as error:
-            return f"{path} cannot be looked at: {error.strerror}"
-        return f"{path} is left"
+        return left_at(self._options.pins)
 
     async def aclose(self, drain: float = 0.0) -> int:
         """Close all descriptors; the attached programs keep working."""

@@ -6,6 +6,7 @@ import asyncio
 import errno
 from collections.abc import AsyncIterator, Callable, Hashable, Iterable, Mapping
 from contextlib import suppress
+from typing import TYPE_CHECKING
 
 import msgspec
 
@@ -30,8 +31,6 @@ from steersman.modes.iptables.names import (
 )
 from steersman.modes.iptables.render import Features, render_node, render_service, uses_filter
 from steersman.modes.iptables.script import parse, write_objects, write_runs
-from steersman.modes.iptables.words import IptablesWords
-from steersman.modes.netfilter_tracer import NetfilterTracer
 from steersman.modes.specs import ModeOptions
 from steersman.netfilter.iptables import LOCK, Iptables, choose_tool, restore_scripts
 from steersman.netfilter.names import FILTER, RuleKey
@@ -43,6 +42,9 @@ from steersman.netfilter.nf_tables import (
     legacy_left,
 )
 from steersman.netfilter.rule_text import LIMITS, UNCUT, Run, Step, more_text, open_text
+
+if TYPE_CHECKING:
+    from steersman.modes.iptables.words import IptablesWords
 
 # -- Packet counters -------------------------------------------------------------------------------
 #
@@ -257,6 +259,8 @@ class IptablesMode(Mode):
 
     def words(self) -> IptablesWords:
         """Print rules as iptables-save does."""
+        from steersman.modes.iptables.words import IptablesWords  # noqa: PLC0415 - rarely used
+
         return IptablesWords(self.read)
 
     def scripts(self, have: Ruleset, change: Diff) -> tuple[Script, ...]:
@@ -420,6 +424,8 @@ class IptablesMode(Mode):
 
     def tracer(self) -> Tracer:
         """Return what follows a packet through rules of either variant."""
+        from steersman.modes.netfilter_tracer import NetfilterTracer  # noqa: PLC0415 - rarely used
+
         return NetfilterTracer(
             self._execute, lambda table, chain: is_ours(table.partition(" ")[2], chain)
         )

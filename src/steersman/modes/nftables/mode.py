@@ -11,7 +11,7 @@ import socket
 import time
 from collections import defaultdict
 from collections.abc import Callable, Collection, Hashable, Iterable, Iterator
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import msgspec
 
@@ -31,7 +31,6 @@ from steersman.model.plan import EndpointChange, NodeSettings, ServicePlan, Trai
 from steersman.model.ruleset import Diff, Ruleset, Script
 from steersman.model.stats import ConnectionStats
 from steersman.modes.base import ByOthers, Mode, Requirements, Support, Tracer
-from steersman.modes.netfilter_tracer import NetfilterTracer
 from steersman.modes.nftables import render
 from steersman.modes.nftables.apply import TEXT_KEYS, KernelTables, resolve_texts
 from steersman.modes.nftables.counters import Scrape
@@ -48,9 +47,11 @@ from steersman.modes.nftables.relay import Relay, split_listeners
 from steersman.modes.nftables.skeleton import foundation
 from steersman.modes.nftables.text import diff_text, script
 from steersman.modes.nftables.wire import table_of
-from steersman.modes.nftables.words import NftablesWords
 from steersman.modes.specs import ModeOptions
 from steersman.netfilter.nf_tables import NEWGEN, generation, last_writes, table_left, writer_of
+
+if TYPE_CHECKING:
+    from steersman.modes.nftables.words import NftablesWords
 
 _MIN_KERNEL = (5, 13)
 _MIN_NFT = (1, 0, 1)
@@ -197,6 +198,8 @@ class NftablesMode(Mode):
 
     def words(self) -> NftablesWords:
         """Print elements and chains as nft does."""
+        from steersman.modes.nftables.words import NftablesWords  # noqa: PLC0415 - rarely used
+
         return NftablesWords(self.read, self._exec)
 
     async def read(self) -> Ruleset:
@@ -328,6 +331,8 @@ class NftablesMode(Mode):
 
     def tracer(self) -> Tracer:
         """Return what follows a packet through our tables, and those of others."""
+        from steersman.modes.netfilter_tracer import NetfilterTracer  # noqa: PLC0415 - rarely used
+
         return NetfilterTracer(self._exec, lambda table, _: table.endswith(f" {TABLE}"))
 
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+from typing import TYPE_CHECKING
 
 from steersman.failover.watch import FailureWatch
 from steersman.model.errors import ApplyError
@@ -19,10 +20,11 @@ from steersman.modes.nftables.layout import (
     pack_address,
     pack_port,
 )
-from steersman.proxy.engine import Proxy
-from steersman.proxy.failures import WithDials
 from steersman.proxy.listeners import LISTENER, FrontendKey, ListenerPlan
-from steersman.proxy.sockets import OpenSocket, PortAllocator, open_socket
+
+if TYPE_CHECKING:
+    from steersman.proxy.engine import Proxy
+    from steersman.proxy.sockets import OpenSocket
 
 log = logging.getLogger(__name__)
 _RELAY = int(Kind.RELAY)
@@ -50,11 +52,11 @@ class Relay:
     it does not stop the rules.
     """
 
-    def __init__(self, open_socket: OpenSocket = open_socket) -> None:
+    def __init__(self, open_socket: OpenSocket | None = None) -> None:
         """Initialize without listeners.
 
         Args:
-            open_socket: makes sockets (in another network namespace, for tests).
+            open_socket: makes sockets in another network namespace, for tests.
         """
         self._open_socket = open_socket
         self._opened: Proxy | None = None
@@ -101,6 +103,8 @@ class Relay:
 
     def with_dials(self, watch: FailureWatch) -> FailureWatch:
         """Add to a watch what becomes of the dials for clients of loopback."""
+        from steersman.proxy.failures import WithDials  # noqa: PLC0415 - rarely used
+
         return WithDials(watch, self._proxy().shared.dials)
 
     async def close(self, seconds: float) -> int:
@@ -109,6 +113,10 @@ class Relay:
         return await self._opened.drain(seconds) if self._opened else 0
 
     def _proxy(self) -> Proxy:
+        # 450 kB, for the first node port that loopback may use.
+        from steersman.proxy.engine import Proxy  # noqa: PLC0415
+        from steersman.proxy.sockets import PortAllocator, open_socket  # noqa: PLC0415
+
         if self._opened is None:
-            self._opened = Proxy(self._open_socket, PortAllocator(), _UDP_IDLE)
+            self._opened = Proxy(self._open_socket or open_socket, PortAllocator(), _UDP_IDLE)
         return self._opened

@@ -1,13 +1,15 @@
-"""Records of one shape become those of another."""
+"""Records of one shape become those of another, and old pins go."""
 
 from __future__ import annotations
 
 import struct
 import sys
+from pathlib import Path
 
 from hypothesis import given
 from hypothesis import strategies as st
 
+from steersman.modes.ebpf.bpf import remove_pins
 from steersman.modes.ebpf.datapath import converter
 from steersman.modes.ebpf.loader import Shape
 
@@ -50,3 +52,14 @@ def test_what_btf_does_not_say_is_no_difference() -> None:
     assert shape.serves_as(shape._replace(value={}))
     assert not shape.serves_as(shape._replace(value={"b": (0, 8)}))
     assert not shape.serves_as(shape._replace(capacity=11))
+
+
+def test_pins_are_removed_with_all_directories_below(tmp_path: Path) -> None:
+    pins = tmp_path / "pins"
+    (pins / "maps" / "old").mkdir(parents=True)
+    for place in (pins, pins / "maps", pins / "maps" / "old"):
+        (place / "pin").touch()
+    (tmp_path / "other").touch()
+    remove_pins(pins)
+    assert [path.name for path in tmp_path.iterdir()] == ["other"]
+    remove_pins(pins)  # there is nothing any more

@@ -1,0 +1,251 @@
+"""Metrics as Prometheus knows them: counters, gauges and histograms, and the text of a scrape.
+
+Prometheus's own library for Python brings an HTTP server and two clients with it, 3 MB of each
+process. What the process needs of it is this: values by labels, and two text formats, which are
+those of the library byte by byte (tests/unit/run/test_prometheus.py).
+
+Values change on the event loop only. A scrape reads them in a thread: one that is just being
+counted is in this scrape or in the next.
+"""
+
+from __future__ import annotations
+
+import math
+from bisect import bisect_left
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from itertools import accumulate
+from typing import Generic, Literal, NamedTuple, TypeAlias, TypeVar
+
+Kind: TypeAlias = Literal["counter", "gauge", "histogram"]
+Rows: TypeAlias = Iterable[tuple[Sequence[str], float]]
+"""Values of the labels, and the value of the metric."""
+
+_PIECE = 1 << 16
+"""Minimum size of a piece in characters, apart from the last one."""
+_OPENMETRICS = "application/openmetrics-text"
+
+
+class Sample(NamedTuple):
+    """A value of a metric."""
+
+    name: str
+    """The metric's, or with a suffix for a part of a histogram."""
+    labels: Mapping[str, str]
+    value: float
+
+
+class Metric(NamedTuple):
+    """What a scrape says of a metric."""
+
+    kind: Kind
+    name: str
+    """In full, with `_total` if it is a counter."""
+    text: str
+    """The HELP text, a sentence."""
+    samples: Iterable[Sample]
+
+
+class Described(NamedTuple):
+    """A metric as the reference page lists it."""
+
+    kind: Kind
+    name: str
+    text: str
+    labels: tuple[str, ...] = ()
+
+    def of(self, rows: Rows) -> Metric:
+        """Return a counter or gauge with these samples."""
+        metric = self.streamed(rows)
+        return metric._replace(samples=list(metric.samples))
+
+    def streamed(self, rows: Rows) -> Metric:
+        """Return a counter or gauge whose samples are made while they are written, once."""
+        samples = (Sample(self.name, self.labelled(values), value) for values, value in rows)
+        return Metric(self.kind, self.name, self.text, samples)
+
+    def at(self, value: float) -> Metric:
+        """Return a counter or gauge without labels."""
+        return self.of([((), value)])
+
+    def buckets(
+        self, rows: Iterable[tuple[Sequence[str], Sequence[float], Sequence[int], float]]
+    ) -> Metric:
+        """Return a histogram.
+
+        Args:
+            rows: values of the labels, upper bounds, the count of each bucket and of what lies
+                above all, and the sum.
+        """
+        samples: list[Sample] = []
+        for values, bounds, counts, total in rows:
+            labels, so_far = self.labelled(values), list(accumulate(counts))
+            for bound, count in zip((*bounds, math.inf), so_far, strict=True):
+                below = {**labels, "le": number(bound)}
+                samples.append(Sample(f"{self.name}_bucket", below, count))
+            samples.append(Sample(f"{self.name}_count", labels, so_far[-1]))
+            samples.append(Sample(f"{self.name}_sum", labels, total))
+        return Metric(self.kind, self.name, self.text, samples)
+
+    def labelled(self, values: Sequence[str]) -> dict[str, str]:
+        """Return the labels with these values."""
+        return dict(zip(self.labels, values, strict=True))
+
+
+# -- Values that the program counts ----------------------------------------------------------------
+
+
+class Counter:
+    """A value that only grows."""
+
+    def __init__(self) -> None:
+        self.value = 0.0
+
+    def inc(self, amount: float = 1) -> None:
+        """Add an amount, which is not negative."""
+        if amount < 0:
+            raise ValueError(f"a counter cannot grow by {amount}")
+        self.value += amount
+
+
+class Gauge:
+    """A value that goes up and down."""
+
+    def __init__(self) -> None:
+        self.value = 0.0
+
+    def set(self, value: float) -> None:
+        """Replace the value."""
+        self.value = value
+
+
+class Histogram:
+    """Numbers of observations by size, and their sum."""
+
+    def __init__(self, bounds: Sequence[float] = ()) -> None:
+        """Start at zero, with these upper bounds in ascending order."""
+        self.bounds = bounds
+        self.counts = [0] * (len(bounds) + 1)
+        self.sum = 0.0
+
+    def observe(self, amount: float) -> None:
+        """Count an observation."""
+        self.counts[bisect_left(self.bounds, amount)] += 1
+        self.sum += amount
+
+
+ChildT = TypeVar("ChildT", bound=Counter | Gauge | Histogram)
+
+
+class Labelled(Generic[ChildT]):
+    """A metric that the program counts, with a value for each set of labels."""
+
+    def __init__(self, make: Callable[[], ChildT], described: Described) -> None:
+        """Create it. Without labels it has its one value, zero, from the start.
+
+        Args:
+            make: creates a value.
+            described: names of the metric and of its labels.
+        """
+        self._make = make
+        self._described = described
+        self._children: dict[tuple[str, ...], ChildT] = {}
+        if not described.labels:
+            self()
+
+    def __call__(self, *labels: str) -> ChildT:
+        """Return the value for these labels."""
+        child = self._children.get(labels)
+        if child is None:
+            self._described.labelled(labels)  # as many as it has
+            child = self._children[labels] = self._make()
+        return child
+
+    def clear(self) -> None:
+        """Forget all values."""
+        self._children.clear()
+
+    def collect(self) -> Metric:
+        """Return what a scrape says."""
+        simple: list[tuple[Sequence[str], float]] = []
+        histograms = []
+        for labels, child in tuple(self._children.items()):
+            if isinstance(child, Histogram):
+                histograms.append((labels, child.bounds, tuple(child.counts), child.sum))
+            else:
+                simple.append((labels, child.value))
+        if self._described.kind == "histogram":
+            return self._described.buckets(histograms)
+        return self._described.of(simple)
+
+
+# -- As text, piece by piece: a cluster has tens of thousands of series ----------------------------
+
+
+def accepted_type(accept: str) -> str:
+    """Return the content type for an Accept header: OpenMetrics if it is asked for."""
+    if any(each.partition(";")[0].strip() == _OPENMETRICS for each in accept.split(",")):
+        return f"{_OPENMETRICS}; version=1.0.0; charset=utf-8"
+    return "text/plain; version=0.0.4; charset=utf-8"
+
+
+def exposition(metrics: Iterable[Metric], accept: str = "") -> tuple[Iterator[bytes], str]:
+    """Encode metrics in the format that a client accepts.
+
+    Args:
+        metrics: read while the pieces are consumed; do that off the event loop.
+        accept: the Accept header.
+
+    Returns:
+        The pieces and the content type.
+    """
+    content_type = accepted_type(accept)
+    openmetrics = content_type.startswith(_OPENMETRICS)
+
+    def pieces() -> Iterator[bytes]:
+        waiting: list[str] = []
+        size = 0
+        for metric in metrics:
+            for line in _lines(metric, openmetrics):
+                waiting.append(line)
+                size += len(line)
+                if size >= _PIECE:
+                    yield "".join(waiting).encode()
+                    waiting, size = [], 0
+        if openmetrics:
+            waiting.append("# EOF\n")
+        yield "".join(waiting).encode()
+
+    return pieces(), content_type
+
+
+def _lines(metric: Metric, openmetrics: bool) -> Iterator[str]:
+    kind, name, text, samples = metric
+    text = text.replace("\\", "\\\\").replace("\n", "\\n")
+    if openmetrics:
+        text = text.replace('"', '\\"')
+        if kind == "counter":  # `_total` is a suffix of its samples there
+            name = name.removesuffix("_total")
+    yield f"# HELP {name} {text}\n# TYPE {name} {kind}\n"
+    for sample in samples:
+        labels = ""
+        if sample.labels:
+            pairs = (f'{key}="{_escaped(each)}"' for key, each in sorted(sample.labels.items()))
+            labels = f"{{{','.join(pairs)}}}"
+        yield f"{sample.name}{labels} {number(sample.value)}\n"
+
+
+def _escaped(value: str) -> str:
+    return value.replace("\\", "\\\\").replace("\n", "\\n").replace('"', '\\"')
+
+
+def number(value: float) -> str:
+    """Return a number as Go prints it, which takes an exponent from 1e+06 on."""
+    value = float(value)
+    if not math.isfinite(value):
+        return "NaN" if math.isnan(value) else "+Inf" if value > 0 else "-Inf"
+    text = repr(value)
+    whole, point, fraction = text.partition(".")
+    if value >= 1e6 and point and "e" not in fraction:
+        digits = f"{whole[0]}.{whole[1:]}{fraction}".rstrip("0").removesuffix(".")
+        return f"{digits}e+{len(whole) - 1:02d}"
+    return text
