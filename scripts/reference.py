@@ -36,17 +36,17 @@ ANSWERS = {
     "doctor": ("doctor.check.Diagnosis",),
     "drift": ("drift.DriftAnswer",),
     "dump": ("dump.KernelDump",),
-    "endpoints": ("listing.EndpointList",),
+    "endpoints": ("list_answers.EndpointList",),
     "explain": (
         *("explain_flow.FlowAnswer", "explain_flow.ReachAnswer"),
         *("explain_service.ServiceAnswer", "explain_service.PodAnswer"),
         "explain_problems.ProblemsAnswer",
     ),
-    "nodeports": ("listing.NodePortList",),
+    "nodeports": ("list_answers.NodePortList",),
     "nodes": ("fleet_view.FleetView",),
     "plan": ("plan_answer.PlanAnswer", "plan_answer.ScriptAnswer"),
     "problems": ("problems.Problems",),
-    "services": ("listing.ServiceList",),
+    "services": ("list_answers.ServiceList",),
     "status": ("status.Status",),
     "switch": ("switch.Switched",),
     "top": ("top.Top",),
@@ -298,7 +298,7 @@ def _services_as_printed(definitions: dict[str, Any]) -> None:
 
 _AS_PRINTED = {
     "status.Status": _status_as_printed,
-    "listing.ServiceList": _services_as_printed,
+    "list_answers.ServiceList": _services_as_printed,
 }
 
 

@@ -10,7 +10,7 @@ from steersman.cli.command import NAMESPACE, Argument, option
 if TYPE_CHECKING:
     from steersman.config import Parsed
     from steersman.operate.answer import Answer
-    from steersman.operate.inventory import Counter
+    from steersman.operate.lists import Counter
 
 ARGUMENT: Final = Argument(
     "NAMESPACE[/NAME]", "Only this namespace, or this Service.", completes="service"
@@ -31,7 +31,7 @@ EXIT_CODES: Final = (
 
 
 def list_answer(method: str) -> Callable[[Parsed], Awaitable[Answer]]:
-    """Return what answers with a list of a Lister, by the name of its method.
+    """Return what answers with one of the Lists, by the name of its method.
 
     With --watch it is called again and again, and counts connections since the last call.
     """
@@ -40,12 +40,12 @@ def list_answer(method: str) -> Callable[[Parsed], Awaitable[Answer]]:
     async def answer(parsed: Parsed) -> Answer:
         import msgspec  # noqa: PLC0415 - only for this answer, as the others
 
-        from steersman.operate import inventory  # noqa: PLC0415
+        from steersman.operate import lists  # noqa: PLC0415
 
-        wanted = inventory.filter_of(parsed)
-        counters[:] = counters or [inventory.Counter()]
-        world, lister = await inventory.make_lister(parsed, counters[0])
-        made: Answer = getattr(lister, method)(wanted)
+        wanted = lists.filter_of(parsed)
+        counters[:] = counters or [lists.Counter()]
+        world, made_of = await lists.read_lists(parsed, counters[0])
+        made: Answer = getattr(made_of, method)(wanted)
         return msgspec.structs.replace(made, source=world.origin.text)
 
     return answer

@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 
 from steersman.compile.endpoints import (
+    EndpointsByPort,
     EndpointState,
     Topology,
     allowed,
@@ -15,12 +16,15 @@ from steersman.compile.endpoints import (
     topology,
     with_ejections,
 )
-from steersman.compile.service import PortSpec, service_ports
+from steersman.compile.service import PortSpec, PortSpecs, service_ports
 from steersman.model.failover import Ejection
 from steersman.model.findings import Finding
 from steersman.model.kube import EndpointSlice, Service
-from steersman.model.names import PlanKey
+from steersman.model.names import Family, PlanKey
 from steersman.model.plan import Endpoint, NodeSettings, Value
+
+_NAMES = 10
+"""Names of ports that a sentence lists."""
 
 
 class EndpointReason(Value, frozen=True):
@@ -53,66 +57,91 @@ def why_endpoints(
     *,
     ejections: tuple[Ejection, ...] = (),
 ) -> tuple[str, ...]:
-    """Return the lines of `endpoint_report`."""
-    report = endpoint_report(service, slices, settings, zone, port, ejections=ejections)
+    """Return the lines of the report on one ServicePort; see `ServiceReports` for the arguments."""
+    report = ServiceReports(service, slices, settings, zone, ejections=ejections).of(port)
     lines = (f"{each.endpoint}: {each.why}" for each in report.endpoints)
     return (*report.notes, *lines, *map(str, report.findings))
 
 
-def endpoint_report(
-    service: Service,
-    slices: Iterable[EndpointSlice],
-    settings: NodeSettings,
-    zone: str,
-    port: PlanKey,
-    *,
-    ejections: tuple[Ejection, ...] = (),
-) -> EndpointReport:
-    """List every endpoint of one ServicePort in one family, in or out, with the reason.
+class ServiceReports:
+    """The reports on the ports of one Service, up to 10,000; what they share is read once."""
 
-    Args:
-        service: the Service.
-        slices: its EndpointSlices.
-        settings: of this node.
-        zone: of this node; "" if it has none.
-        port: the ServicePort and the family.
-        ejections: endpoints of the Service that do not answer.
-    """
-    spec = service_ports(service, port.family).get(port.name)
-    if spec is None:
-        about = f"see the Findings on Service {port.name.object_name}"
-        return EndpointReport((f"{port} is not served: {about}",))
-    slices = tuple(slices)
-    wanted = port.name.port, port.name.protocol
-    found, findings = read_endpoints(slices, port.family, settings.node_name, {wanted})
-    states = with_ejections(found.get(wanted, ()), port.name.protocol, ejections)
-    # Without endpoints, tell the missing part: slices, port or family.
-    lines: list[str] = []
-    reasons: list[EndpointReason] = []
-    if states:
+    def __init__(
+        self,
+        service: Service,
+        slices: Iterable[EndpointSlice],
+        settings: NodeSettings,
+        zone: str,
+        *,
+        ejections: tuple[Ejection, ...] = (),
+    ) -> None:
+        """Report nothing yet.
+
+        Args:
+            service: the Service.
+            slices: its EndpointSlices.
+            settings: of this node.
+            zone: of this node; "" if it has none.
+            ejections: endpoints of the Service that do not answer.
+        """
+        self.slices = tuple(slices)
+        self._service = service
+        self._settings = settings
+        self._zone = zone
+        self._ejections = ejections
+        self._names: set[str] | None = None
+        """Names of the ports of all slices."""
+        self._listed = ""
+        """Some of them, as text."""
+        self._read: dict[Family, tuple[PortSpecs, EndpointsByPort, tuple[Finding, ...]]] = {}
+
+    def of(self, port: PlanKey) -> EndpointReport:
+        """List every endpoint of one ServicePort in one family, in or out, with the reason."""
+        node_name, zone = self._settings.node_name, self._zone
+        if port.family not in self._read:
+            specs = service_ports(self._service, port.family)
+            names = {(name.port, name.protocol) for name in specs}
+            found, findings = read_endpoints(self.slices, port.family, node_name, names)
+            self._read[port.family] = specs, found, findings
+        specs, found, findings = self._read[port.family]
+        spec = specs.get(port.name)
+        if spec is None:
+            about = f"see the Findings on Service {port.name.object_name}"
+            return EndpointReport((f"{port} is not served: {about}",))
+        listed = found.get((port.name.port, port.name.protocol), ())
+        states = with_ejections(listed, port.name.protocol, self._ejections)
+        if not states:
+            return EndpointReport((self._what_is_missing(port),), (), findings)
         ready = [state for state in states if state.ready]
-        mode = topology(ready, settings.node_name, zone)
+        mode = topology(ready, node_name, zone)
+        lines: tuple[str, ...] = ()
         if spec.uses_cluster and any(s.zone_hints or s.node_hints for s in ready):
-            lines.append(_about_hints(ready, mode, settings.node_name, zone))
+            lines = (_about_hints(ready, mode, node_name, zone),)
+        reasons: list[EndpointReason] = []
         for state in states:
-            hinted = allowed(state, mode, settings.node_name, zone)
+            hinted = allowed(state, mode, node_name, zone)
             used, why = _why_endpoint(state, ready, spec, None if hinted else mode)
             reasons.append(EndpointReason(state.endpoint, used, why, state.ready))
-    elif not slices and service.spec.selector is None:
-        lines.append(
-            "no EndpointSlice belongs to the Service, and it has no selector: somebody must write"
-            " its EndpointSlices"
-        )
-    elif not slices:
-        lines.append("no EndpointSlice belongs to the Service: does its selector match any pod?")
-    else:
-        have = {entry.name or "" for slice_ in slices for entry in slice_.ports or ()}
-        names = ", ".join(sorted(repr(name) for name in have)) or "none"
-        what = f"has an {port.family.kubernetes} endpoint for {port.name.protocol}"
-        if port.name.port not in have:
-            what = f"has a port named {port.name.port!r} (there are: {names})"
-        lines.append(f"no EndpointSlice {what}")
-    return EndpointReport(tuple(lines), tuple(reasons), findings)
+        return EndpointReport(lines, tuple(reasons), findings)
+
+    def _what_is_missing(self, port: PlanKey) -> str:
+        """Tell why a port has no endpoints: for lack of slices, of the port or of the family."""
+        if not self.slices and self._service.spec.selector is None:
+            return (
+                "no EndpointSlice belongs to the Service, and it has no selector: somebody must"
+                " write its EndpointSlices"
+            )
+        if not self.slices:
+            return "no EndpointSlice belongs to the Service: does its selector match any pod?"
+        if self._names is None:
+            self._names = {each.name or "" for slice_ in self.slices for each in slice_.ports or ()}
+            some = ", ".join(map(repr, sorted(self._names)[:_NAMES])) or "none"
+            others = len(self._names) - _NAMES
+            self._listed = f"{some} and {others} more" if others > 0 else some
+        if port.name.port in self._names:
+            family = port.family.kubernetes
+            return f"no EndpointSlice has an {family} endpoint for {port.name.protocol}"
+        return f"no EndpointSlice has a port named {port.name.port!r} (there are: {self._listed})"
 
 
 def _about_hints(ready: Sequence[EndpointState], mode: Topology, node_name: str, zone: str) -> str:

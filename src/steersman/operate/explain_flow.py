@@ -12,7 +12,8 @@ from itertools import count
 
 import msgspec
 
-from steersman.compile.node import config_of_node, facts_of_node
+from steersman.compile.explain import EndpointReport, ServiceReports
+from steersman.compile.node import config_of_node, facts_of_node, zone_of
 from steersman.compile.planner import compile_all
 from steersman.compile.trace import Flow, Outcome, classify, trace
 from steersman.model.addresses import family_of, join_host_port
@@ -223,6 +224,25 @@ class FlowExplainer:
         self.names = names
         self.plans = Plans(world, names)
         self._who: dict[ObjectName, dict[str, EndpointView]] = {}
+        self._last: tuple[tuple[ObjectName, str], ServiceReports] | None = None
+
+    def report(self, key: PlanKey, node: str) -> EndpointReport:
+        """Return why the endpoints of a ServicePort are used on a node."""
+        snapshot, name = self.world.snapshot, key.name.object_name
+        service = snapshot.services.get(name)
+        if service is None:  # a live view may be ahead of the plan
+            return EndpointReport()
+        if self._last is None or self._last[0] != (name, node):  # its ports follow each other
+            here = node == self.names.here  # other nodes eject endpoints by themselves
+            reports = ServiceReports(
+                service,
+                snapshot.slices.get(name, {}).values(),
+                self.plans.of(node).settings,
+                zone_of(snapshot.node if here else self.names.nodes.get(node)),
+                ejections=snapshot.ejected.get(name, ()) if here else (),
+            )
+            self._last = (name, node), reports
+        return self._last[1].of(key)
 
     def explain(
         self, client: Target, to: Target, *, interface: str = "", node: str = ""

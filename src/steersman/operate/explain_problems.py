@@ -12,7 +12,10 @@ from steersman.model.names import PlanKey
 from steersman.model.plan import Frontend, ServicePlan, SourceClass, Verdict
 from steersman.operate.answer import Answer, Block, Line
 from steersman.operate.explain_flow import FlowExplainer
-from steersman.operate.explain_service import STYLES, report_of
+from steersman.operate.explain_service import STYLES
+
+_REASONS = 10
+"""Reasons printed of one object."""
 
 
 class Problem(msgspec.Struct, frozen=True, rename="camel"):
@@ -42,8 +45,8 @@ class ProblemsAnswer(Answer, frozen=True, kw_only=True):
             return 2
         return int(any(each.severity is Severity.ERROR for each in self.problems))
 
-    def blocks(self, wide: bool) -> Iterator[Block]:  # noqa: ARG002
-        """Yield the problems."""
+    def blocks(self, wide: bool) -> Iterator[Block]:
+        """Yield the problems; only the first ones of an object with many ports if not `wide`."""
         counted = "1 Service" if self.services == 1 else f"{self.services} Services"
         errors = sum(each.severity is Severity.ERROR for each in self.problems)
         if not (total := len(self.problems)):
@@ -53,8 +56,11 @@ class ProblemsAnswer(Answer, frozen=True, kw_only=True):
         yield Line(f"{words}, {errors} with errors ({counted}):", "title")
         for each in self.problems:
             yield Line(f"{each.severity.value:8}{each.service}", STYLES[each.severity])
-            for reason in each.reasons:
+            some = each.reasons if wide else each.reasons[:_REASONS]
+            for reason in some:
                 yield Line(reason, "", 8)
+            if more := len(each.reasons) - len(some):
+                yield Line(f"and {more} more: -o wide has them all", "dim", 8)
 
 
 def explain_problems(explainer: FlowExplainer, namespace: str = "") -> ProblemsAnswer:
@@ -111,7 +117,7 @@ def port_problems(
         for source in SourceClass:
             verdicts.setdefault(frontend.action(source).verdict, []).append(frontend)
     if Verdict.REJECT in verdicts:
-        report = report_of(explainer, key, explainer.names.here)
+        report = explainer.report(key, explainer.names.here)
         why = "; ".join(report.notes) or f"none of {len(report.endpoints)} is ready"
         yield Severity.ERROR, f"{what}: no endpoint, connections are rejected: {why}"
         return
@@ -128,7 +134,7 @@ def port_problems(
         for slice_ in slices
         for each in slice_.endpoints or ()
     ):
-        report = report_of(explainer, key, explainer.names.here)
+        report = explainer.report(key, explainer.names.here)
         used = [each for each in report.endpoints if each.used]
         if used and all("terminating" in each.why for each in used):
             yield Severity.WARNING, f"{what}: only endpoints that terminate are left"

@@ -8,11 +8,10 @@ from collections.abc import Iterator, Mapping
 import msgspec
 
 from steersman.compile.conflicts import describe
-from steersman.compile.explain import EndpointReport, endpoint_report
-from steersman.compile.node import zone_of
+from steersman.compile.explain import EndpointReport
 from steersman.model.addresses import canonical_ip
 from steersman.model.findings import Finding, Severity
-from steersman.model.names import ObjectName, PlanKey, Protocol
+from steersman.model.names import ObjectName, Protocol
 from steersman.model.plan import (
     Action,
     FrontendKind,
@@ -166,7 +165,7 @@ def explain_service(explainer: FlowExplainer, name: ObjectName, node: str = "") 
     service = explainer.names.service(name)
     plans = {key: each for key, each in plan.services.items() if key.name.object_name == name}
     ports = tuple(
-        explain_port(explainer, each, report_of(explainer, key, at)) for key, each in plans.items()
+        explain_port(explainer, each, explainer.report(key, at)) for key, each in plans.items()
     )
     notes: tuple[str, ...] = ()
     if service is not None and not plans:
@@ -190,20 +189,6 @@ def findings_of(world: World, name: ObjectName) -> tuple[Finding, ...]:
     mine = {f"Service {name}"} | {f"EndpointSlice {name.namespace}/{slice_}" for slice_ in slices}
     found = dict.fromkeys(each for each in world.findings if each.object in mine)
     return tuple(sorted(found, key=lambda each: each.severity is not Severity.ERROR))
-
-
-def report_of(explainer: FlowExplainer, key: PlanKey, node: str) -> EndpointReport:
-    """Return why the endpoints of a ServicePort are used on a node."""
-    snapshot = explainer.world.snapshot
-    service = snapshot.services.get(key.name.object_name)
-    if service is None:  # a live view may be ahead of the plan
-        return EndpointReport()
-    slices = snapshot.slices.get(key.name.object_name, {}).values()
-    known = snapshot.node if node == explainer.names.here else explainer.names.nodes.get(node)
-    settings = explainer.plans.of(node).settings
-    here = node == explainer.names.here  # other nodes eject endpoints by themselves
-    ejections = snapshot.ejected.get(key.name.object_name, ()) if here else ()
-    return endpoint_report(service, slices, settings, zone_of(known), key, ejections=ejections)
 
 
 def explain_port(explainer: FlowExplainer, plan: ServicePlan, report: EndpointReport) -> PortView:
@@ -340,7 +325,7 @@ def explain_pod(explainer: FlowExplainer, target: Target, node: str = "") -> Pod
         Membership(f"{key.name} ({key.name.protocol})", str(each.endpoint), each.used, each.why)
         for key in plan.services
         if key.name.object_name in owners
-        for each in report_of(explainer, key, at).endpoints
+        for each in explainer.report(key, at).endpoints
         if each.endpoint.ip in wanted and target.port in (0, each.endpoint.port)
     ]
     notes = [

@@ -16,9 +16,8 @@ import msgspec
 from steersman.model.drift import FIGHT_SECONDS, Drift
 from steersman.model.findings import Finding, Severity, clipped, printable
 from steersman.model.node_state import NodeState
-from steersman.operate.answer import Answer, Block, Line, QuestionError, Style
+from steersman.operate.answer import Answer, Block, Line, QuestionError, Style, age_text
 from steersman.operate.fleet_view import Disagreement, SeenNode
-from steersman.operate.listing import age_text
 from steersman.operate.remedies import (
     Remedy,
     about,

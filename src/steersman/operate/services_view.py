@@ -10,8 +10,8 @@ from steersman.model.names import ObjectName
 from steersman.model.world import World
 from steersman.operate.answer import Answer, Block, Cell, Line, Table
 from steersman.operate.fleet_view import PAGE_SIZE
-from steersman.operate.lister import Lister
-from steersman.operate.listing import ListedPort
+from steersman.operate.list_answers import ListedPort
+from steersman.operate.list_rows import Lists
 
 
 class ServiceRow(msgspec.Struct, frozen=True, rename="camel"):
@@ -98,7 +98,7 @@ def rows_of(worlds: Sequence[World], names: Sequence[str], now: float) -> tuple[
     """
     found: dict[str, ServiceRow] = {}
     for world in worlds:
-        listed = Lister(world, now).services()
+        listed = Lists(world, now).services()
         ports: dict[str, list[ListedPort]] = {}
         for port in listed.ports:
             ports.setdefault(port.service, []).append(port)

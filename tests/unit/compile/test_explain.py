@@ -4,7 +4,7 @@ from typing import Any
 
 import pytest
 
-from steersman.compile.explain import endpoint_report, why_endpoints
+from steersman.compile.explain import ServiceReports, why_endpoints
 from steersman.model.failover import Backend, Ejection, Observation
 from steersman.model.kube import EndpointSlice, Service
 from steersman.model.names import Family, PlanKey, Protocol
@@ -157,11 +157,11 @@ def test_a_port_that_is_not_served() -> None:
 
 def test_a_report_tells_what_is_used() -> None:
     obj = service(**LOCAL)
-    report = endpoint_report(obj, [slice_(HERE, THERE, DRAINING)], settings_of(), "z1", KEY)
+    report = ServiceReports(obj, [slice_(HERE, THERE, DRAINING)], settings_of(), "z1").of(KEY)
     assert [each.used for each in report.endpoints] == [True, True, False]
     assert (report.notes, report.findings) == ((), ())
     inside = service(internalTrafficPolicy="Local")
-    report = endpoint_report(inside, [slice_(HERE, THERE)], settings_of(), "z1", KEY)
+    report = ServiceReports(inside, [slice_(HERE, THERE)], settings_of(), "z1").of(KEY)
     assert [each.used for each in report.endpoints] == [True, False]
 
 

@@ -9,6 +9,7 @@ import pytest
 from msgspec import structs
 
 from steersman.cli.output import plain_lines
+from steersman.compile.endpoints import read_endpoints
 from steersman.config import parse_command_line
 from steersman.model.findings import Finding, Severity
 from steersman.model.inputs import DetectLocalMode
@@ -20,6 +21,7 @@ from steersman.operate.explain import Question, answer_question, explain
 from steersman.operate.explain_flow import ExplainedFlow, FlowAnswer, ReachAnswer
 from steersman.operate.explain_problems import ProblemsAnswer
 from steersman.operate.explain_service import PodAnswer, ServiceAnswer
+from steersman.operate.list_rows import Lists
 from steersman.operate.names import Names, UnknownNameError
 from tests.support.apiserver.pods import answering
 from tests.support.builders import kube
@@ -609,6 +611,34 @@ def test_services_in_trouble_worst_first() -> None:
     lines = text(ask(world, problems=True))
     assert lines[0] == "7 objects in trouble on node node-a, 3 with errors (6 Services):"
     assert lines[1:3] == ["error   shop/a-local", "        the kernel refuses it"]
+
+
+def test_a_service_with_thousands_of_ports(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its slices are read once, not for each port; and it does not fill the screen."""
+    ports = [{"name": f"p{number}", "port": 1 + number} for number in range(2000)]
+    other = [{"name": f"other{number}", "port": 1 + number} for number in range(2000)]
+    slice_ = kube.endpoint_slice("web-1", "web", "10.244.1.1", ports=other)
+    world = asked(kube.service("web", ports=ports), slice_, *NODES)
+    reads: list[object] = []
+
+    def counted(*arguments: Any, **more: Any) -> Any:
+        reads.append(arguments)
+        return read_endpoints(*arguments, **more)
+
+    monkeypatch.setattr("steersman.compile.explain.read_endpoints", counted)
+    answer = ask(world, problems=True)
+    assert len(reads) == 1
+    lines = text(answer)
+    assert len(lines) == 2 + 10 + 1
+    assert lines[-1] == "        and 1990 more: -o wide has them all"
+    assert len([*answer.blocks(wide=True)]) == 2 + 2000
+    assert "(there are: 'other0', 'other1', " in lines[2]
+    assert lines[2].endswith(" and 1990 more)")
+
+    assert isinstance(ask(world, what="shop/web"), ServiceAnswer)
+    listed = Lists(world, 0.0).services().ports
+    assert len(listed) == 2000
+    assert len(reads) == 3
 
 
 def test_one_object_in_trouble_and_only_those_of_a_namespace() -> None:

@@ -13,9 +13,9 @@ from steersman.model.kube import EndpointSlice, Node, Service
 from steersman.model.names import ObjectName
 from steersman.model.stats import ConnectionStats
 from steersman.model.world import LastSync, ProcessStatus, World
-from steersman.operate.answer import Table
-from steersman.operate.lister import Filter, Lister, Sample
-from steersman.operate.listing import ServiceList, age_text
+from steersman.operate.answer import Table, age_text
+from steersman.operate.list_answers import ServiceList
+from steersman.operate.list_rows import Filter, Lists, Sample
 from tests.support.builders.doctor import world_of
 from tests.support.builders.objects import (
     CONFIG,
@@ -40,8 +40,8 @@ def lister(
     samples: tuple[Sample, ...] = (),
     describe: Any = None,
     **more: Any,
-) -> Lister:
-    return Lister(world_of(*things, **more), NOON, samples, describe)
+) -> Lists:
+    return Lists(world_of(*things, **more), NOON, samples, describe)
 
 
 def text(answer: Any, wide: bool = False) -> list[str]:
@@ -131,8 +131,15 @@ def test_a_service_without_any_frontend_is_served_nowhere() -> None:
     old = service("cart", created="2023-01-01T00:00:00Z")
     found = lister(young, old, slice_(HERE)).services(Filter(name="web"))
     (listed,) = found.ports
-    assert listed.problem == "not served: another Service holds its addresses"
+    assert listed.problem == "not served: another Service or port holds its addresses"
     assert (listed.port_text, rows(found)["FRONTENDS"]) == ("http/TCP", "none")
+
+
+def test_a_port_without_a_valid_number_is_no_conflict() -> None:
+    ports = [{"name": "http", "port": 80}, {"name": "far", "port": 70000}]
+    (far, http) = lister(service(ports=ports), slice_(HERE)).services().ports
+    assert far.problem == "not served: 70000 is no port number"
+    assert http.problem == ""
 
 
 def test_findings_of_the_service_and_its_slices_are_the_status() -> None:
@@ -242,7 +249,7 @@ def test_the_snapshot_may_be_ahead_of_the_plan() -> None:
     world = world_of(service(), slice_(HERE))
     ahead = msgspec.structs.replace(world.snapshot, services={})
     world = msgspec.structs.replace(world, snapshot=ahead)
-    (listed,) = Lister(world, NOON).services().ports
+    (listed,) = Lists(world, NOON).services().ports
     assert (listed.endpoints, listed.type) == ((), "ClusterIP")
 
 
@@ -275,7 +282,7 @@ def cluster() -> World:
     ],
 )
 def test_filters_select(wanted: Filter, names: list[str]) -> None:
-    found = Lister(cluster(), NOON).services(wanted)
+    found = Lists(cluster(), NOON).services(wanted)
     assert [each.service.removeprefix("shop/") for each in found.ports] == names
     assert found.exit_code == (0 if names else 1)
     if not names:
@@ -295,13 +302,13 @@ def test_filters_select(wanted: Filter, names: list[str]) -> None:
 def test_endpoints_that_a_filter_names_are_listed_alone(
     wanted: Filter, addresses: list[str]
 ) -> None:
-    found = Lister(cluster(), NOON).endpoints(wanted)
+    found = Lists(cluster(), NOON).endpoints(wanted)
     assert [end.address for each in found.ports for end in each.endpoints] == addresses
     assert found.exit_code == 0
 
 
 def test_endpoints_of_nothing_are_bad_news() -> None:
-    assert Lister(cluster(), NOON).endpoints(Filter(name="nobody")).exit_code == 1
+    assert Lists(cluster(), NOON).endpoints(Filter(name="nobody")).exit_code == 1
 
 
 # Node ports

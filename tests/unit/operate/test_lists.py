@@ -14,11 +14,11 @@ from steersman.cli.main import main
 from steersman.config import parse_command_line
 from steersman.model.stats import ConnectionStats
 from steersman.model.world import Origin
-from steersman.operate import inventory
+from steersman.operate import lists
 from steersman.operate.answer import QuestionError
 from steersman.operate.client import Client
-from steersman.operate.inventory import Counter, describer, filter_of
-from steersman.operate.lister import Filter
+from steersman.operate.list_rows import Filter
+from steersman.operate.lists import Counter, describer, filter_of
 from steersman.run.world_wire import encode_stats
 from tests.support.builders.doctor import world_of
 from tests.support.builders.objects import HTTP, KEY, NODE, endpoint, service, slice_
@@ -83,7 +83,7 @@ class Counting(Client):
 
 
 def test_only_a_process_counts_connections(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(inventory, "_APART", 0.0)
+    monkeypatch.setattr(lists, "_APART", 0.0)
     files = world_of(service())
     process = msgspec.structs.replace(files, origin=PROCESS)
 

@@ -6,16 +6,18 @@ import asyncio
 import time
 from collections.abc import Mapping, Sequence
 
+import msgspec
+
 from steersman.config import Parsed
 from steersman.host.exec import SubprocessExec
 from steersman.model.addresses import canonical_ip
 from steersman.model.plan import ServicePlan
 from steersman.model.world import World
 from steersman.modes.registry import create
-from steersman.modes.specs import ModeOptions
+from steersman.modes.specs import ModeOptions, spec_of
 from steersman.operate.answer import QuestionError
 from steersman.operate.client import Client
-from steersman.operate.lister import Describe, Filter, Lister, Sample
+from steersman.operate.list_rows import Describe, Filter, Lists, Sample
 from steersman.operate.load import load_world
 from steersman.run.world_wire import decode_stats
 
@@ -57,8 +59,8 @@ class Counter:
         return samples
 
 
-async def make_lister(parsed: Parsed, counter: Counter) -> tuple[World, Lister]:
-    """Return the World that a command line is about, and what makes lists of it.
+async def read_lists(parsed: Parsed, counter: Counter) -> tuple[World, Lists]:
+    """Return the World that a command line is about, and its lists.
 
     Raises:
         QuestionError: it cannot be read.
@@ -74,12 +76,14 @@ async def make_lister(parsed: Parsed, counter: Counter) -> tuple[World, Lister]:
         if world.origin.kind == "process":
             note = f"the {world.mode} mode does not count connections"
     describe = describer(world) if detailed else None
-    return world, Lister(world, time.time(), samples, describe, note)
+    return world, Lists(world, time.time(), samples, describe, note)
 
 
 def describer(world: World) -> Describe:
     """Return a function that names the kernel objects of a plan in the words of the mode."""
-    mode = create(world.mode, SubprocessExec(), ModeOptions(iptables_variant=world.variant))
+    variants = {each.name: each.options for each in spec_of(world.mode).variants}
+    options = msgspec.structs.replace(ModeOptions(), **variants.get(world.variant, {}))
+    mode = create(world.mode, SubprocessExec(), options)
     words, settings = mode.words(), world.plan.settings
 
     def describe(plan: ServicePlan) -> Sequence[str]:

@@ -1,21 +1,28 @@
 """Lists of Services, endpoints and node ports: the answers, and how they are shown. Pure.
 
-operate/lister.py makes them from a World.
+`list_rows` makes them from a World.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from datetime import UTC, datetime
 from typing import Any
 
 import msgspec
 
 from steersman.model.addresses import join_host_port
-from steersman.operate.answer import Answer, Block, Cell, Line, Style, Table
+from steersman.operate.answer import (
+    Answer,
+    Block,
+    Cell,
+    Line,
+    Style,
+    Table,
+    age_of,
+    age_text,
+)
 
 _MANY = 1000
-_DAY, _HOUR, _MINUTE = 86400, 3600, 60
 
 
 class Counts(msgspec.Struct, frozen=True, rename="camel"):
@@ -287,24 +294,3 @@ def _counts(counts: Counts) -> list[Cell]:
 
 def _nothing(filtered: bool, what: str) -> str:
     return f"no {what} match" if filtered else f"there are no {what}"
-
-
-def age_of(created: str | None, now: float) -> float | None:
-    """Return seconds since a timestamp of Kubernetes; None if it is none."""
-    # The API server always writes it in UTC; a manifest may hold anything.
-    try:
-        at = datetime.fromisoformat(created or "")
-    except ValueError:
-        return None
-    return now - (at if at.tzinfo else at.replace(tzinfo=UTC)).timestamp()
-
-
-def age_text(seconds: float | None) -> str:
-    """Return an age as kubectl prints it: `3d`, `5h`, `12m`, `40s`; `-` if it is not known."""
-    if seconds is None:
-        return "-"
-    whole = max(0, int(seconds))
-    for unit, size in (("d", _DAY), ("h", _HOUR), ("m", _MINUTE)):
-        if whole >= 2 * size:
-            return f"{whole // size}{unit}"
-    return f"{whole}s"

@@ -1,17 +1,21 @@
-"""Make the lists of Services, endpoints and node ports from a World. Pure."""
+"""The rows of lists, from a World: Services, endpoints, node ports. Pure.
+
+`list_answers` has the types, `lists` is what the commands ask.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import TypeAlias
 
 import msgspec
 
-from steersman.compile.explain import endpoint_report
+from steersman.compile.explain import ServiceReports
 from steersman.compile.node import zone_of
+from steersman.compile.service import MAX_PORT, PROTOCOLS
 from steersman.model.addresses import canonical_ip
 from steersman.model.kube import EndpointSlice, Service
-from steersman.model.names import ObjectName, PlanKey
+from steersman.model.names import ObjectName, PlanKey, Protocol
 from steersman.model.plan import (
     Action,
     FrontendKind,
@@ -22,7 +26,7 @@ from steersman.model.plan import (
 )
 from steersman.model.stats import ConnectionStats, StatsKey, frontend_label
 from steersman.model.world import World
-from steersman.operate.listing import (
+from steersman.operate.list_answers import (
     Counts,
     EndpointList,
     ListedEndpoint,
@@ -66,8 +70,36 @@ class Sample(msgspec.Struct, frozen=True):
     stats: ConnectionStats
 
 
-class Lister:
-    """Makes the rows of lists from a World."""
+class _Shared:
+    """What the ports of one Service have in common."""
+
+    def __init__(self, world: World, name: ObjectName) -> None:
+        snapshot = world.snapshot
+        service = snapshot.services.get(name)
+        slices = tuple(snapshot.slices.get(name, {}).values())
+        self.name = name
+        self.places = places_of(slices)
+        """Node, zone and pod by address: reports have only what plans are made of."""
+        self.reports: ServiceReports | None = None
+        """None if the snapshot, a live view, is ahead of the plan."""
+        self._numbers: dict[tuple[str, Protocol | None], int] = {}
+        if service is not None:
+            settings, zone = world.plan.settings, zone_of(snapshot.node)
+            ejections = snapshot.ejected.get(name, ())
+            self.reports = ServiceReports(service, slices, settings, zone, ejections=ejections)
+            for port in service.spec.ports or ():
+                self._numbers[port.name or "", PROTOCOLS.get(port.protocol)] = port.port
+
+    def why_no_frontend(self, key: PlanKey) -> str:
+        """Say why a port is served nowhere."""
+        number = self._numbers.get((key.name.port, key.name.protocol), 1)
+        if not 0 < number <= MAX_PORT:
+            return f"not served: {number} is no port number"
+        return "not served: another Service or port holds its addresses"
+
+
+class Lists:
+    """The lists of a World."""
 
     def __init__(
         self,
@@ -91,7 +123,7 @@ class Lister:
         self._samples = tuple(samples[-2:])
         self._describe = describe
         self._note = note
-        self._zone = zone_of(world.snapshot.node)
+        self._shared: _Shared | None = None
         self._findings: dict[str, list[str]] = {}
         for finding in world.findings:
             self._findings.setdefault(finding.object, []).append(str(finding))
@@ -194,7 +226,11 @@ class Lister:
         snapshot = self._world.snapshot
         service = snapshot.services.get(name.object_name)
         slices = snapshot.slices.get(name.object_name, {})
-        endpoints, notes = self._endpoints(key, plan, service, slices)
+        # The ports of a Service follow each other: what they share is read once.
+        shared = self._shared
+        if shared is None or shared.name != name.object_name:
+            shared = self._shared = _Shared(self._world, name.object_name)
+        endpoints, notes = self._endpoints(key, plan, shared)
         frontends = tuple(
             ListedFrontend(
                 frontend.kind.value,
@@ -225,7 +261,7 @@ class Lister:
             frontends,
             endpoints,
             notes,
-            problem_of(plan),
+            problem_of(plan) if plan.frontends else shared.why_no_frontend(key),
             tuple(each for one in objects for each in self._findings.get(one, ())),
             (spec and spec.internal_traffic_policy) or "Cluster",
             (spec and spec.external_traffic_policy) or "Cluster",
@@ -240,23 +276,16 @@ class Lister:
         self,
         key: PlanKey,
         plan: ServicePlan,
-        service: Service | None,
-        slices: Mapping[str, EndpointSlice],
+        shared: _Shared,
     ) -> tuple[tuple[ListedEndpoint, ...], tuple[str, ...]]:
         """Return the endpoints, in or out, and what else there is to say about them."""
-        if service is None:  # the snapshot, a live view, is ahead of the plan
+        if shared.reports is None:
             return (), ()
-        settings = self._world.plan.settings
-        ejections = self._world.snapshot.ejected.get(key.name.object_name, ())
-        report = endpoint_report(
-            service, slices.values(), settings, self._zone, key, ejections=ejections
-        )
-        # The report has what plans are made of; node, zone and pod are only in the slices.
-        places = places_of(slices)
+        report = shared.reports.of(key)
         used = set(plan.reachable)
         found: list[ListedEndpoint] = []
         for each in report.endpoints:
-            node, zone, pod = places.get(each.endpoint.ip, ("", "", ""))
+            node, zone, pod = shared.places.get(each.endpoint.ip, ("", "", ""))
             printed = str(each.endpoint)
             found.append(
                 ListedEndpoint(
@@ -284,10 +313,10 @@ class Lister:
         return Counts(values[1], new / seconds if seconds > 0 else None)
 
 
-def places_of(slices: Mapping[str, EndpointSlice]) -> dict[str, tuple[str, str, str]]:
+def places_of(slices: Iterable[EndpointSlice]) -> dict[str, tuple[str, str, str]]:
     """Return node, zone and pod by canonical address."""
     found: dict[str, tuple[str, str, str]] = {}
-    for slice_ in slices.values():
+    for slice_ in slices:
         for endpoint in slice_.endpoints or ():
             address = canonical_ip(endpoint.addresses[0]) if endpoint.addresses else None
             if address is not None:
@@ -338,8 +367,6 @@ def _type(service: Service) -> str:
 
 def problem_of(plan: ServicePlan) -> str:
     """Say why clients cannot use a ServicePort; "" if some class of them can use each frontend."""
-    if not plan.frontends:
-        return "not served: another Service holds its addresses"
     verdicts = [
         {frontend.action(source).verdict for source in SourceClass} for frontend in plan.frontends
     ]
