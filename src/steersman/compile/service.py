@@ -251,7 +251,21 @@ def _cluster_ip(field: str, text: str, problems: FindingCollector) -> str | None
     if address is None:
         reason = f"{quoted(text)} is not an IP address; the Service is not served there until it is"
         problems.add(field, reason, Severity.ERROR)
+    elif word := _never_a_service(address):
+        reason = f"{address} is {word}, which no clusterIP may be; the Service is not served there"
+        problems.add(field, reason, Severity.ERROR)
+        return None
     return address
+
+
+def _never_a_service(address: str) -> str:
+    """Return the range of an address that the node's own programs need; "" for all others.
+
+    Rules for 127.0.0.1 would cut them off from each other: some modes reject all ports of a
+    cluster IP that no Service has.
+    """
+    word = special_range(address)
+    return word if word in ("loopback", "unspecified") else ""
 
 
 def _numbered_ports(service: Service, problems: FindingCollector) -> list[_NumberedPort]:
@@ -414,8 +428,9 @@ def _external_addresses(
         if not ingress.ip or ingress.ip_mode not in (None, "VIP"):
             continue
         address = canonical_ip(ingress.ip)
-        if address is None:
-            problems.add(f"{field}.ip", f"{quoted(ingress.ip)} is not an IP address; ignored")
+        word = "not an IP address" if address is None else _never_a_service(address)
+        if address is None or word:
+            problems.add(f"{field}.ip", f"{quoted(ingress.ip)} is {word}; ignored")
         else:
             vips[address] = None
     # A malformed range admits no client; but if all are malformed there is no restriction, as

@@ -208,6 +208,30 @@ def test_addresses_that_the_api_server_refuses(address: str, family: str, word: 
 
 
 @pytest.mark.parametrize(
+    ("address", "family", "word"),
+    [
+        ("127.0.0.1", "IPv4", "loopback"),
+        ("0.0.0.0", "IPv4", "unspecified"),
+        ("::1", "IPv6", "loopback"),
+    ],
+)
+def test_no_service_takes_an_address_of_the_node_itself(
+    address: str, family: str, word: str
+) -> None:
+    """Some modes reject all ports of a cluster IP that no Service has: 127.0.0.1 would be dead."""
+    plan = plan_of(objects.service(clusterIP=address), slice_(endpoint("10.0.0.1")))
+    assert not plan.services
+    said = {finding.field: finding.reason for finding in plan.findings}
+    assert f"{address} is {word}, which no clusterIP may be" in said["spec.clusterIP"]
+
+    plan = plan_of(objects.service(type="LoadBalancer", ingress=[{"ip": address}]))
+    (served,) = plan.services.values()
+    assert [frontend.kind.value for frontend in served.frontends] == ["clusterIP"]
+    said = {finding.field: finding.reason for finding in plan.findings}
+    assert f"is {word}; ignored" in said["status.loadBalancer.ingress[0].ip"]
+
+
+@pytest.mark.parametrize(
     "address", ["126.0.0.1", "128.0.0.1", "169.253.0.1", "224.0.1.1", "0.0.0.1", "192.0.2.127"]
 )
 def test_addresses_next_to_those(address: str) -> None:
