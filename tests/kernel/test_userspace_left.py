@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+import sys
+
 import pytest
 
 from steersman.host.exec import SubprocessExec
 from steersman.model.plan import Endpoint
 from steersman.model.ruleset import diff
 from steersman.modes.base import Mode
-from steersman.modes.registry import create
-from steersman.modes.specs import ModeOptions
+from steersman.modes.registry import create, may_have_left
+from steersman.modes.specs import ModeOptions, spec_of
 from steersman.modes.userspace.direct_portals import DEFAULT_INTERFACE
 from steersman.run.mode_transition import clean_up, other_modes, remove_leftovers_once
 from tests.support.lab.namespace import sh
@@ -33,7 +35,33 @@ async def serve(mode: Mode, one: Endpoint) -> None:
     assert (await mode.probe()).usable
     wanted = {**mode.render_node(SETTINGS), **mode.render_service(served(one), SETTINGS)}
     await mode.apply(diff(await mode.read(), wanted))
-    await remove_leftovers_once(other_modes(mode.name, SubprocessExec()), 0.0, mode)
+    others = other_modes(mode.name, SubprocessExec(), mode.variant, may_have_left=may_have_left)
+    await remove_leftovers_once(others, 0.0, mode)
+
+
+@pytest.mark.parametrize(
+    ("before", "after"), [("nft", "nftables"), ("legacy", "nftables"), ("nftables", "nft")]
+)
+def test_nothing_is_left_of_other_portals_of_this_mode(before: str, after: str) -> None:
+    """Their rules would lead clients to ports on which nobody listens any more."""
+
+    async def body(one: Endpoint) -> None:
+        old = userspace_mode(SubprocessExec(), before)
+        await old.probe()
+        await become(old, served(one))
+        assert await ask(PORT, b"!", VIP) == b"one!"
+        await old.aclose()
+        mode = userspace_mode(SubprocessExec(), after)
+        await serve(mode, one)
+        ours = "table ip kube-portals" if after == "nftables" else "KUBE-PORTALS-"
+        theirs = "table ip kube-portals" if before == "nftables" else "KUBE-PORTALS-"
+        left, there = theirs in rules(before), ours in rules(after)
+        answer = await ask(PORT, b"!", VIP)
+        await mode.aclose()
+        assert (left, there) == (False, True)
+        assert answer == b"one!"
+
+    on_a_node(body)
 
 
 @VARIANTS
@@ -66,6 +94,44 @@ def test_nothing_is_left_of_another_mode_when_this_one_serves(variant: str) -> N
         assert "kube-proxy" not in rules(variant)
         assert await ask(PORT, b"!", VIP) == b"one!"
         await mode.aclose()
+
+    on_a_node(body)
+
+
+@pytest.mark.parametrize("kind", ["nft", "legacy", "nftables"])
+def test_what_may_be_left_is_known_without_the_mode(kind: str) -> None:
+    def seen() -> set[str]:
+        variants = spec_of("userspace").variants
+        return {v.name for v in variants if may_have_left("userspace", v.of(ModeOptions()))}
+
+    async def body(one: Endpoint) -> None:
+        assert seen() == set()
+        old = userspace_mode(SubprocessExec(), kind)
+        await old.probe()
+        await become(old, served(one))
+        await old.aclose()
+        assert seen() == {kind}
+        await clean_up(SubprocessExec(), ModeOptions())
+        assert seen() <= {"legacy"}, "its tables stay, empty"
+
+    on_a_node(body)
+
+
+def test_modes_that_left_nothing_are_not_imported() -> None:
+    code = """
+import sys
+from steersman.host.exec import SubprocessExec
+from steersman.modes.registry import may_have_left
+from steersman.run.mode_transition import other_modes
+found = other_modes("nftables", SubprocessExec(), may_have_left=may_have_left)
+print(*(name for name, _ in found), sep=", ")
+print(*sorted(name for name in sys.modules if name.endswith(".mode")))
+"""
+
+    async def body(_: Endpoint) -> None:
+        names, modules = sh(f"{sys.executable} -c '{code}'").splitlines()
+        assert names == "iptables (nft), iptables (legacy)"
+        assert modules == "steersman.modes.iptables.mode"
 
     on_a_node(body)
 

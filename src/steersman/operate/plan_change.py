@@ -199,11 +199,11 @@ async def wanted_state(parsed: Parsed, running: World | None) -> Wanted:
 
 def of_variant(options: ModeOptions, running: World) -> ModeOptions:
     """Return options of the running mode with its variant, unless they name one."""
-    if options.iptables_variant:
+    if options.iptables_variant or options.portals:
         return options
     for variant in spec_of(running.mode).variants:
-        if running.variant and variant.options.get("iptables_variant") == running.variant:
-            return msgspec.structs.replace(options, iptables_variant=running.variant)
+        if running.variant and variant.name == running.variant:
+            return msgspec.structs.replace(options, **variant.options)
     return options
 
 

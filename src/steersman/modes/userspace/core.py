@@ -12,7 +12,7 @@ from __future__ import annotations
 import asyncio
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import msgspec
 
@@ -29,12 +29,14 @@ from steersman.modes.userspace.render import (
     listeners_of,
     removed_listeners,
 )
-from steersman.modes.userspace.words import UserspaceWords
 from steersman.proxy.engine import Proxy
 from steersman.proxy.failures import DialWatch
 from steersman.proxy.handoff import SocketHandoff, Stage
 from steersman.proxy.listeners import LISTENER, FrontendKey, ListenerPlan
 from steersman.proxy.sockets import OpenSocket, PortAllocator, open_socket
+
+if TYPE_CHECKING:
+    from steersman.modes.userspace.words import UserspaceWords
 
 
 class UserspaceOptions(msgspec.Struct, frozen=True):
@@ -210,6 +212,8 @@ class UserspaceMode(Mode):
 
     def words(self) -> UserspaceWords:
         """Print sockets, rules and addresses; they may be those of another process."""
+        from steersman.modes.userspace.words import UserspaceWords  # noqa: PLC0415 - rarely used
+
         return UserspaceWords(self.portals)
 
     def find_leftovers(self, families: Iterable[Family]) -> str:

@@ -17,6 +17,15 @@ from steersman.model.addresses import join_host_port
 from steersman.model.names import Family
 from steersman.model.plan import Verdict
 from steersman.modes.base import Probed, Support
+from steersman.modes.userspace import (
+    ALL_CHAINS,
+    CHAINS,
+    CONTAINER,
+    FILTER,
+    FIREWALL,
+    HOST,
+    NAT,
+)
 from steersman.modes.userspace.render import BASE, STRAY, BaseKey, Key, Portal, StrayKey
 from steersman.modes.userspace.rule_portals import DeleteStale, RulePortals
 from steersman.netfilter.iptables import Iptables, choose_tool
@@ -24,12 +33,6 @@ from steersman.netfilter.nf_tables import chains_left, legacy_left
 from steersman.netfilter.rule_text import Run
 from steersman.proxy.listeners import FrontendKey
 
-NAT, FILTER = "nat", "filter"
-# Upstream's names: clients on other machines and in pods, and clients on this node.
-CONTAINER, HOST = "KUBE-PORTALS-CONTAINER", "KUBE-PORTALS-HOST"
-# Ours: what a client may not reach.
-FIREWALL = "KUBE-PORTALS-FIREWALL"
-CHAINS = {NAT: (CONTAINER, HOST), FILTER: (FIREWALL,)}
 # Upstream's jumps, and ours for new connections.
 _PORTALS = '-m comment --comment "handle ClusterIPs; NOTE: this must be before the NodePort rules"'
 _COMMENT = '-m comment --comment "kubernetes service portals"'
@@ -63,7 +66,6 @@ class Rule(NamedTuple):
     """As iptables-save prints it, from `-A`."""
 
 
-ALL_CHAINS = frozenset((table, name) for table, names in CHAINS.items() for name in names)
 ALL_JUMPS = frozenset(Rule(table, line) for table, lines in JUMPS.items() for line in lines)
 ALL_UNGUARDED = frozenset(Rule(FILTER, line) for line in _UNGUARDED)
 
@@ -252,7 +254,7 @@ class IptablesPortals(RulePortals[Rule]):
         choice = await choose_tool(self._execute, self._variant, leftovers=self._leftovers)
         if choice.tool is None:
             return Support(usable=False, missing=choice.missing)
-        self.families = choice.families
+        self.families, self.variant = choice.families, choice.tool.variant
         self._iptables.found = Iptables(self._execute, choice.tool, _LOCK_WAIT)
         return Support(usable=True, missing=choice.missing)
 

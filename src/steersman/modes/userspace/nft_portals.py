@@ -24,12 +24,12 @@ from steersman.model.errors import ApplyError, BusyError
 from steersman.model.names import Family
 from steersman.model.plan import Verdict
 from steersman.modes.base import Support
+from steersman.modes.userspace import TABLE
 from steersman.modes.userspace.render import BASE, STRAY, BaseKey, Key, Portal, StrayKey
 from steersman.modes.userspace.rule_portals import DeleteStale, RulePortals
 from steersman.netfilter.nf_tables import table_left
 from steersman.proxy.listeners import FrontendKey
 
-TABLE = "kube-portals"
 PORTALS, GUARDS = "portals", "guards"
 _IP = {Family.IPV4: "ip", Family.IPV6: "ip6"}
 _NAME_LENGTH = 100  # bytes; nft takes comments up to 128
@@ -236,6 +236,7 @@ def _rules(family: Family, chain: Chain) -> str:
 class NftPortals(RulePortals[Object]):
     """The portals of this node, written by nft."""
 
+    variant = "nftables"
     own_tables = frozenset({TABLE})
 
     def __init__(self, execute: Exec, delete_stale: DeleteStale | None = None) -> None:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import re
-from collections.abc import Collection, Iterable, Iterator
+from collections.abc import Collection, Iterable, Iterator, Mapping
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from steersman.host.listening import ListeningSocket, listening_sockets
@@ -26,6 +26,8 @@ if TYPE_CHECKING:
 
 _ANY_PORT = 99999
 """No port: it marks the place of the port in the text of a rule."""
+_LAST_NUMBER = re.compile(r"(.*[^\d])(\d{1,5})")
+_COMMENT = re.compile(r'--comment "[^"]*"')
 _TOOLS6 = ("ip6tables", "ip6")
 _PLURALS = {
     "listener": "listening sockets",
@@ -80,36 +82,38 @@ class UserspaceWords(KernelWords):
 
     def wanted(self, rendered: Ruleset, kernel: Ruleset) -> Ruleset:
         """Return the rules and sockets of rendered portals and listeners."""
-        strays = [key for key in kernel if isinstance(key, StrayKey)]
+        # By all that comes before it in a rule or element, the port that it ends with.
+        ports: dict[str, int] = {}
+        for key in kernel:
+            if isinstance(key, StrayKey) and (found := _LAST_NUMBER.fullmatch(key.text)):
+                ports.setdefault(found[1], int(found[2]))
         out: dict[Any, Any] = {}
         for key, value in rendered.items():
             if not isinstance(key, FrontendKey):
                 out[key] = value
             elif isinstance(value, ListenerPlan):
                 portal = rendered.get(key.of(PORTAL))
-                port = value.port or self._port(key, portal, strays)
+                port = value.port or self._port(key, portal, ports)
                 bind = value.bind or _EVERYWHERE[key.family]
                 out[SocketKey("socket", ListeningSocket(key.protocol, bind, port))] = ""
                 if portal is None:
                     out.update(dict.fromkeys(self._portals.in_kernel(key, None, port), ""))
             else:
-                port = self._port(key, value, strays)
+                port = self._port(key, value, ports)
                 out.update(dict.fromkeys(self._portals.in_kernel(key, value, port), ""))
         # The key of a rule has all of it; its value is what the tool printed.
         return {k: kernel.get(k, v) if isinstance(k, StrayKey) else v for k, v in out.items()}
 
-    def _port(self, key: FrontendKey, portal: Portal | None, strays: Collection[StrayKey]) -> int:
+    def _port(self, key: FrontendKey, portal: Portal | None, ports: Mapping[str, int]) -> int:
         """Return the port to which the kernel's rules lead a destination; 0 if none does."""
         if portal is None or not portal.host:
             return key.port
         # The guard of a listener has its port, too, but names no destination: it could be that of
         # another frontend of the same Service.
         for part in self._portals.in_kernel(key, portal, _ANY_PORT):
-            if key.address in part.text and str(_ANY_PORT) in part.text:
-                pattern = re.compile(re.escape(part.text).replace(str(_ANY_PORT), r"(\d+)"))
-                for stray in strays:
-                    if found := pattern.fullmatch(stray.text):
-                        return int(found[1])
+            start = part.text.removesuffix(str(_ANY_PORT))
+            if key.address in part.text and start != part.text and start in ports:
+                return ports[start]
         return 0
 
     def kind(self, key: Any) -> str:
@@ -130,7 +134,9 @@ class UserspaceWords(KernelWords):
         for key in kernel:
             if not isinstance(key, StrayKey) or key.kind != STRAY:
                 continue
-            if any(word in key.text for word in words):
+            named = _COMMENT.search(key.text)
+            destination, colon, _ = key.text.partition(" :")
+            if (named and named[0] in words) or f"{destination}{colon}" in words:
                 yield key
 
     def is_on_path(self, key: Any, plans: Collection[ServicePlan]) -> bool:
