@@ -21,6 +21,7 @@ from steersman.model.names import Family, ObjectName
 from steersman.model.ruleset import diff
 from steersman.model.world import Origin, World
 from steersman.modes.kernel_words import Words
+from steersman.modes.nftables import words as words_of_nftables
 from steersman.modes.nftables.words import NftablesWords
 from steersman.netfilter.rule_reader import read_rule_book
 from steersman.netfilter.trace_steps import TraceEvent
@@ -143,10 +144,10 @@ _ONE = "element ip kube-proxy many { 203.0.113.1 }"
 
 
 @contextmanager
-def busy_rules() -> Iterator[None]:
+def busy_rules(tables: str = _TABLES, element: str = _ONE) -> Iterator[None]:
     """Tables with many elements, one of which comes and goes all the time."""
-    subprocess.run(["nft", "-f", "-"], input=_TABLES, text=True, check=True)
-    busy = f"yes 'add {_ONE}\ndelete {_ONE}' | nft -i >/dev/null"
+    subprocess.run(["nft", "-f", "-"], input=tables, text=True, check=True)
+    busy = f"yes 'add {element}\ndelete {element}' | nft -i >/dev/null"
     with subprocess.Popen(["sh", "-c", busy], start_new_session=True) as process:
         try:
             yield
@@ -154,9 +155,10 @@ def busy_rules() -> Iterator[None]:
             os.killpg(process.pid, signal.SIGKILL)
 
 
-def test_chains_are_listed_while_elements_change() -> None:
+def test_chains_are_listed_while_elements_change(monkeypatch: pytest.MonkeyPatch) -> None:
     """To list a chain nft reads all elements of its table, again after each change of them."""
     rule = "ip daddr { 192.0.2.1, 192.0.2.9 } accept"
+    monkeypatch.setattr(words_of_nftables, "NFT_SECONDS", PATIENCE)
 
     async def body() -> None:
         with busy_rules():
@@ -177,6 +179,46 @@ def test_chains_are_listed_while_elements_change() -> None:
             async with asyncio.timeout(PATIENCE):
                 book = await read_rule_book(SubprocessExec(), [event])
             assert book.text(event) == rule
+
+    in_namespace(body)
+
+
+def test_the_answer_comes_while_others_change_rules_all_the_time(tmp_path: Path) -> None:
+    """No list of all rules is ever read without a change."""
+
+    async def body() -> None:
+        folder = manifests(tmp_path / "objects", *world())
+        flags = (f"--manifests={folder}", "--proxy-mode=nftables")
+        busy = (
+            "table ip another { set one { type ipv4_addr; }; }",
+            "element ip another one { 1.1.1.1 }",
+        )
+        async with steersman(tmp_path, *flags) as process:
+            await process.said("(start)", PATIENCE)
+            with busy_rules(*busy):
+                # The writer may stand still for a moment.
+                answer: dict[str, Any] = {"changes": 0}
+                plan = ""
+                async with asyncio.timeout(PATIENCE):
+                    while not answer["changes"]:
+                        status, out, err = await command("dump", "shop/web", "-o", "json")
+                        assert status == 0, err
+                        answer = json.loads(out)
+                    while "times while they were read" not in plan:
+                        _, plan, err = await command("plan", *flags)
+                        assert "cannot be read" not in plan + err
+                present = [line for line in answer["lines"] if line["state"] == "planned"]
+                assert any("10.96.0.1 . tcp . 80 . 0" in line["text"] for line in present)
+                assert any("chain lb-" in line["place"] for line in answer["lines"])
+                _, out, err = await command("doctor", "-o", "json")
+                (rules,) = (each for each in json.loads(out)["results"] if each["check"] == "rules")
+                assert rules["verdict"] == "ok", (rules, err)
+            await process.stop()
+            sh("nft delete element ip kube-proxy service-ips { 10.96.0.1 . tcp . 80 }")
+            same = (*flags, f"--hostname-override={NODE}", "--cluster-cidr=10.244.0.0/16")
+            with busy_rules(*busy):
+                status, lines = await dumped(*same)
+            assert (status, len(lines["missing"])) == (1, 1)
 
     in_namespace(body)
 

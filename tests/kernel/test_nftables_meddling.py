@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Iterator
+import threading
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import pytest
@@ -12,7 +13,8 @@ from steersman.compile.planner import Planner
 from steersman.host.exec import SubprocessExec
 from steersman.host.netlink import NETLINK_NETFILTER, Netlink
 from steersman.host.nlmsg import Message, Request
-from steersman.model.ruleset import diff
+from steersman.model.plan import ServicePlan
+from steersman.model.ruleset import Ruleset, diff
 from steersman.modes.nftables.layout import affinity_map_name, base_name
 from steersman.modes.nftables.mode import NftablesMode, subscribe
 from steersman.netfilter.nf_tables import generation
@@ -184,5 +186,52 @@ def test_many_affinity_entries_are_flushed_off_the_event_loop() -> None:
         assert rounds > 1
         ticking.cancel()
         assert "10.244.0.1" not in listing()
+
+    in_namespace(body)
+
+
+def test_a_command_reads_beside_a_process_that_writes_all_the_time() -> None:
+    """Many chains and sets, in lists of several datagrams: some commit comes amidst each."""
+
+    def service(number: int, pods: Sequence[int]) -> ServicePlan:
+        vip = make.cluster_ip(address=f"10.96.{number >> 8}.{number & 255}")
+        return make.port(pods, of=make.key(f"s{number}"), frontends=[vip], affinity=600)
+
+    async def body() -> None:
+        process = NftablesMode(SubprocessExec())
+        plans = [service(number, range(1, 9)) for number in range(400)]
+        want = await program(process, plans)
+        versions = [process.render_service(service(0, pods), make.SETTINGS) for pods in ([1], [3])]
+        moving = versions[0].keys() | versions[1].keys()
+        moving |= process.render_service(plans[0], make.SETTINGS).keys()
+        stays = {key: value for key, value in want.items() if key not in moving}
+        ended = threading.Event()
+
+        async def write() -> None:
+            have: Ruleset = {key: value for key, value in want.items() if key in moving}
+            while not ended.is_set():
+                for version in versions:
+                    await process.apply(diff(have, version))
+                    have = version
+
+        writer = threading.Thread(target=lambda: asyncio.run(write()))
+        writer.start()
+        try:
+            command = NftablesMode(SubprocessExec(), looks=True)
+            assert (await command.probe()).usable
+            command.render_node(make.SETTINGS)
+            # A list of elements may lack one, but hardly the same one as the next list.
+            wrong = set(stays)
+            disturbed = 0
+            while disturbed < 3:
+                found = await command.read()
+                disturbed += command.changes_during_read > 0
+                wrong &= {key for key, value in stays.items() if found.get(key) != value}
+                assert len(wrong) < len(stays) / 10
+                assert found.keys() - stays.keys() <= moving
+            assert not wrong
+        finally:
+            ended.set()
+            await asyncio.to_thread(writer.join)
 
     in_namespace(body)

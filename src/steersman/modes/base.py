@@ -163,6 +163,9 @@ class Mode(ABC):
     """Whether Services that `apply_parts` has written serve before the last part is written."""
     hands_over_sockets = False
     """Whether `wait_for_handoff` waits: the next process starts to serve while this one does."""
+    changes_during_read = 0
+    """How often the rules changed during the last `read`, if it puts up with that (for commands):
+    it may have missed an object, and the others are of different moments."""
 
     @property
     def variant(self) -> str:

@@ -40,6 +40,8 @@ class ModeOptions(msgspec.Struct, frozen=True):
     """The configured mode; "" if modes are built only to remove what they left."""
     leftovers: bool = False
     """The mode is only to remove its objects: building and probing it must create nothing."""
+    looks: bool = False
+    """The mode only reads, beside the process that programs the kernel."""
     iptables_variant: str = ""
     """`nft`, `legacy`, or "" for this machine's default."""
     ipvs: IpvsOptions = IpvsOptions()
@@ -63,7 +65,7 @@ class ModeOptions(msgspec.Struct, frozen=True):
     def for_looking(self) -> ModeOptions:
         """Return options with which probing loads and sets nothing."""
         ipvs = msgspec.structs.replace(self.ipvs, tcp_timeout=0, tcp_fin_timeout=0, udp_timeout=0)
-        return msgspec.structs.replace(self, asked_for="", ipvs=ipvs)
+        return msgspec.structs.replace(self, asked_for="", looks=True, ipvs=ipvs)
 
     def for_leftovers(self) -> ModeOptions:
         """Return options for removing leftovers; objects of other programs stay protected."""

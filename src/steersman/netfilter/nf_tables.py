@@ -27,6 +27,7 @@ from steersman.host.netlink import (
     NETLINK_NETFILTER,
     AnswersLostError,
     BpfInstruction,
+    DumpInterruptedError,
     Netlink,
     NetlinkError,
     Subscription,
@@ -58,6 +59,8 @@ _OWNER = 2  # NFT_TABLE_F_OWNER
 _HEAD = struct.Struct("=BB2s")  # struct nfgenmsg
 _INET = 1  # NFPROTO_INET
 _NUMBER = {Family.IPV4: 2, Family.IPV6: 10}
+_LISTS = 6
+"""Lists that are read at most, if all of them are disturbed."""
 _UNSUPPORTED = (errno.EPROTONOSUPPORT, errno.EOPNOTSUPP, errno.EINVAL, errno.ENOENT)
 """Errors of a kernel without nf_tables."""
 
@@ -120,16 +123,32 @@ def _left(
         with Netlink(NETLINK_NETFILTER, buffer=1 << 20) as netlink:
             for family in families:
                 request = Request(_SUBSYSTEM | kind, _HEAD.pack(_NUMBER[family], 0, b"\0\0"))
-                for reply in netlink.dump(request):
-                    names.append(name(attributes(reply.payload, _HEAD.size)))
+                names += _some_list(netlink, request, name)
     except OSError as error:
         if error.errno in _UNSUPPORTED:
             return ""
         if error.errno in (errno.EPERM, errno.EACCES):
             return f"looking for {objects} {NEEDS_NET_ADMIN}"
         return f"{objects} cannot be listed: {error.strerror}"
-    found = sorted(filter(None, names))
+    found = sorted(names)
     return f"{objects} are left: {len(found)}, such as {found[0]}" if found else ""
+
+
+def _some_list(
+    netlink: Netlink, request: Request, name: Callable[[dict[int, bytes]], str]
+) -> list[str]:
+    """Return the names in a list; if rules change all the time, in the longest of several."""
+    longest: list[str] = []
+    for _ in range(_LISTS):
+        found: list[str] = []
+        try:
+            for reply in netlink.dump(request):
+                if named := name(attributes(reply.payload, _HEAD.size)):
+                    found.append(named)
+            return found
+        except DumpInterruptedError:
+            longest = max(longest, found, key=len)
+    return longest
 
 
 def legacy_left(families: Iterable[Family], proc: Path = Path("/proc")) -> str:

@@ -27,7 +27,7 @@ from steersman.operate.load import world_again
 from steersman.operate.names import Names
 
 State = Literal["planned", "missing", "unexpected", "context"]
-_LOOKS = 3  # at a Service that changes while the kernel is read
+_LOOKS = 3  # at a Service that changes, or rules that do, while the kernel is read
 _MARKS: Mapping[State, str] = {"missing": "- ", "unexpected": "+ "}
 
 
@@ -51,6 +51,9 @@ class KernelDump(Answer, frozen=True, kw_only=True, rename="camel"):
     service: str
     mode: str
     lines: tuple[KernelLine, ...]
+    changes: int = 0
+    """How often the rules changed while they were read; then lines that no plan asks for may have
+    been missed. Other modes read all at one moment."""
 
     @property
     def missing(self) -> int:
@@ -81,6 +84,9 @@ class KernelDump(Answer, frozen=True, kw_only=True, rename="camel"):
                 f"  {_MARKS.get(line.state, '  ')}{line.text}",
                 "bad" if line.state in _MARKS else "",
             )
+        if self.changes:
+            text = f"the rules changed {self.changes} times while they were read: "
+            yield Line(f"{text}a line that no plan asks for may have been missed", "dim")
         # The verdict comes last: on a terminal it is what stays in sight.
         if self.exit_code:
             text = f"differs from the plan: lines missing (-): {self.missing}, "
@@ -175,14 +181,21 @@ async def dump_service(
         support = await mode.probe()
         if not support.usable:
             raise QuestionError(f"the kernel cannot be read: {' '.join(support.missing)}")
+        seen = set[KernelLine]()
         for _ in range(_LOOKS):
             lines = await compare(world, name, mode)
-            if not any(line.state in _MARKS for line in lines):
+            marked = {line for line in lines if line.state in _MARKS}
+            if not marked:
                 break
-            # Only a difference from a plan that has stayed the same is one.
+            # Only a difference from a plan that has stayed the same is one. If the rules changed
+            # while they were read, it has to be there again.
             before, world = world, await renew(world)
-            if _plans_of(before, name) == _plans_of(world, name):
+            if _plans_of(before, name) != _plans_of(world, name):
+                seen = set()
+            elif not mode.changes_during_read or marked == seen:
                 break
+            else:
+                seen = marked
     except FileNotFoundError as error:
         raise QuestionError(f"the {mode.name} mode does not run here: {error}") from error
     except (ApplyError, BusyError, OSError) as error:
@@ -191,7 +204,11 @@ async def dump_service(
     finally:
         await mode.aclose()  # sockets of this command; what the process serves is not touched
     return KernelDump(
-        source=world.origin.text, service=str(name), mode=mode.name, lines=tuple(lines)
+        source=world.origin.text,
+        service=str(name),
+        mode=mode.name,
+        lines=tuple(lines),
+        changes=mode.changes_during_read,
     )
 
 
@@ -204,7 +221,7 @@ def _plans_of(world: World, name: ObjectName) -> tuple[NodeSettings, dict[PlanKe
 def mode_of(world: World, config: ProxyConfig, execute: Exec) -> Mode:
     """Build the mode of a World, in the variant that is in force; it only reads."""
     options, spec = to_mode_options(config), spec_of(world.mode)
-    options = msgspec.structs.replace(options, asked_for="")  # loads no kernel module
+    options = msgspec.structs.replace(options, asked_for="", looks=True)  # loads no kernel module
     families = world.plan.settings.families
     variants = spec.cleanup_variants or spec.variants
     for variant in variants:

@@ -273,6 +273,8 @@ async def find_change(
     if present.usable:
         try:
             have, kernel_read = await mode.words().leftovers(), True
+            if count := mode.changes_during_read:
+                notes.append(f"the rules changed {count} times while they were read")
         except FileNotFoundError:  # it does not run here, so it has none
             have = {}
         except (ApplyError, BusyError, OSError) as error:

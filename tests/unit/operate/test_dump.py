@@ -11,7 +11,7 @@ import pytest
 
 from steersman.cli.output import plain_lines
 from steersman.config.types import ProxyConfig
-from steersman.host.exec import SubprocessExec
+from steersman.host.exec import Result, SubprocessExec
 from steersman.model.errors import BusyError
 from steersman.model.names import ObjectName, Protocol
 from steersman.model.ruleset import Ruleset
@@ -19,6 +19,7 @@ from steersman.model.world import World
 from steersman.modes.base import Mode, Support
 from steersman.modes.ipvs.names import MemberKey, ServerKey
 from steersman.modes.nftables.layout import Kind, pack_address, pack_port, prefix
+from steersman.modes.nftables.words import NftablesWords
 from steersman.operate import dump
 from steersman.operate.answer import QuestionError
 from steersman.operate.dump import KernelDump, KernelLine, compare, find_service, lines_by_step
@@ -279,6 +280,57 @@ def test_a_service_that_changes_meanwhile_is_compared_again(
 
     assert dumped(new).exit_code == 0
     assert (dumped(old).exit_code, mode.reads) == (1, 3)
+
+
+def test_a_line_that_a_disturbed_reading_missed_is_looked_for_again(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    class Disturbed(MemoryMode):
+        changes_during_read = 2
+        misses = 1
+
+        async def read(self) -> Ruleset:
+            found = dict(await super().read())
+            if self.reads <= self.misses:
+                del found["clusterIP 10.96.0.10:80"]
+            return found
+
+    mode = Disturbed()
+    now = shop(mode)
+    mode.kernel = dict(render(now.plan, mode))
+    monkeypatch.setattr(dump, "create", lambda *_: mode)
+
+    async def renew(_: World) -> World:
+        return now
+
+    def dumped(misses: int) -> KernelDump:
+        mode.reads, mode.misses = 0, misses
+        return asyncio.run(dump.dump_service(now, CART, ProxyConfig(), renew=renew))
+
+    found = dumped(1)
+    assert (found.exit_code, found.changes, mode.reads) == (0, 2, 2)
+    text = "the rules changed 2 times while they were read: a line that no plan asks for may have"
+    assert any(line.startswith(text) for line in plain_lines(found.blocks(False)))
+    assert (dumped(9).missing, mode.reads) == (1, 2)
+
+
+def test_chains_that_nft_never_finishes_listing_are_printed_as_they_were_loaded() -> None:
+    class Endless(SubprocessExec):
+        async def run(self, *_: Any, **__: Any) -> Result:
+            raise TimeoutError("nft did not end within 5 s")
+
+    mode = NFTABLES.offline()
+    world = shop(mode)
+    plans = [plan for key, plan in world.plan.services.items() if key.name.object_name == CART]
+    settings = world.plan.settings
+    rendered = mode.render_service(plans[0], settings)
+    lines = [line for key, value in rendered.items() for line in mode.words().words(key, value)]
+    words = NftablesWords(mode.read, Endless())
+    found = asyncio.run(words.beyond(lines, plans, settings))
+    assert found[0].text.startswith("# nft did not end within 5 s: ")
+    listed = "\n".join(f"{line.place}: {line.text}" for line in found[1:])
+    assert "table ip kube-proxy, chain nat-prerouting: ip daddr . meta l4proto" in listed
+    assert "table ip kube-proxy, chain lb-1: dnat ip to ip daddr . meta l4proto" in listed
 
 
 def test_purposes_stand_once_above_the_lines_that_share_them() -> None:

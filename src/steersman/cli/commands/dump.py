@@ -28,7 +28,8 @@ Read the kernel of this machine, and print what it has for a Service: rules as i
 them, elements and chains as nft, virtual servers as ipvsadm, ipset entries, entries of eBPF maps,
 or the listening sockets of the process and the rules that lead there. A heading says what the
 lines below it are for. Lines that differ from the plan are marked: `-` is missing in the kernel,
-`+` is there although no plan asks for it. This needs root, and changes nothing.
+`+` is there although no plan asks for it. This needs root, and changes nothing. On a node where
+rules change all the time, a line says how often they did while they were read.
 
 The plan is that of the running process. With --manifests or an API server, it is the plan for
 the mode that --proxy-mode names.""",

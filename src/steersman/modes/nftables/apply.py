@@ -181,14 +181,18 @@ class _TooLongError(ApplyError):
 class KernelTables:
     """Our tables in the kernel. All but `load_texts` blocks; one call at a time."""
 
-    def __init__(self, netlink: Netlink, execute: Exec) -> None:
+    def __init__(self, netlink: Netlink, execute: Exec, *, patient: bool = False) -> None:
         """Initialize without reading.
 
         Args:
             netlink: socket for all transactions; closed with this object.
             execute: runs nft.
+            patient: put up with transactions while reading (read.py).
         """
         self.netlink = netlink
+        self.changes = 0
+        """Transactions that came during the last `read`."""
+        self._patient = patient
         self.sender = Sender(netlink)
         self.counters = ElementCounters(netlink)
         self._exec = execute
@@ -210,12 +214,14 @@ class KernelTables:
             BusyError: it changes faster than it can be read.
         """
         self.sender.foreign.check()
+        before = generation(self.netlink)
         objects: dict[bytes, Any] = {}
         markers: dict[Family, Marker | None] = {}
         active: set[tuple[Family, str]] = set()
         counts: Counts = {}
         for family in Family:
-            table = read_table(self.netlink, family, text_hash(foundation(family)))
+            ours = text_hash(foundation(family))
+            table = read_table(self.netlink, family, ours, patient=self._patient)
             if table is None:
                 continue
             markers[family] = table.marker
@@ -231,6 +237,7 @@ class KernelTables:
         self._markers, self._active = markers, active
         self._leftover = {}  # the caller compares, and removes them
         self._derived.reset(counts)
+        self.changes = (generation(self.netlink) - before) & 0xFFFFFFFF
         return objects
 
     # -- texts --

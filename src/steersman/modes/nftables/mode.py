@@ -103,6 +103,8 @@ class NftablesMode(Mode):
         connect: Callable[[], Netlink] = open_netlink,
         subscribe: Callable[[int], Subscription] = subscribe,
         relay: Relay | None = None,
+        *,
+        looks: bool = False,
     ) -> None:
         """Initialize; sockets are opened on first use.
 
@@ -111,12 +113,14 @@ class NftablesMode(Mode):
             connect: opens the netlink socket (in another network namespace, for tests).
             subscribe: opens the socket for notifications.
             relay: serves node ports on loopback; None leaves them alone.
+            looks: another process programs the kernel at the same time; this one only reads.
         """
         self.traits = _TRAITS if relay is None else _RELAYING
         self._relay = relay or Relay()
         self._exec = execute
         self._connect = connect
         self._subscribe = subscribe
+        self._looks = looks
         self._tables: KernelTables | None = None
         self._lock = asyncio.Lock()
         self._scrape = Scrape(connect, self._lock)
@@ -207,10 +211,14 @@ class NftablesMode(Mode):
         async with self._lock:
             tables = self._opened()
             probed, self._probed = self._probed, None
-            if probed and probed[0] == tables.sender.foreign.check():
+            # Beside the process that programs the kernel, what `probe` read is as good as the next.
+            if probed and (self._looks or probed[0] == tables.sender.foreign.check()):
                 objects = probed[1]
             else:
                 objects = await asyncio.to_thread(tables.read)
+                if self._looks:  # the other process gives slots away
+                    self.slots = slots_of(objects)
+            self.changes_during_read = tables.changes
             return {**resolve_texts(objects, self._texts), **self._relay.listening}
 
     async def fingerprint(self) -> Hashable | None:
@@ -320,7 +328,7 @@ class NftablesMode(Mode):
 
     def _opened(self) -> KernelTables:
         if self._tables is None:
-            self._tables = KernelTables(self._connect(), self._exec)
+            self._tables = KernelTables(self._connect(), self._exec, patient=self._looks)
         return self._tables
 
     def watch_failures(self) -> FailureWatch:
@@ -336,9 +344,9 @@ class NftablesMode(Mode):
         return NetfilterTracer(self._exec, lambda table, _: table.endswith(f" {TABLE}"))
 
 
-def create(execute: Exec, options: ModeOptions) -> NftablesMode:  # noqa: ARG001 - it has none
+def create(execute: Exec, options: ModeOptions) -> NftablesMode:
     """Build the mode for registry.py."""
-    return NftablesMode(execute, relay=Relay())
+    return NftablesMode(execute, relay=Relay(), looks=options.looks)
 
 
 def slots_of(objects: Ruleset) -> dict[bytes, bytes]:

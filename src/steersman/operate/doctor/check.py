@@ -222,7 +222,11 @@ class Context:
     @property
     def plans(self) -> tuple[ServicePlan, ...]:
         """The plans that the question is about; all of them if it names no Service."""
-        asked, plans = self.question, self.world.plan.services.items()
+        return self.plans_of(self.world)
+
+    def plans_of(self, world: World) -> tuple[ServicePlan, ...]:
+        """Return those plans as a World has them."""
+        asked, plans = self.question, world.plan.services.items()
         if asked.service is None:
             return tuple(plan for _, plan in plans)
         return tuple(

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import asyncio
 import os
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable
 from typing import Any, Final, NamedTuple
 
 from steersman.host.files import lock_holder
 from steersman.host.sysctl import SysctlError, read
 from steersman.model.ruleset import Diff, Ruleset
+from steersman.model.world import World
 from steersman.modes.base import Mode
 from steersman.operate.doctor.check import (
     Cause,
@@ -28,6 +29,8 @@ from steersman.operate.load import moved_objects
 
 _LOOKS, _PAUSE = 8, 0.25
 """Looks at the lock, and the seconds between two: writers hold it for milliseconds."""
+_READINGS = 3
+"""Readings of the kernel, as long as something differs and the rules change meanwhile."""
 _PRINTED = 40
 """Lines of differences in the evidence."""
 
@@ -60,24 +63,45 @@ class KernelRules(NamedTuple):
     """What the kernel lacks or has otherwise, as far as the question is about it."""
     compared: int
     """Number of objects that were compared."""
+    changes: int = 0
+    """How often the rules changed while they were read."""
 
 
 async def kernel_rules(context: Context) -> KernelRules:
     """Read the kernel's rules back, and compare those of the question and of the node."""
-    mode, world, plans = context.mode, context.world, context.plans
+    mode, world = context.mode, context.world
     assert mode is not None
     await context.once(support)
+    rules = await _compared(context, mode, world)
+    for _ in range(_READINGS - 1):
+        if not rules.change or context.renew is None:
+            break
+        # On a busy node Services change while all of this is read: that is no fault.
+        before, world = world, await context.renew(world)
+        plans = before.plan, world.plan
+        moved = await asyncio.to_thread(moved_objects, mode, rules.have, *plans)
+        rest = _only(rules.change, _keys(rules.change) - _keys(moved))
+        if not rest or not mode.changes_during_read:
+            return rules._replace(change=rest)
+        # What was read may be wrong, too: only what differs again does.
+        rules = await _compared(context, mode, world)
+        rules = rules._replace(change=_only(rules.change, _keys(rest)))
+    return rules
 
-    # Rendering comes first: some modes recognise texts in the kernel only by having rendered them.
-    def render() -> dict[Any, Any]:
-        wanted = dict(mode.render_node(world.plan.settings))
-        for plan in plans:
-            wanted.update(mode.render_service(plan, world.plan.settings))
-        return wanted
 
-    rendered = await asyncio.to_thread(render)
+async def _compared(context: Context, mode: Mode, world: World) -> KernelRules:
+    """Read the kernel's rules once, and compare them with the plan of a World."""
+    plans, settings = context.plans_of(world), world.plan.settings
+    # Some modes recognise texts in the kernel only by having rendered them.
+    rendered = dict(mode.render_node(settings))
     words = mode.words()
     have = await words.read()
+
+    def render() -> None:
+        for plan in plans:
+            rendered.update(mode.render_service(plan, settings))
+
+    await asyncio.to_thread(render)
     wanted = words.wanted(rendered, have)
     extra = set(words.of_services(have, plans)) - wanted.keys() if context.question.service else ()
 
@@ -91,16 +115,16 @@ async def kernel_rules(context: Context) -> KernelRules:
         {key: have[key] for key in extra},
         {k: (have[k], v) for k, v in wanted.items() if k in have and differs(k, v)},
     )
-    if change and context.renew is not None:
-        # On a busy node Services change while all of this is read: that is no fault.
-        now = await context.renew(world)
-        moved = await asyncio.to_thread(moved_objects, mode, have, world.plan, now.plan)
-        keys = {key for part in moved.parts for key in part}
-        added, removed, changed = (
-            {key: value for key, value in part.items() if key not in keys} for part in change.parts
-        )
-        change = Diff(added, removed, changed)
-    return KernelRules(have, change, len(wanted))
+    return KernelRules(have, change, len(wanted), mode.changes_during_read)
+
+
+def _keys(change: Diff) -> set[Any]:
+    return {key for part in change.parts for key in part}
+
+
+def _only(change: Diff, keys: Collection[Any]) -> Diff:
+    """Return the part of a Diff that is about some objects."""
+    return Diff(*({k: v for k, v in part.items() if k in keys} for part in change.parts))
 
 
 def lines_of(mode: Mode, change: Diff) -> list[str]:
@@ -131,7 +155,9 @@ async def rules(context: Context) -> Iterable[CheckResult]:
         kernel = KernelRules({}, Diff({"": ""}), 0)
     whose = f"of {context.question.service}" if context.question.service else "of this node"
     if not kernel.change:
-        return [ok(f"all {kernel.compared} kernel objects {whose} are as planned")]
+        moving = f"the rules changed {kernel.changes} times while they were read"
+        evidence = (moving,) if kernel.changes else ()
+        return [ok(f"all {kernel.compared} kernel objects {whose} are as planned", *evidence)]
     change = kernel.change
     runs = context.world.process is not None
     remedy = (
@@ -236,9 +262,9 @@ async def settings_of_mode(context: Context) -> Iterable[CheckResult]:
 
 RULES_CHECKS: Final = (
     Check("mode", "parts of the mode", probe, on_the_node, Cause.PROXY + 5),
-    Check("rules", "rules in the kernel", rules, on_the_node, Cause.RULES, 8.0),
+    Check("rules", "rules in the kernel", rules, on_the_node, Cause.RULES, 9.5),
     Check("lock", "lock of the rules", lock, on_the_node, Cause.RULES - 2),
-    Check("number-of-rules", "number of rules", number_of_rules, on_the_node, Cause.NODE, 8.0),
+    Check("number-of-rules", "number of rules", number_of_rules, on_the_node, Cause.NODE, 9.5),
     Check("mode-sysctls", "sysctls of the mode", settings_of_mode, on_the_node, Cause.NODE),
 )
 """Checks of the mode."""

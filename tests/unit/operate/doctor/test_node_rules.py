@@ -116,6 +116,35 @@ def test_what_changes_while_the_kernel_is_read_is_no_difference() -> None:
     assert said(*later, question=None).evidence == ("missing: node: node-1",)
 
 
+def test_what_a_disturbed_reading_missed_is_read_again() -> None:
+    class Disturbed(NeedyMode):
+        changes_during_read = 3
+        missed: tuple[str, ...] = ()
+        """What each reading misses."""
+
+        async def read(self) -> dict[Any, Any]:
+            found = dict(await super().read())
+            found.pop(self.missed[min(self.reads, len(self.missed)) - 1])
+            return found
+
+    mode = Disturbed()
+    mode.kernel = dict(synced().kernel)
+
+    def said(*missed: str) -> CheckResult:
+        async def renew(world: World) -> World:
+            return world
+
+        mode.reads, mode.missed = 0, missed
+        return rules(mode, renew=renew)
+
+    fine = said("node", "clusterIP 10.96.0.10:80")
+    assert fine.verdict is Verdict.OK
+    assert fine.evidence == ("the rules changed 3 times while they were read",)
+    assert mode.reads == 2
+    assert said("node").evidence == ("missing: node: node-1",)
+    assert mode.reads == 3
+
+
 def test_a_kernel_without_rules() -> None:
     result = rules(NeedyMode())
     assert result.text == "the kernel has no rules of the memory mode"
