@@ -3,7 +3,8 @@
 They cross the node from a pod, from outside or from the node itself to a server, in batches, all by
 one thread: so a CPU does nothing else, and what it carries in a second is what one core can carry,
 from the send to the receive of both ends, the relay of the userspace mode included. The XDP program
-of the ebpf mode is compared with one that only redirects: more no device can do.
+of the ebpf mode is compared with one that only redirects: more no device can do. What it does to
+the set-up of a connection is measured beside, with the same devices.
 """
 
 from __future__ import annotations
@@ -30,8 +31,10 @@ from benchmarks.path import (
     Bare,
     Rate,
     Ways,
+    compared,
     measured,
     node_with,
+    take_turns,
 )
 from steersman.modes.base import Mode
 from steersman.modes.ebpf import bpf
@@ -141,15 +144,8 @@ def by_xdp(services: int, rounds: int) -> list[Figure]:
     )
     redirect = Ways("redirect", lambda: (Bare(), SERVER), (OUTSIDE_DIRECT,), Datagrams)
     every = (ours, tc, redirect)
-    for way in every:
-        for end in (way.plot.outside, way.plot.inside):
-            _compute_checksums(end)
-    assert isinstance(ours.node, _XdpNode)
-    links = [*ours.node.attach_generic(), _redirect(redirect)]
-    for _ in range(rounds):
-        for way in every:
-            for each in way.clients.values():
-                each.round()
+    links = [*_prepare(every), _redirect(redirect)]
+    take_turns(every, rounds)
     mine, theirs, least = (next(iter(way.clients.values())) for way in every)
     out = []
     for name, other in (("datagrams, XDP; redirect", least), ("  programs of tc", theirs)):
@@ -160,6 +156,36 @@ def by_xdp(services: int, rounds: int) -> list[Figure]:
     for way in every:
         way.close()
     return out
+
+
+def set_up_by_xdp(services: int, rounds: int) -> list[Figure]:
+    """Connections to a node port, most of whose packets are forwarded by XDP."""
+    with_programs, names = (
+        functools.partial(node_with, "ebpf", services),
+        (OUTSIDE_DIRECT, NODE_PORT),
+    )
+    ways = [
+        Ways("ebpf, XDP", functools.partial(with_programs, make=_XdpNode), names),
+        Ways("ebpf", with_programs, names),
+    ]
+    bare = Ways("no rules", lambda: (Bare(), SERVER), (OUTSIDE_DIRECT,))
+    links = _prepare((bare, *ways))
+    take_turns((bare, *ways), rounds)
+    out = [each for way in ways for each in compared("", services, way, bare)]
+    for link in links:
+        link.close()
+    for way in (bare, *ways):
+        way.close()
+    return out
+
+
+def _prepare(ways: Sequence[Ways]) -> list[Link]:
+    """Compute all checksums, as XDP needs it, and attach the program where a node has it."""
+    for way in ways:
+        for end in (way.plot.outside, way.plot.inside):
+            _compute_checksums(end)
+    nodes = [way.node for way in ways if isinstance(way.node, _XdpNode)]
+    return [link for node in nodes for link in node.attach_generic()]
 
 
 class _XdpNode(Node):

@@ -85,7 +85,9 @@ def run(quick: bool) -> list[Figure]:
             variants = [mode for mode in modes if mode.startswith("iptables-")]
             out += [each for mode in variants for each in _first(mode, services, rounds)]
         out += datagrams.through_modes(modes, services, 10 * rounds) if "datagrams" in parts else []
-        out += datagrams.by_xdp(services, 10 * rounds) if "xdp" in parts else []
+        if "xdp" in parts:
+            out += datagrams.by_xdp(services, 10 * rounds)
+            out += datagrams.set_up_by_xdp(services, 5 * rounds)
     return out
 
 

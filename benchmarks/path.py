@@ -27,7 +27,7 @@ from benchmarks.ebpf_place import Place
 from benchmarks.figures import Figure, chosen, chosen_sizes, figure
 from benchmarks.nft_world import NftFlat, endpoints, service
 from benchmarks.node import Netns, Node
-from steersman.modes.ebpf.bpf import TCX_EGRESS, TCX_INGRESS, Link
+from steersman.modes.ebpf.bpf import CGROUP_ATTACH_TYPES, TCX_EGRESS, TCX_INGRESS, Link
 from steersman.modes.ebpf.probe import load, tcx
 
 SERVER, POD, OUTSIDE = "10.0.0.1", "10.0.0.2", "192.0.2.2"
@@ -39,8 +39,9 @@ _REQUEST = b"x" * 64
 _CHUNK = memoryview(bytes(1 << 18))
 _arrived = bytearray(len(_CHUNK))
 _LINGER = struct.pack("ii", 1, 0)  # a reset: no port of the client's is left waiting
-_SCHED_CLS = 3  # BPF_PROG_TYPE_SCHED_CLS
+_SCHED_CLS, _CGROUP_SOCK, _CGROUP_SOCK_ADDR = 3, 9, 18  # BPF_PROG_TYPE_*
 _NEXT = bytes.fromhex("b4000000ffffffff9500000000000000")  # w0 = -1; exit
+_ALLOW = bytes.fromhex("b4000000010000009500000000000000")  # w0 = 1; exit
 MODES = ("iptables-legacy", "iptables-nft", "nftables", "ebpf", "userspace")
 NAMED = ("userspace-nft",)
 """Measured if MODES names them: at 10,000 Services one process has no descriptors for both."""
@@ -277,7 +278,7 @@ class Ways:
             NODE_DIRECT: (netns, (SERVER, 8080)),
             NODE_CLUSTER_IP: (netns, service),
         }
-        place, relay = (node.place, node if node.relays else None) if node else (None, None)
+        relay, place = node if node and node.relays else None, getattr(self.node, "place", None)
         self.clients = {
             way: client(
                 *(plot, source, target),
@@ -369,24 +370,32 @@ class Bare:
 
 
 class _Idle(Bare):
-    """One that has programs on its devices, too, which do nothing: less than that none can cost."""
+    """One with programs that do nothing on its devices and at sockets: less than none can cost."""
 
     def __init__(self) -> None:
         super().__init__()
+        self.place = Place()
         self._links: list[Link] = []
 
     def ready(self) -> None:
-        """Attach the programs."""
+        """Attach programs, to devices and to the two hooks of a socket that connects."""
         program = load(_SCHED_CLS, 0, _NEXT)
         for _, name in socket.if_nameindex():
             if name != "lo":
                 index = socket.if_nametoindex(name)
                 self._links += [Link.attach(program, index, p) for p in (TCX_INGRESS, TCX_EGRESS)]
         os.close(program)
+        cgroup = os.open(self.place.cgroup, os.O_RDONLY)
+        for kind, hook in ((_CGROUP_SOCK_ADDR, "sm_connect4"), (_CGROUP_SOCK, "sm_release")):
+            program = load(kind, CGROUP_ATTACH_TYPES[hook], _ALLOW)
+            self._links.append(Link.attach(program, cgroup, CGROUP_ATTACH_TYPES[hook]))
+            os.close(program)
+        os.close(cgroup)
 
     def close(self) -> None:
         for link in self._links:
             link.close()
+        self.place.close()
         super().close()
 
 
