@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import itertools
 import socket
 from collections.abc import AsyncIterator, Awaitable, Callable, Collection, Iterator
 from contextlib import ExitStack, asynccontextmanager, contextmanager
@@ -45,6 +46,7 @@ MODES: dict[str, Callable[[], Mode]] = {
     "iptables": lambda: IptablesMode(SubprocessExec()),
 }
 both_modes = pytest.mark.parametrize("mode", MODES)
+QUESTIONS = itertools.count()
 
 
 class Proxy:
@@ -118,7 +120,7 @@ def ends(*ips: str, of: str = "dns", protocol: str = "UDP") -> KubeObject:
 
 @contextmanager
 def answering() -> Iterator[None]:
-    """Serve on all endpoints: each says its address."""
+    """Serve on all endpoints: each says its address, and the question."""
     loop = asyncio.get_running_loop()
     with ExitStack() as stack:
         for address in (*ENDS, *ENDS6):
@@ -127,8 +129,8 @@ def answering() -> Iterator[None]:
             sock.bind((address, 5300))
 
             def answer(sock: socket.socket = sock, address: str = address) -> None:
-                _, client = sock.recvfrom(100)
-                sock.sendto(address.encode(), client)
+                question, client = sock.recvfrom(100)
+                sock.sendto(address.encode() + b" " + question, client)
 
             loop.add_reader(sock, answer)
             stack.callback(loop.remove_reader, sock)
@@ -146,11 +148,16 @@ def client(address: str, port: int) -> Iterator[socket.socket]:
 
 async def ask(sock: socket.socket) -> str:
     """Ask once; "" if nobody answers."""
+    question = b"%d" % next(QUESTIONS)
     with contextlib.suppress(OSError):  # refused, or no answer in time
         await asyncio.sleep(0)
-        sock.send(b"?")
+        sock.send(question)
         async with asyncio.timeout(0.2):
-            return (await asyncio.get_running_loop().sock_recv(sock, 100)).decode()
+            of = b""
+            while of != question:  # not a late answer to one before
+                said = await asyncio.get_running_loop().sock_recv(sock, 100)
+                address, _, of = said.partition(b" ")
+            return address.decode()
     return ""
 
 

@@ -70,7 +70,7 @@ def test_outcomes_of_tcp(lab: Lab, address: str, firewall: None) -> None:
         83: "timeout",
     }
     assert found[8080].good
-    assert 0 < found[8080].seconds < 1
+    assert 0 < found[8080].seconds < 60
     assert not found[80].by
     assert str(found[80]) == "refused with a reset: no process listens there"
     assert found[81].by == node

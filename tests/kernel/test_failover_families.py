@@ -72,17 +72,17 @@ class DualStackNode(FaultyNode):
             assert time.monotonic() < end, self.log
             time.sleep(0.1)
 
-    def connect(self, vip: str, number: int = 30) -> list[Outcome]:
+    def connect(self, vip: str, number: int = 30, timeout: float = PATIENCE) -> list[Outcome]:
         """Connect many times at once, from a pod and from the node."""
 
         def one(index: int) -> Outcome:
-            return self.lab.probe(CLIENTS[vip][index % 2], vip, 80, timeout=PATIENCE)
+            return self.lab.probe(CLIENTS[vip][index % 2], vip, 80, timeout=timeout)
 
         with ThreadPoolExecutor(number) as pool:
             return list(pool.map(one, range(number)))
 
-    def reached(self, vip: str) -> set[str]:
-        return {each.endpoint or each.kind for each in self.connect(vip)}
+    def reached(self, vip: str, timeout: float = PATIENCE) -> set[str]:
+        return {each.endpoint or each.kind for each in self.connect(vip, timeout=timeout)}
 
     def says_doctor(self) -> list[tuple[str, str]]:
         """Verdicts and texts of doctor about failover."""
@@ -114,7 +114,9 @@ def fail(node: DualStackNode, address: str, vip: str, action: str) -> None:
     with node.rules(
         address, f"chain in {{ type filter hook input priority 0; tcp dport 8080 {action}; }}"
     ):
-        node.until(lambda: node.reached(vip) == others)
+        # A watch that lists entries every second sees each SYN only once: there must be new ones
+        # if the machine stood still meanwhile.
+        node.until(lambda: node.reached(vip, 10.0) == others)
         assert node.ejected(address) == before + 1
         assert len(node.reached(other_family)) == 3
     node.until(lambda: node.reached(vip) == others | names([address]))

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 import msgspec
+import pytest
 
 from steersman.model.addresses import family_of
 from steersman.model.names import Family, Protocol
@@ -129,3 +130,17 @@ class Programs:
 
     def states(self) -> set[int]:
         return {layout.FLOW.unpack(value)[4] for _, value in self.flows.items()}
+
+
+@pytest.fixture(scope="module")
+def loaded() -> Iterator[Programs]:
+    made = Programs()
+    yield made
+    made.loaded.close()
+
+
+@pytest.fixture
+def programs(loaded: Programs) -> Programs:
+    """The programs of `loaded`, without a connection."""
+    loaded.flows.delete_all([key for key, _ in loaded.flows.items()])
+    return loaded
