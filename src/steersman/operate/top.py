@@ -17,7 +17,8 @@ from steersman.operate.load import world_of_process
 from steersman.operate.top_model import Question, duration, number, summary
 from steersman.run.canary import Target, dial
 
-_APART = 1.0  # seconds between two counts, for rates
+_APART = 1.0  # seconds between two questions, until connections were counted twice
+_PATIENCE = 30.0  # seconds for that; the process counts less often where it takes long
 
 
 class Top(Answer, frozen=True, kw_only=True):
@@ -59,9 +60,12 @@ async def ask(question: Question, client: Client | None = None) -> TopSample:
 
 
 async def top_once(question: Question, client: Client | None = None) -> Top:
-    """Return one screen, with rates over a second; raises as `ask`."""
+    """Return one screen, with rates over a second or more; raises as `ask`."""
+    longest = time.monotonic() + _PATIENCE
     sample = await ask(question, client)
-    if sample.counted and not sample.interval:
+    while sample.counted and not (sample.interval or sample.problem):
+        if time.monotonic() > longest:
+            break
         await asyncio.sleep(_APART)
         sample = await ask(question, client)
     source = f"the running process (pid {sample.status.pid}, {sample.mode} mode)"

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import msgspec
 import pytest
 
 from steersman.model.findings import Finding, Severity
 from steersman.model.node_state import TopRow, TopSample
 from steersman.model.world import LastSync, ProcessStatus, SourceStatus
+from steersman.operate import top
+from steersman.operate.client import Client
 from steersman.operate.top_model import (
     SORTS,
     Command,
@@ -264,3 +267,40 @@ def test_numbers_and_durations_are_short() -> None:
     assert [duration(s) for s in (None, 0.0004, 1.5, 119, 120, 7200, 200_000)] == [
         *("-", "0.4 ms", "1.5 s", "119.0 s", "2 min", "2 h", "2 d"),
     ]
+
+
+class Samples(Client):
+    """Answers with one sample after the other; then with the last again."""
+
+    def __init__(self, *samples: TopSample) -> None:
+        super().__init__()
+        self.left = list(samples)
+
+    def get(self, path: str) -> bytes:
+        del path
+        return msgspec.msgpack.encode(self.left.pop(0) if len(self.left) > 1 else self.left[0])
+
+
+async def test_one_screen_has_rates_however_long_it_takes_to_count(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """The process pauses for longer than a second after a count that took long."""
+    monkeypatch.setattr(top, "_APART", 0.0)
+    once, twice = sample(interval=0.0), sample(interval=4.0)
+    answer = await top.top_once(Question(), Samples(once, once, once, twice))
+    assert answer.sample.interval == 4.0
+
+
+@pytest.mark.parametrize(
+    "without", [sample(interval=0.0, problem="it is busy"), sample(interval=0.0, counted=False)]
+)
+async def test_one_screen_without_rates_that_do_not_come(without: TopSample) -> None:
+    answer = await top.top_once(Question(), Samples(without, sample()))
+    assert answer.sample == without
+
+
+async def test_one_screen_does_not_wait_for_rates_for_ever(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(top, "_APART", 0.0)
+    monkeypatch.setattr(top, "_PATIENCE", 0.01)
+    answer = await top.top_once(Question(), Samples(sample(interval=0.0)))
+    assert not answer.sample.interval
