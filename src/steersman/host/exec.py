@@ -151,8 +151,8 @@ class SubprocessExec:
     async def _start(self, argv: Sequence[str], *, fed: bool) -> asyncio.subprocess.Process:
         # `process_group`, unlike a `preexec_fn`, does not rule vfork out.
         group: dict[str, Any] = {} if sys.platform == "win32" else {"process_group": 0}
-        try:
-            return await asyncio.create_subprocess_exec(
+        start = asyncio.ensure_future(
+            asyncio.create_subprocess_exec(
                 *self.prefix,
                 *argv,
                 stdin=asyncio.subprocess.PIPE if fed else asyncio.subprocess.DEVNULL,
@@ -161,6 +161,16 @@ class SubprocessExec:
                 env=self._environment,
                 **group,
             )
+        )
+        try:
+            return await asyncio.shield(start)
+        except asyncio.CancelledError:
+            # asyncio would kill the program alone, and wait for all that has its pipes.
+            with contextlib.suppress(OSError, RuntimeError):
+                process = await start
+                async with _ended(argv[0], process, asyncio.ensure_future(process.communicate())):
+                    pass
+            raise
         except FileNotFoundError:
             raise
         except PermissionError as error:

@@ -8,6 +8,7 @@ import subprocess
 import sys
 from collections.abc import AsyncIterator, Sequence
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -72,6 +73,30 @@ async def test_what_a_program_has_started_ends_with_it(tmp_path: Path) -> None:
     pid = await timed_out(script, tmp_path / "pid")
     async with asyncio.timeout(60):
         while state(pid) not in ("Z", ""):  # noqa: ASYNC110
+            await asyncio.sleep(0.01)
+
+
+@pytest.mark.parametrize("pipe", ["read", "write"])
+async def test_what_a_program_has_started_ends_if_nobody_waits_for_it_yet(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, pipe: str
+) -> None:
+    """Its caller is cancelled while asyncio connects the pipes: asyncio kills the program alone."""
+    loop = asyncio.get_running_loop()
+    real = getattr(loop, f"connect_{pipe}_pipe")
+
+    async def connect(*arguments: Any) -> Any:
+        if not task.cancelling():
+            await started(tmp_path / "pid")
+            task.cancel()
+        return await real(*arguments)
+
+    monkeypatch.setattr(loop, f"connect_{pipe}_pipe", connect)
+    script = f"sleep 60 & echo $! > {tmp_path}/new; mv {tmp_path}/new {tmp_path}/pid; wait"
+    task = asyncio.create_task(SubprocessExec().run(["sh", "-c", script], b"x"))
+    await asyncio.wait([task], timeout=30)
+    assert task.cancelled()
+    async with asyncio.timeout(30):
+        while state(int(written(tmp_path / "pid"))) not in ("Z", ""):  # noqa: ASYNC110
             await asyncio.sleep(0.01)
 
 
