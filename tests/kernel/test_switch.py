@@ -6,6 +6,7 @@ import asyncio
 import contextlib
 import inspect
 import itertools
+import socket
 import time
 from collections.abc import Awaitable, Callable
 from typing import Any
@@ -14,14 +15,19 @@ import pytest
 
 from steersman.host.exec import SubprocessExec
 from steersman.host.netlink import Netlink
+from steersman.model.plan import NodePlan
+from steersman.model.ruleset import diff
 from steersman.modes.ebpf import attach
 from steersman.modes.ebpf.netns import NodeNetns
 from steersman.modes.ebpf.watcher import TABLE, NatHookGuard
 from steersman.modes.specs import IpvsOptions, ModeOptions
 from steersman.run.mode_transition import other_modes, remove_leftovers_once
+from tests.support.builders import nftables_plans as make
 from tests.support.lab.cluster import Lab
 from tests.support.lab.switches import (
+    FRONTENDS,
     NODE,
+    ONLY_V4,
     OUTSIDE,
     WAYS,
     Clients,
@@ -235,6 +241,69 @@ def test_the_ebpf_mode_is_left_when_its_connections_have_ended(
     assert "cut" not in said
     assert serves(lab, *new)
     assert not serves(lab, *old)
+
+
+OWN_PORT = 20000
+"""Of the client; programs keep it for a masqueraded connection, as no socket gets it by itself."""
+
+
+def from_own_port(lab: Lab, address: str, port: int) -> socket.socket:
+    """A connection to the Service from OWN_PORT of the client outside."""
+    sock = lab.socket(OUTSIDE, "TCP")
+    try:
+        sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        sock.settimeout(60)
+        sock.bind((OUTSIDE, OWN_PORT))
+        sock.connect((address, port))
+    except OSError:
+        sock.close()
+        raise
+    return sock
+
+
+def masquerade_from(lab: Lab, address: str, ports: str) -> None:
+    """Let netfilter use some ports only for connections to an address, that of the client first."""
+    lab.run(
+        *("nft", "-f", "-"),
+        stdin="table ip sm-test { chain post { type nat hook postrouting priority 90;\n"
+        f"ct original ip daddr {address} tcp dport 8080 snat to {NODE}:{ports}\n}}\n}}\n",
+    )
+
+
+@pytest.mark.parametrize("name", ["iptables", "nftables"])
+@pytest.mark.parametrize("ebpf_comes", [True, False], ids=["to-ebpf", "from-ebpf"])
+def test_both_modes_masquerade_and_choose_different_ports(
+    lab: Lab, name: str, ebpf_comes: bool
+) -> None:
+    """A port that both chose for the same endpoint would belong to two connections."""
+    one_endpoint = make.port([2], frontends=FRONTENDS)
+    plan = NodePlan(ONLY_V4, {one_endpoint.key: one_endpoint})
+
+    def echo(sock: socket.socket) -> None:
+        sock.sendall(b"mine")
+        assert sock.recv(9) == b"mine"
+
+    async def switch() -> None:
+        ebpf, other = mode_of(lab, "ebpf", "tcx"), mode_of(lab, name, "nft")
+        old, new = (other, ebpf) if ebpf_comes else (ebpf, other)
+        await program(old, plan)
+        if ebpf_comes:
+            masquerade_from(lab, NODE, f"{OWN_PORT}")
+        with from_own_port(lab, NODE, 30080) as before:
+            echo(before)
+            await program(new, plan)
+            if ebpf_comes:
+                lab.run("nft", "delete", "table", "ip", "sm-test")
+            else:
+                have = await ebpf.read()
+                await ebpf.apply(diff(have, ebpf.without_new_connections(have)))
+                await ebpf.hold_ports()
+                masquerade_from(lab, "198.51.100.1", f"{OWN_PORT}-{OWN_PORT + 1}")
+            with from_own_port(lab, "198.51.100.1", 80) as after:
+                for sock in (after, before, after):
+                    echo(sock)
+
+    asyncio.run(switch())
 
 
 def test_what_is_held_is_let_go_when_nothing_is_translated(lab: Lab) -> None:

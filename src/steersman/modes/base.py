@@ -386,6 +386,12 @@ class Mode(ABC):
     async def hold_nat_hooks(self) -> None:  # noqa: B027
         """Keep NATed connections of another mode alive while its rules are removed."""
 
+    async def hold_ports(self) -> None:  # noqa: B027
+        """Keep netfilter from choosing the ports of connections that this mode masquerades.
+
+        Call it when the mode takes no new connections any more; it lasts until `aclose`.
+        """
+
     def watch_failures(self) -> FailureWatch:
         """Return what sees connections to endpoints fail, started.
 

@@ -11,7 +11,7 @@ import asyncio
 import errno
 import socket
 import struct
-from collections.abc import Collection, Iterator
+from collections.abc import Collection, Iterable, Iterator
 from contextlib import suppress
 from functools import cache
 from ipaddress import ip_address
@@ -29,9 +29,11 @@ from steersman.host.netlink import (
 from steersman.host.nlmsg import (
     NLA_F_NESTED,
     NLM_F_ACK,
+    NLM_F_CREATE,
     Request,
     attr,
     attributes,
+    be32,
     nested,
     u8,
     u32,
@@ -45,18 +47,20 @@ from steersman.model.tracing import TrackedConnection, WatchedFlow
 
 # -- Entries of the kernel -------------------------------------------------------------------------
 
+_CT_NEW = 0x100
 CT_GET = 0x101
 _CT_DELETE = 0x102
 _CTA_TUPLE_ORIG, _CTA_TUPLE_REPLY, CTA_STATUS = 1, 2, 3
 _CTA_PROTOINFO, CTA_TIMEOUT, _CTA_ID, _CTA_ZONE, _CTA_FILTER, CTA_STATUS_MASK = 4, 7, 12, 18, 25, 26
 SEEN_REPLY = 1 << 1  # IPS_SEEN_REPLY
+_ASSURED, _CONFIRMED, _SRC_NAT = 1 << 2, 1 << 3, 1 << 4
 _CTA_TUPLE_IP, _CTA_TUPLE_PROTO = 1, 2
 _CTA_IP_V4_SRC, _CTA_IP_V4_DST, _CTA_IP_V6_SRC, _CTA_IP_V6_DST = 1, 2, 3, 4
 _CTA_PROTO_NUM, _CTA_PROTO_SRC_PORT, _CTA_PROTO_DST_PORT = 1, 2, 3
 _CTA_FILTER_ORIG_FLAGS = 1
 _FILTER_IP_DST, _FILTER_PROTO_NUM, _FILTER_DST_PORT = 1 << 1, 1 << 3, 1 << 5
 
-_DELETES = 256  # in one datagram
+_AT_ONCE = 256  # changed entries in one datagram
 _CHUNK = 4096  # stale entries in memory at a time
 _LISTINGS = 5  # attempts at a complete list, while the table changes
 _FEW = 4  # destinations that are listed one by one: each costs the kernel a walk of the table
@@ -175,9 +179,9 @@ def delete_entries(netlink: Netlink, payloads: list[bytes]) -> tuple[int, int]:
     An entry that no longer exists counts as neither.
     """
     deleted = failed = 0
-    for first in range(0, len(payloads), _DELETES):
+    for first in range(0, len(payloads), _AT_ONCE):
         requests = []
-        for payload in payloads[first : first + _DELETES]:
+        for payload in payloads[first : first + _AT_ONCE]:
             # With its id exactly the entry that was seen goes, not a newer one of the same tuple.
             values = attributes(payload, 4)
             body = attr(_CTA_TUPLE_ORIG | NLA_F_NESTED, values[_CTA_TUPLE_ORIG])
@@ -317,13 +321,10 @@ def find_connection(flow: WatchedFlow) -> TrackedConnection | None:
     found: TrackedConnection | None = None
     with Netlink(NETLINK_NETFILTER, buffer=1 << 20) as netlink, suppress(DumpInterruptedError):
         for reply in netlink.dump(_listing(flow.family, key)):
-            values = attributes(reply.payload, 4)
-            original = _tuple(values.get(_CTA_TUPLE_ORIG, b""))
-            answer = _tuple(values.get(_CTA_TUPLE_REPLY, b""))
-            if original and original[1:] == wanted and answer:
-                status = int.from_bytes(values.get(CTA_STATUS, b""), "big")
-                state = "replied" if status & SEEN_REPLY else "unreplied"
-                found = TrackedConnection(*wanted, *answer[1:], state)
+            entry = parse_entry(reply.payload)
+            if entry and entry[1:5] == wanted:
+                state = "replied" if entry.answered else "unreplied"
+                found = TrackedConnection(*wanted, *entry[5:9], state)
     return found
 
 
@@ -337,11 +338,16 @@ def _tuple(data: bytes) -> tuple[int, str, int, str, int] | None:
         return None
     return (
         int.from_bytes(proto.get(_CTA_PROTO_NUM, b""), "big"),
-        str(ip_address(source)),
+        _address(source),
         int.from_bytes(proto.get(_CTA_PROTO_SRC_PORT, b""), "big"),
-        str(ip_address(destination)),
+        _address(destination),
         int.from_bytes(proto[_CTA_PROTO_DST_PORT], "big"),
     )
+
+
+def _address(packed: bytes) -> str:
+    text = str(ip_address(packed))
+    return canonical_ip(text) or text  # an IPv4 address in one of IPv6 is not canonical
 
 
 # -- Lists for people ------------------------------------------------------------------------------
@@ -371,6 +377,9 @@ class Tracked(NamedTuple):
     endpoint: str
     """Address that answers: the endpoint, if the destination was translated."""
     endpoint_port: int
+    seen_source: str
+    """The client that the endpoint sees: this node if the connection is masqueraded."""
+    seen_port: int
     answered: bool
     """Whether a packet came back."""
     state: str = ""
@@ -411,16 +420,81 @@ def parse_entry(payload: bytes) -> Tracked | None:
         return None
     tcp = attributes(attributes(values.get(_CTA_PROTOINFO, b"")).get(_PROTOINFO_TCP, b""))
     status, left = (int.from_bytes(values.get(k, b""), "big") for k in (CTA_STATUS, CTA_TIMEOUT))
-    return Tracked(
-        protocol,
-        *_canonical(*original[1:3]),
-        *_canonical(*original[3:]),
-        *_canonical(*reply[1:3]),
-        answered=bool(status & SEEN_REPLY),
-        state=_TCP_STATES.get(next(iter(tcp.get(_PROTOINFO_TCP_STATE, b"")), 0), ""),
-        seconds_left=left,
-    )
+    state = _TCP_STATES.get(next(iter(tcp.get(_PROTOINFO_TCP_STATE, b"")), 0), "")
+    return Tracked(protocol, *original[1:], *reply[1:], bool(status & SEEN_REPLY), state, left)
 
 
-def _canonical(address: str, port: int) -> tuple[str, int]:
-    return canonical_ip(address) or address, port
+# -- Ports of masqueraded connections --------------------------------------------------------------
+#
+# An endpoint sees a masqueraded connection come from a port of this node. netfilter chooses a port
+# that no entry has towards the same endpoint. If another program masquerades, too, each has to know
+# the ports of the other: two connections with the same addresses and ports break each other.
+
+_IPV4_END = 6  # bytes of an address and a port
+
+
+def masqueraded(netlink: Netlink) -> Iterator[Tracked]:
+    """Yield the connections to Services that netfilter masquerades and that have not ended.
+
+    Args:
+        netlink: a socket in the network namespace of the entries.
+
+    Raises:
+        OSError: the entries cannot be listed.
+    """
+    masquerade = be32(CTA_STATUS, _SRC_NAT) + be32(CTA_STATUS_MASK, _SRC_NAT)
+    with suppress(DumpInterruptedError):  # most of them were seen
+        for reply in netlink.dump(Request(CT_GET, bytes(4) + masquerade)):
+            layout = LAYOUTS[Family.IPV4 if reply.payload[0] == socket.AF_INET else Family.IPV6]
+            destination, endpoint = entry_keys(reply.payload, layout)
+            # Most leave the cluster. (IPVS does not set IPS_DST_NAT, so addresses must tell.)
+            if destination[1:] == endpoint:
+                continue
+            entry = parse_entry(reply.payload)
+            ended = entry is None or entry.state in ("TIME_WAIT", "CLOSE")
+            if entry and not ended and entry[1:3] != entry[7:9]:  # client and seen source
+                yield entry
+
+
+def hold_ports(
+    netlink: Netlink, connections: Iterable[tuple[int, bytes, bytes]], seconds: int
+) -> None:
+    """Keep netfilter from choosing ports of connections that it does not masquerade itself.
+
+    Each gets an entry that no packet uses; call it again to prolong it.
+
+    Args:
+        netlink: a socket in the network namespace of the entries.
+        connections: protocol number, and the packed address and port of the node and of the
+            endpoint.
+        seconds: how long it lasts.
+
+    Raises:
+        OSError: the kernel tracks no connections, or permission is missing.
+    """
+    # A full table drops entries that are not assured.
+    status = be32(CTA_STATUS, SEEN_REPLY | _ASSURED | _CONFIRMED)
+    requests = []
+    for protocol, node, endpoint in connections:
+        family = Family.IPV4 if len(node) == _IPV4_END else Family.IPV6
+        body = _pack_tuple(_CTA_TUPLE_ORIG, family, protocol, node, endpoint)
+        body += _pack_tuple(_CTA_TUPLE_REPLY, family, protocol, endpoint, node)
+        body += be32(CTA_TIMEOUT, seconds) + status
+        header = bytes((AF_NUMBERS[family], 0, 0, 0))
+        requests.append(Request(_CT_NEW, header + body, NLM_F_CREATE | NLM_F_ACK))
+    for first in range(0, len(requests), _AT_ONCE):
+        for error in netlink.batch(requests[first : first + _AT_ONCE]).values():
+            # Another entry has the port already: it is as good.
+            if error.errno != errno.EEXIST:
+                raise error
+
+
+def _pack_tuple(
+    kind: int, family: Family, protocol: int, source: bytes, destination: bytes
+) -> bytes:
+    ipv4 = family is Family.IPV4
+    ends = (_CTA_IP_V4_SRC, _CTA_IP_V4_DST) if ipv4 else (_CTA_IP_V6_SRC, _CTA_IP_V6_DST)
+    ip = attr(ends[0], source[:-2]) + attr(ends[1], destination[:-2])
+    ports = attr(_CTA_PROTO_SRC_PORT, source[-2:]) + attr(_CTA_PROTO_DST_PORT, destination[-2:])
+    proto = u8(_CTA_PROTO_NUM, protocol) + ports
+    return nested(kind, nested(_CTA_TUPLE_IP, ip), nested(_CTA_TUPLE_PROTO, proto))

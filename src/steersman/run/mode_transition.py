@@ -203,6 +203,7 @@ async def remove_leftovers_once(
                 # Let connections end: the mode keeps their objects, and takes no new ones.
                 if drain > 0 and await mode.connections():
                     await mode.apply(diff(before, mode.without_new_connections(before)))
+                    await mode.hold_ports()
                     end = time.monotonic() + drain
                     while await mode.connections() and time.monotonic() < end:  # noqa: ASYNC110
                         await asyncio.sleep(min(_POLL, drain))  # the kernel reports no end

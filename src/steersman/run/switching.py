@@ -431,6 +431,8 @@ class _Switch:
             await new.hold_nat_hooks()
             keep = old.without_new_connections(have) if carried else {}
             await old.apply(diff(have, keep))
+            if carried:
+                await old.hold_ports()
             return carried
 
         carried = await self._tried(leave)

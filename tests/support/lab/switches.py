@@ -200,7 +200,7 @@ def mode_of(lab: Lab, name: str, variant: str) -> Mode:
     return MODES[name].make(SubprocessExec(lab.exec_argv(())), variant)
 
 
-async def program(mode: Mode) -> None:
+async def program(mode: Mode, plan: NodePlan = PLAN) -> None:
     assert (await mode.probe()).usable
-    want = render(PLAN, mode)
+    want = render(plan, mode)
     await mode.apply(diff(await mode.read(), want))

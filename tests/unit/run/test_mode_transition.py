@@ -31,6 +31,7 @@ class Carrying(Mode):
     def __init__(self, *connected: int) -> None:
         self.have: dict[str, str] = {"server": "open", "rule": "x"}
         self.history: list[dict[str, str]] = []
+        self.held_after: dict[str, str] = {}
         self._connected = list(connected)
         self.closed = 0
 
@@ -57,6 +58,9 @@ class Carrying(Mode):
         self.have = patch(self.have, change)
         self.history.append(self.have)
 
+    async def hold_ports(self) -> None:
+        self.held_after = self.history[-1]
+
     def without_new_connections(self, have: Ruleset) -> Ruleset:
         return {"server": "closing"} if "server" in have else {}
 
@@ -78,6 +82,7 @@ def test_they_get_time() -> None:
     mode = Carrying(2, 2, 1, 0)
     assert left(mode, 60.0) == "carrying mode: removed 2 kernel objects that it left behind"
     assert mode.history == [{"server": "closing"}, {}]
+    assert mode.held_after == {"server": "closing"}, "no connection comes that is not held"
 
 
 def test_but_not_for_ever() -> None:

@@ -53,6 +53,7 @@ class TestMode(MemoryMode):
         self.at_gate = asyncio.Event()
         self.closed = 0
         self.held = 0
+        self.ports_held_with: set[str] = set()
 
     async def probe(self) -> Support:
         return Support(self.usable, () if self.usable else ("The kernel is too old.",))
@@ -70,6 +71,9 @@ class TestMode(MemoryMode):
 
     async def hold_nat_hooks(self) -> None:
         self.held += 1
+
+    async def hold_ports(self) -> None:
+        self.ports_held_with = set(self.kernel)
 
     async def aclose(self, drain: float = 0.0) -> int:
         self.closed += 1
@@ -311,6 +315,7 @@ async def test_connections_of_the_old_mode_drain(tmp_path: Path) -> None:
         assert (await world.switch("nftables")).outcome == "switched"
         assert "2 go on through it" in world.said("leave")[0]
         assert list(old.kernel) == ["node"], "what carries its connections"
+        assert old.ports_held_with == {"node"}, "no connection comes that is not held"
         old.open = 0
         await world.until(lambda: old.kernel == {} and old.closed == 1)
 

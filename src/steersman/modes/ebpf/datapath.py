@@ -10,6 +10,8 @@ Everything blocks; mode.py calls it in threads. The order of an upgrade, which c
 
 from __future__ import annotations
 
+import logging
+import os
 import threading
 from collections.abc import Callable, Collection, Hashable, Iterable, Sequence
 from pathlib import Path
@@ -32,10 +34,13 @@ from steersman.modes.ebpf.bpf import ArrayMap, HashMap, Object, remove_pins, wai
 from steersman.modes.ebpf.devices import Change, DeviceTracker
 from steersman.modes.ebpf.layout import Kind
 from steersman.modes.ebpf.loader import Fields, LoadedObject, Shape, StaleMapsError
-from steersman.modes.ebpf.netns import NodeNetns
+from steersman.modes.ebpf.netns import NodeNetns, ports_in_use, reserve_ports
 from steersman.modes.ebpf.probe import cgroup_root
 from steersman.modes.ebpf.tables import Tables
 from steersman.modes.ebpf.tracking import Tracking
+from steersman.netfilter.conntrack import hold_ports
+
+log = logging.getLogger("steersman.ebpf")
 
 # -- Migration -------------------------------------------------------------------------------------
 #
@@ -274,6 +279,9 @@ class EbpfOptions(msgspec.Struct, frozen=True):
     """The compiled object."""
 
 
+_HOLD_SECONDS = 120  # the watcher prolongs it every 30
+
+
 class Datapath:
     """Maps and programs of this node, opened when they are first needed."""
 
@@ -373,6 +381,8 @@ class Datapath:
             self._migration.switch()
         self._devices.invalidate()
         self.attach_devices(self.write_devices())
+        if not self._migration:  # its programs have chosen ports already
+            self._reserve_ports()
         tables.presence.allow_new_flows(True)
 
         # Sockets, which send connections to endpoints from now on.
@@ -388,6 +398,34 @@ class Datapath:
         wait_for_programs()  # a replaced one may be about to open a flow that is not in the filter
         self.tracking.trust_filter()
         tables.node.programs = programs
+
+    def _reserve_ports(self) -> None:
+        """Keep programs from choosing ports of connections that netfilter masquerades."""
+        assert self._loaded
+        try:
+            with self._netns.netfilter() as netlink:
+                reserve_ports(HashMap(self._loaded.maps["flows"]), netlink)
+        except OSError as error:  # without conntrack, netfilter masquerades nothing
+            log.debug("ebpf: the connections of netfilter cannot be listed: %s", error)
+
+    def prepare_port_hold(self) -> Callable[[], None]:
+        """Return a function that keeps netfilter from choosing ports of masqueraded connections.
+
+        It may take long, and has its own descriptor: syncs may run at the same time, and the mode
+        may be closed.
+        """
+        if not self._loaded:
+            return lambda: None
+        flows = HashMap(os.dup(self._loaded.maps["flows"]))
+
+        def hold() -> None:
+            try:
+                with self._netns.netfilter() as netlink:
+                    hold_ports(netlink, ports_in_use(flows), _HOLD_SECONDS)
+            finally:
+                flows.close()
+
+        return hold
 
     def device_changes(self) -> Subscription:
         """Subscribe to changes of devices."""

@@ -188,8 +188,14 @@ class EbpfMode(Mode):
         """Keep connections alive that netfilter translates for the mode before."""
         await self._nat_guard.create()
 
+    async def hold_ports(self) -> None:
+        """Give each masqueraded connection an entry of conntrack."""
+        await self._watcher.hold_ports()
+
     def watch_failures(self) -> EbpfFailures:
         """Return what sees connections fail, at sockets and as packets."""
+        from steersman.modes.ebpf.failures import EbpfFailures  # noqa: PLC0415 - rarely used
+
         return EbpfFailures(self.datapath.pins.maps)
 
     def tracer(self) -> EbpfTracer:

@@ -121,6 +121,7 @@ class DeviceWatcher:
         self._task: asyncio.Task[None] | None = None
         # The last failure that was logged; the same one is not logged again.
         self._failure = ""
+        self._holds_ports = False
 
     def ensure_running(self) -> None:
         """Start the task unless it runs on this event loop."""
@@ -151,7 +152,20 @@ class DeviceWatcher:
                 if clock() >= collect_at:
                     await self._collect()
                     await self._guard.remove()
+                    if self._holds_ports:
+                        await self.hold_ports()
                     collect_at = clock() + _COLLECT
+
+    async def hold_ports(self) -> None:
+        """Keep netfilter from choosing the ports of masqueraded connections, from now on."""
+        self._holds_ports = True
+
+        async def hold() -> None:
+            async with self._lock:
+                work = self._datapath.prepare_port_hold()
+            await asyncio.to_thread(work)  # 14 us for each connection
+
+        await self._try(hold)
 
     async def _next_change(self, subscription: Subscription, until: float) -> Change | None:
         """Wait for a change of devices, until a deadline; None if all must be listed."""

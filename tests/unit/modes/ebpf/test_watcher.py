@@ -140,6 +140,41 @@ async def test_devices_that_cannot_be_followed_are_tried_again_without_a_change(
     assert caplog.messages == ["ebpf: [Errno 12] no memory; retrying"]
 
 
+class Retiring(Quiet):
+    """A node that another mode serves now; its table of connections is busy at first."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.held = 0
+
+    def prepare_port_hold(self) -> Callable[[], None]:
+        def hold() -> None:
+            self.held += 1
+            if self.held == 1:
+                raise OSError(errno.ENOMEM, "no memory")
+
+        return hold
+
+
+async def test_ports_are_held_again_and_again(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(watcher, "_COLLECT", 0.0)
+    node = Retiring()
+    task = DeviceWatcher(cast(Datapath, node), cast(NatHookGuard, node), asyncio.Lock())
+    task.ensure_running()
+    try:
+        async with asyncio.timeout(60):
+            await node.looked.wait()
+            assert not node.held, "not before the mode is left"
+            await task.hold_ports()
+            while node.held < 3:  # noqa: ASYNC110 - it happens in a thread
+                await asyncio.sleep(0)
+    finally:
+        task.stop()
+    assert caplog.messages == ["ebpf: [Errno 12] no memory; retrying"]
+
+
 class Growing(Quiet):
     """A node that gets one device, to which programs cannot be attached yet."""
 

@@ -108,7 +108,8 @@ def test_the_reason_is_named(
 
 def test_tracked_connections_are_counted() -> None:
     def entry(client: str, end: str, state: str, answered: bool = True) -> Tracked:
-        return Tracked(Protocol.TCP, client, 4444, "10.96.0.10", 80, end, 8080, answered, state)
+        ends = ("10.96.0.10", 80, end, 8080, client, 4444)
+        return Tracked(Protocol.TCP, client, 4444, *ends, answered, state)
 
     entries = (
         entry("10.0.9.1", "10.0.0.1", "ESTABLISHED"),
