@@ -405,14 +405,13 @@ async def test_failing_over_again_and_again_is_logged_once(
 
 
 def misbehave(server: ApiServer, dice: random.Random) -> None:
-    version = server.world.version
     match dice.randrange(4):
         case 0:
             server.drop()
         case 1:
             server.expire()
         case 2:
-            server.restart(version + dice.choice([-100_000, 100_000]))
+            server.restore(dice)
         case _:
             server.fault(dice.choice(["html", "truncate", "drop", "end", "status"]))
 
@@ -438,7 +437,6 @@ def view(store: WatchedStore) -> object:
 async def test_chaos_ends_like_a_fresh_start(seed: int) -> None:
     dice = random.Random(seed)
     async with ApiServer() as server:
-        server.world.version = 1_000_000
         server.load(WORLD)
         async with reading(server, timing=IMPATIENT) as r:
             for step in range(150):

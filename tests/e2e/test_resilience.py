@@ -217,7 +217,7 @@ class Resilience(Chaos):
     async def restore(self) -> None:
         """etcd is restored from a backup: resourceVersions start again."""
         self.plane.drop()
-        self.server.restart(self.dice.choice([1, 1_000_000]))
+        self.server.restore(self.dice)
         await self.clock.sleep(MINUTE)
 
     async def outage(self) -> None:

@@ -121,7 +121,7 @@ class Chaos:
         self.server.expire()
 
     async def restart_server(self) -> None:
-        self.server.restart(self.dice.choice([1, 100_000]))
+        self.server.restore(self.dice)
 
     async def server_down(self) -> None:
         await self.server.stop_listening()

@@ -13,6 +13,7 @@ import argparse
 import asyncio
 import gc
 import json
+import random
 import signal
 import ssl
 import time
@@ -254,6 +255,11 @@ class ApiServer:
         """Come back with another history of resourceVersions, as after a restore."""
         self.drop()
         self.world.restart(version)
+
+    def restore(self, dice: random.Random) -> None:
+        """Come back with resourceVersions that it has never had, below or above all of these."""
+        self.drop()
+        self.world.restore(dice)
 
     def configure(self, **settings: Any) -> None:
         """Set tokens, forbidden, absent (lists), protobuf, watch_list, bookmark_seconds."""

@@ -6,6 +6,7 @@ import base64
 import bisect
 import itertools
 import json
+import random
 import time
 import uuid
 from collections.abc import Callable, Iterable
@@ -102,9 +103,16 @@ def key_of(obj: Object) -> Key:
     return str(meta.get("namespace") or ""), str(meta["name"])
 
 
+_MIDDLE = 1 << 40
+_APART = 1_000_000
+"""More than the changes of one life."""
+
+
 @dataclass
 class World:
     version: int = 100
+    lives: int = 0
+    """Restores so far."""
     compacted: int = 0
     """Watches from before this version are refused with 410."""
     objects: dict[str, dict[Key, Object]] = field(
@@ -147,6 +155,15 @@ class World:
         self.compacted = self.version
         self.history.clear()
         self.pages.clear()
+
+    def restore(self, dice: random.Random) -> None:
+        """Begin another life, at resourceVersions below or above those of all lives before.
+
+        If the versions of two lives overlap, a client of the first can resume in the second and
+        miss changes, and nothing shows that to any client.
+        """
+        self.lives += 1
+        self.restart(_MIDDLE + dice.choice([-1, 1]) * self.lives * _APART)
 
     def restart(self, version: int) -> None:
         """Begin another life: same objects, another history of resourceVersions."""
