@@ -34,11 +34,12 @@ format: setup ## Put the code in shape
 
 # Else each process of pytest compiles all tests anew: most of a minute for four of them.
 test: export PYTHONDONTWRITEBYTECODE =
-test: ## Every test, kernel tests as root, and coverage; WORKERS=n processes
+test: ## Every test, kernel tests as root, and coverage; WORKERS=n processes, STRICT=1 runs none twice
 	@scripts/setup.sh tests
 	@python -m compileall -q -j 0 src tests # for the many programs that tests start, also in the machine
 	@pytest -q --collect-only >/dev/null || true # compiled once; what is wrong is said below
-	pytest -q -n $(WORKERS) $(TOGETHER) --cov --cov-report= --durations=10
+	@rm -f .pytest_cache/v/cache/lastfailed
+	pytest -q -n $(WORKERS) $(TOGETHER) --cov --cov-report= --durations=10 || python scripts/rerun.py $$?
 	coverage report --include="$$(python scripts/pure.py)" --fail-under=100 --skip-covered
 
 properties: export EXAMPLES := $(or $(EXAMPLES),1000)
