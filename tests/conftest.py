@@ -6,11 +6,13 @@ many share a fixture; the modules that take longest begin first.
 
 from __future__ import annotations
 
+import functools
 import gc
 import os
 import shutil
 import signal
 import subprocess
+import sys
 from collections import defaultdict
 from collections.abc import Iterator
 from functools import cache
@@ -37,6 +39,8 @@ settings.load_profile("steersman")
 
 SETTINGS = pytest.StashKey[dict[str, str]]()
 CHANGED = pytest.StashKey[list[str]]()
+COVERED = pytest.StashKey[bool]()
+"""Whether coverage was measured in the last test."""
 BROWSER = "tests/browser/"
 APART = {
     "tests/sim/test_seeds.py",
@@ -93,6 +97,21 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
         if not item.nodeid.startswith(COVERING):
             item.add_marker(pytest.mark.no_cover)
     longest_first(items)
+
+
+def pytest_runtest_setup(item: pytest.Item) -> None:
+    """Let what a test calls run, where coverage is measured, instead of a cached answer.
+
+    Tests without it, which ran before in the same process, have filled the caches.
+    """
+    covered = item.get_closest_marker("no_cover") is None
+    if covered and not item.config.stash.get(COVERED, False):
+        for name, module in list(sys.modules.items()):
+            if name.startswith("steersman."):
+                for each in vars(module).values():
+                    if isinstance(each, functools._lru_cache_wrapper):
+                        each.cache_clear()
+    item.config.stash[COVERED] = covered
 
 
 def longest_first(items: list[pytest.Item]) -> None:

@@ -288,15 +288,15 @@ def test_the_extension_compiles_without_a_warning(compiler: str) -> None:
 )
 def test_a_time_is_written_as_in_json(seconds: int, wanted: str | None) -> None:
     moment = varint(1 << 3) + varint(seconds)
-    created = OBJECTS["Service"].decode(field(1, field(8, moment))).metadata.creation_timestamp
-    assert created == wanted
+    deleted = OBJECTS["Service"].decode(field(1, field(9, moment))).metadata.deletion_timestamp
+    assert deleted == wanted
 
 
 def test_an_empty_time_is_none_and_a_year_has_four_digits() -> None:
     decode = OBJECTS["Service"].decode
-    assert decode(field(1, field(8, b""))).metadata.creation_timestamp is None
+    assert decode(field(1, field(9, b""))).metadata.deletion_timestamp is None
     with pytest.raises(ProtobufError, match="253402300800 seconds is no time"):
-        decode(field(1, field(8, varint(1 << 3) + varint(253402300800))))
+        decode(field(1, field(9, varint(1 << 3) + varint(253402300800))))
 
 
 def test_an_event_has_a_type_and_an_object() -> None:
