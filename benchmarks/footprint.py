@@ -23,6 +23,13 @@ from steersman.host.process import CONTROL
 _PAGES = ("metrics", "metrics/services", "state", "configz")
 _ANSWERS = ("world", "state", "names", "stats", "status", "node", "history", "digests", "top")
 
+_CONFIG = "apiVersion: kubeproxy.config.k8s.io/v1alpha1\nkind: KubeProxyConfiguration\n"
+_KUBECONFIG = """current-context: x
+contexts: [{name: x, context: {cluster: c, user: u}}]
+clusters: [{name: c, cluster: {server: "https://10.9.0.1"}}]
+users: [{name: u, user: {token: x}}]
+"""
+
 
 def objects(services: int) -> list[bytes]:
     """Each Service and its slice, with their kinds, which lists leave out."""
@@ -79,33 +86,45 @@ def _ask(page: str) -> None:
 
 
 def _imports(mode: str, *options: str) -> float:
-    """MB resident of a fresh process that has imported what the process needs in a mode.
+    """MB resident of a fresh process with the modules of a mode and its two files, in YAML.
 
     It is isolated, as in the image: what a machine's own packages import at the start of every
     Python (`.pth` files) is not counted. The first of two processes may have to compile modules.
     """
     paths = [str(Path(module.__file__ or "").parents[1]) for module in (package, msgspec)]
-    code = (
-        f"import sys, site; sys.path[:0] = {paths}; "
-        "import steersman.cli.main, steersman.cli.commands.run, steersman.run.assemble; "
-        f"import steersman.modes.{mode}.mode; "
-        "print(*[line for line in open('/proc/self/status') if line.startswith('VmRSS')])"
-    )
-    argv = [sys.executable, "-IS", *options, "-c", code]
-    for _ in range(2):
-        done = subprocess.run(argv, check=True, capture_output=True, text=True, env=environment())
+    with tempfile.TemporaryDirectory() as directory:
+        kubeconfig, config = Path(directory, "kubeconfig"), Path(directory, "config.yaml")
+        kubeconfig.write_text(_KUBECONFIG)
+        config.write_text(f"{_CONFIG}clientConnection: {{kubeconfig: {kubeconfig}}}\n")
+        code = (
+            f"import sys, site; sys.path[:0] = {paths}; "
+            "import steersman.cli.main; steersman.cli.main.import_msgspec(); "
+            "import steersman.config, steersman.source.kubeconfig as access; "
+            f"steersman.config.parse_command_line(['--config={config}']); "
+            f"access.load_cluster_access('{kubeconfig}'); "
+            "import steersman.cli.commands.run, steersman.run.assemble; "
+            f"import steersman.modes.{mode}.mode; "
+            "print(*[line for line in open('/proc/self/status') if line.startswith('VmRSS')])"
+        )
+        argv = [sys.executable, "-IS", *options, "-c", code]
+        for _ in range(2):
+            done = subprocess.run(
+                argv, check=True, capture_output=True, text=True, env=environment()
+            )
     return int(done.stdout.split()[1]) * 1024 / 1e6
 
 
 def run(quick: bool) -> list[Figure]:
     """Measure without Services, with 10,000 and with 50,000 (500 when quick)."""
     figures = []
-    for mode in ("nftables", "iptables", "ebpf"):
+    for mode in ("nftables", "iptables", "ebpf", "userspace", "ipvs"):
         name = "iptables-nft" if mode == "iptables" else mode
         figures.append(figure("imports: resident memory", name, 0, (_imports(mode), "MB")))
         with tempfile.TemporaryDirectory() as cache:
             image = _imports(mode, "-OO", "-X", f"pycache_prefix={cache}")
         figures.append(figure("  in the image (-OO)", name, 0, (image, "MB")))
+        if mode in ("userspace", "ipvs"):
+            continue
         for size in (0, 500) if quick else (0, 10_000, 50_000):
             first, anonymous, now, most = measured(mode, size)
             figures += [

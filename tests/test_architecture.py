@@ -27,7 +27,7 @@ LAYERS: dict[str, set[str]] = {
     "proxy": {"model", "host", "failover"},
     "netfilter": {"model", "host", "failover"},
     "modes": {"model", "host", "proxy", "netfilter", "failover"},
-    "config": {"model", "modes"},  # of modes only the rows: specs.py
+    "config": {"model", "host", "modes"},  # of modes only the rows: specs.py
     "run": {
         "model",
         "host",

@@ -42,16 +42,30 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 def kube_proxy(argv: Sequence[str] | None = None) -> int:
     """Run `kube-proxy`: upstream's command line; return the exit status."""
+    import_msgspec()
     from steersman.cli.commands.run import run_words  # noqa: PLC0415 - the whole program
 
     words = list(sys.argv[1:] if argv is None else argv)
     return guarded(lambda: run_words(words, "kube-proxy"), "kube-proxy")
 
 
+def import_msgspec() -> None:
+    """Import msgspec without typing_extensions, which it prefers to Python's own typing.
+
+    That takes 0.3 MB, and only aiohttp needs it.
+    """
+    if "typing_extensions" not in sys.modules:
+        sys.modules["typing_extensions"] = None  # type: ignore[assignment] # importing it fails
+        import msgspec  # noqa: F401, PLC0415 - see above
+
+        del sys.modules["typing_extensions"]
+
+
 def _dispatch(words: Sequence[str]) -> int:
     if words in (["version"], ["--version"]):  # without importing anything
         print(f"steersman {__version__}")
         return 0
+    import_msgspec()
     from steersman.cli.command import command_help, find_command  # noqa: PLC0415
     from steersman.modes.specs import SPECS  # noqa: PLC0415
 

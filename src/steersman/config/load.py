@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterable, Iterator
+from functools import lru_cache
 from typing import Annotated, Any, NamedTuple, TypeAlias, TypeVar, cast, get_args, get_origin
 
 import msgspec
@@ -20,6 +21,7 @@ from steersman.config.errors import ConfigError
 from steersman.config.features import suggest
 from steersman.config.go import Duration, Quantity
 from steersman.config.types import GROUP_VERSION, KIND, RESTART, KubeProxyConfiguration, ProxyConfig
+from steersman.host.process import in_child
 
 # -- Reading ---------------------------------------------------------------------------------------
 
@@ -85,9 +87,20 @@ def parse_document(text: str) -> tuple[Plain, list[str]]:
             return cast("Plain", json.loads(text, object_pairs_hook=unite)), duplicates
         except (ValueError, RecursionError):
             pass  # flow-style YAML begins with a brace, too; its parser reports the error
-    from steersman.config.yaml_text import parse_yaml  # noqa: PLC0415 - 1 MB, for YAML only
+    data, problems = msgspec.json.decode(_yaml_as_json(text))
+    return data, problems
 
-    return parse_yaml(text)
+
+@lru_cache(maxsize=1)  # the file of a running process is read again at each switch of its mode
+def _yaml_as_json(text: str) -> bytes:
+    """Return the data and the problems of YAML text, whose parser takes 1.5 MB."""
+
+    def parse() -> bytes:
+        from steersman.config.yaml_text import parse_yaml  # noqa: PLC0415 - see above
+
+        return msgspec.json.encode(parse_yaml(text))
+
+    return in_child("yaml", parse)
 
 
 # Plain data to the document

@@ -90,12 +90,13 @@ async def assemble(
         StartError: it cannot run here.
         SysctlError: a start-up setting cannot be written (behaviour 1.1).
     """
+    # First, while this process has one thread: a kubeconfig may be read in a child of it.
+    source = make_source(parsed.config, node_config(parsed.config).node_name)
     chosen = await machine.choose_mode(parsed.config)
     mode = chosen.mode
     config = msgspec.structs.replace(parsed.config, mode=mode.name)
     facts = await read_facts()
     node = node_config(config)
-    source = make_source(config, node.node_name)
     if problem := missing_cluster_cidr(node):
         log.warning("clusterCIDR %s", problem)
     # From here on the machine is changed: a wrong configuration has failed before.

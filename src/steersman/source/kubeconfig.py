@@ -10,6 +10,7 @@ import base64
 import binascii
 import os
 from collections.abc import Mapping, Sequence
+from functools import lru_cache
 from pathlib import Path
 from typing import Any
 from urllib.parse import unquote, urlsplit
@@ -17,6 +18,7 @@ from urllib.parse import unquote, urlsplit
 import msgspec
 
 from steersman.host.files import read_file
+from steersman.host.process import in_child
 from steersman.model.addresses import without_password
 
 SERVICE_ACCOUNT = Path("/var/run/secrets/kubernetes.io/serviceaccount")
@@ -250,13 +252,30 @@ def _from_file(path: Path, masters: tuple[str, ...], context: str) -> ClusterAcc
 
 
 def _parse(path: Path) -> _File:
-    import yaml  # noqa: PLC0415 - 1 MB, not in a pod that uses its service account
+    file = str(path)
+    try:
+        return _decoded(read_file(path, _MAX_BYTES), file)
+    except OSError as error:
+        reason = error.strerror or str(error)
+        raise KubeconfigError(file, "", f"cannot be read: {reason}") from error
+
+
+@lru_cache(maxsize=1)  # the connection and the Events need it, and answers that ask the API server
+def _decoded(content: bytes, file: str) -> _File:
+    try:
+        parsed = in_child("yaml", lambda: msgspec.json.encode(_from_yaml(content, file)))
+    except (TypeError, ValueError, OverflowError):  # an extension that is no JSON: nobody uses it
+        return _from_yaml(content, file)
+    return msgspec.json.decode(parsed, type=_File)
+
+
+def _from_yaml(content: bytes, file: str) -> _File:
+    import yaml  # noqa: PLC0415 - 1.5 MB, not in a pod that uses its service account
 
     from steersman.model.yaml_bounds import Budget, refuse_deep  # noqa: PLC0415 - see above
 
-    file = str(path)
     try:
-        text = read_file(path, _MAX_BYTES).decode("utf-8-sig")
+        text = content.decode("utf-8-sig")
         # Aliases can make a small file grow without bound, so nodes are counted before they become
         # values.
         refuse_deep(text, yaml.CSafeLoader, _MAX_DEPTH)
@@ -272,9 +291,6 @@ def _parse(path: Path) -> _File:
     except msgspec.ValidationError as error:
         reason, _, field = str(error).partition(" - at `$")
         raise KubeconfigError(file, field.rstrip("`").lstrip("."), reason) from error
-    except OSError as error:
-        reason = error.strerror or str(error)
-        raise KubeconfigError(file, "", f"cannot be read: {reason}") from error
     except (yaml.YAMLError, ValueError, RecursionError) as error:
         problem = " ".join(str(error).split())
         raise KubeconfigError(file, "", f"is not YAML: {problem}") from error

@@ -172,6 +172,18 @@ def test_exec(tmp_path: Path) -> None:
     )
 
 
+@pytest.mark.parametrize("value", ["{null: 1}", "{true: 2020-01-01}", ".nan"])
+def test_extensions_that_no_json_can_hold_are_for_others(tmp_path: Path, value: str) -> None:
+    path = write(tmp_path, cluster={"extensions": [{"name": "other", "extension": "VALUE"}]})
+    path.write_text(path.read_text().replace("VALUE", value))
+    assert load_cluster_access(path).servers == ("https://10.0.0.1:6443",)
+
+
+def test_a_rewritten_file_is_read_again(tmp_path: Path) -> None:
+    assert load(tmp_path).token == "t"
+    assert load(tmp_path, user={"token": "new"}).token == "new"
+
+
 def test_null_is_absence(tmp_path: Path) -> None:
     user = {"exec": {**EXEC, "args": None, "env": None}, "token": None}
     plugin = load(tmp_path, user=user, preferences=None).exec_plugin

@@ -9,7 +9,6 @@ from steersman.host.exec import Exec
 from steersman.modes.base import Tracer
 from steersman.modes.specs import ModeOptions
 from steersman.modes.userspace.core import Portals, UserspaceMode, UserspaceOptions
-from steersman.modes.userspace.direct_portals import DirectPortals, LinuxAddresses, LocalPortals
 from steersman.modes.userspace.iptables_portals import IptablesPortals
 from steersman.modes.userspace.nft_portals import NftPortals
 from steersman.modes.userspace.rule_portals import DeleteStale
@@ -56,10 +55,12 @@ def linux_portals(
         delete_stale: deletes stale conntrack entries; None keeps them.
         leftovers: only to remove leftovers: probing must create no table.
     """
-    if kind == "none":
-        return (LocalPortals(),)
-    if kind == "direct":
-        return (DirectPortals(LinuxAddresses(execute)),)
+    if kind in ("none", "direct"):
+        from steersman.modes.userspace import direct_portals as direct  # noqa: PLC0415 - rarely used
+
+        if kind == "none":
+            return (direct.LocalPortals(),)
+        return (direct.DirectPortals(direct.LinuxAddresses(execute)),)
     iptables = IptablesPortals(execute, iptables_variant, delete_stale, leftovers=leftovers)
     nft = NftPortals(execute, delete_stale)
     by_kind: dict[str, tuple[Portals, ...]] = {"iptables": (iptables,), "nftables": (nft,)}
