@@ -6,6 +6,8 @@ import asyncio
 
 import h11
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from steersman.host import connect
 from steersman.source import http_connection
@@ -248,6 +250,42 @@ def test_chunks_are_the_same_wherever_they_are_cut() -> None:
             b"",
             "",
         )
+
+
+PARTS = (b"0", b"1", b"3", b"a", b"1f", b"F", b"\r\n", b"\r\n", b"\r", b";x=y", b" ", b"-")
+FRAMED = (b"abc", b"x" * 10, b"3\r\nabc\r\n", b"2\r\n\r\n\r\n", b"0\r\n\r\n", b"g", b"\0")
+
+
+def read_by_h11(data: bytes) -> tuple[bytes, str]:
+    """Return the body that h11 reads, and how that ends."""
+    http = h11.Connection(h11.CLIENT)
+    http.send(h11.Request(method="GET", target="/", headers=[("Host", "a")]))
+    http.send(h11.EndOfMessage())
+    http.receive_data(b"HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n" + data)
+    body = b""
+    try:
+        while (event := http.next_event()) is not h11.NEED_DATA:
+            if isinstance(event, h11.EndOfMessage):
+                return body, "end"
+            body += event.data if isinstance(event, h11.Data) else b""
+    except h11.RemoteProtocolError:
+        return body, "problem"
+    return body, "more"
+
+
+@given(st.lists(st.sampled_from(PARTS + FRAMED), max_size=14), st.integers(1, 7))
+def test_a_body_is_complete_if_h11_says_so(parts: list[bytes], size: int) -> None:
+    data = b"".join(parts)
+    body, decoded = chunked_body(), b""
+    for at in range(0, len(data), size):
+        if not body.ended and not body.problem:
+            decoded += body.decode(data[at : at + size])
+    found, end = read_by_h11(data)
+    if end == "end":
+        assert body.ended
+    if body.ended:  # also if what follows the last chunk are no headers
+        assert decoded == found
+    assert not (body.ended and body.problem)
 
 
 @pytest.mark.parametrize("size", [b"", b"-1", b"+1", b"0x1", b"1_0", b" 1", b"1" * 16, b"\xb2"])
