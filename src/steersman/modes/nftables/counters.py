@@ -6,8 +6,11 @@ every connection passes them when it is learned.
 
 An element that is replaced starts at zero in the kernel, and slots change hands. ElementCounters
 reads elements just before a transaction replaces them, and carries the counts over. Scrape reads
-all counters beside transactions, which it does not hold up: one that meets a transaction is
-repeated. totals.py adds the counts up by ServicePort.
+all counters beside transactions, which it does not hold up: one that meets a transaction that
+replaces elements is repeated. The kernel (6.18) does not say that a list of elements changed while
+it was read: one that met a new element may have another one twice, which counts once here; one
+that met the growth of a hash table may lack some, which totals.py puts up with. totals.py adds
+the counts up by ServicePort.
 """
 
 from __future__ import annotations
@@ -174,21 +177,27 @@ def _may_stay(change: Diff) -> bool:
 
 
 def _family_counts(netlink: Netlink, family: Family) -> Iterator[tuple[bytes, int]]:
-    """Yield the counts of one family's elements. Members are listed even if their count is 0."""
+    """Yield the counts of one family's elements. Members are listed even if their count is 0.
+
+    Each element is yielded once, even if the kernel lists it twice.
+    """
     width = family.bits // 8
     for kind in _COUNTED_KINDS:
         start, size = prefix(kind, family), SETS[kind].key_size(family)
         key_in, endpoint_in = wire.key_getter(size), wire.data_getter(size, width + 4)
         behind = wire.behind_key(size)
+        seen = {}
         for content in set_contents(netlink, family, SETS[kind].name, _HAS_COUNTED):
             if packets := _packets(content, behind):
-                yield counted_key(start + key_in(content), endpoint_in(content)), packets
+                key = key_in(content)
+                seen[key] = counted_key(start + key, endpoint_in(content)), packets
+        yield from seen.values()
     key_in, behind = wire.key_getter(width + 4), wire.behind_key(width + 4)
     for name in set_names(netlink, family):
         if is_members_set(name):
             start = element_key(named(Kind.MEMBERS, family, name))
-            for content in set_contents(netlink, family, name):
-                yield start + key_in(content), _packets(content, behind)
+            contents = set_contents(netlink, family, name)
+            yield from {start + key_in(each): _packets(each, behind) for each in contents}.items()
 
 
 def _packets(content: bytes, behind: int) -> int:

@@ -48,16 +48,19 @@ class ConnectionTotals:
         """Add the increase since the last time; forget frontends and endpoints that are gone.
 
         Args:
-            counts: by `layout.counted_key`; counts of 0 may be left out, except those of members.
+            counts: by `layout.counted_key`; one that is left out is as it was, except of members.
             plans: all plans that are in force.
             carried: the part of the counts that was counted by elements replaced since.
         """
         # 1. The increase of each counter.
         increases: dict[bytes, int] = {}
+        missing: dict[bytes, int] = {}
         for key, count in counts.items():
             more = count - self._last.get(key, 0)
             if more < 0:  # the element was deleted and came back: it started at zero
                 more = count - carried.get(key, 0)
+                if not more:
+                    missing[key] = self._last[key]
             if more:
                 increases[key] = more
         # 2. The totals so far of frontends and endpoints that are planned.
@@ -71,14 +74,15 @@ class ConnectionTotals:
             if frontend is None or owners.is_counted_elsewhere(key, owner, endpoint, counts):
                 continue
             if endpoint:
-                label = (frontend[0], join_host_port(*unpack_endpoint(endpoint)))
+                label = _label(frontend, endpoint)
                 if label in owners.endpoints:
                     owners.endpoints[label] += more
             else:
                 owners.frontends[frontend] += more
             if kind_of(key) == Kind.RELAY:  # no element counts its frontend
                 owners.frontends[frontend] += more
-        self._last = counts
+        # 4. A count that is missing may come back: lists of elements that change are not complete.
+        self._last = {**dict(owners.planned(self._last)), **counts, **missing}
         self._frontends = {label: count for label, count in owners.frontends.items() if count}
         self._endpoints = {label: count for label, count in owners.endpoints.items() if count}
         return ConnectionStats(self._frontends, self._endpoints)
@@ -133,6 +137,16 @@ class _Owners(NamedTuple):
             for frontend in plan.frontends:
                 self.counting_set[_frontend_key(plan, frontend)] = b""
 
+    def planned(self, counts: Mapping[bytes, int]) -> Iterator[tuple[bytes, int]]:
+        """Yield the counts of frontends and endpoints that are planned."""
+        for key, count in counts.items():
+            owner, endpoint = split_counted_key(key)
+            frontend = self.frontend_of.get(owner)
+            if frontend is None:
+                continue
+            if not endpoint or _label(frontend, endpoint) in self.endpoints:
+                yield key, count
+
     def is_counted_elsewhere(
         self, key: bytes, owner: bytes, endpoint: bytes, counts: Mapping[bytes, int]
     ) -> bool:
@@ -147,6 +161,10 @@ class _Owners(NamedTuple):
         if other is None:
             return False
         return not other or element_key(other, endpoint) in counts
+
+
+def _label(frontend: StatsKey, endpoint: bytes) -> StatsKey:
+    return frontend[0], join_host_port(*unpack_endpoint(endpoint))
 
 
 def _frontend_key(plan: ServicePlan, frontend: Frontend) -> bytes:

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
 from typing import Any, cast
 
 import pytest
 
 from steersman.host.netlink import Netlink
+from steersman.host.nlmsg import Message, Request, attr, nested, text
 from steersman.model.errors import BusyError
 from steersman.model.plan import ServicePlan
 from steersman.model.ruleset import Diff, diff
@@ -77,6 +78,26 @@ def test_counts_are_not_read_during_a_replacement() -> None:
     assert counters.totals(netlink) == ({}, {})
     with counters.carried_over(Diff(added={b"\x01\x04": b""})):
         assert counters.totals(netlink) == ({}, {})
+
+
+def test_an_element_that_is_listed_twice_counts_once() -> None:
+    """The kernel lists an element again if a new one came while it listed them."""
+    counter = nested(2, attr(1, bytes(8)), attr(2, (7).to_bytes(8, "big")))
+
+    def listed(number: int) -> bytes:
+        key = nested(1, attr(1, bytes((10, 96, 0, number, 6, 0, 0, 0, 0, 80, 0, 0))))
+        return nested(1, key, nested(7, text(1, "counter"), counter))
+
+    class Lists:
+        def dump(self, request: Request) -> Iterator[Message]:
+            if b"service-ips\0" in request.payload and request.payload[0] == 2:
+                for elements in ((listed(1), listed(2)), (listed(2), listed(3))):
+                    yield Message(0, 0, 0, bytes(4) + nested(3, *elements))
+
+    netlink = cast(Any, Lists())
+    reading = ElementCounters(netlink).totals(netlink)
+    assert reading is not None
+    assert [*reading.totals.values()] == [7, 7, 7]
 
 
 @pytest.mark.parametrize(

@@ -83,6 +83,15 @@ def test_counts_carried_over_are_not_added_twice() -> None:
     assert named(made.endpoints) == {"shop/web:http 10.244.0.1:8080": 10}
 
 
+def test_a_missing_count_that_was_carried_over_in_part_is_not_added_again() -> None:
+    totals, plan = ConnectionTotals(), make.port([1])
+    carried = counts(plan, each=5)
+    totals.update(counts(plan, each=9), [plan], carried)
+    totals.update(carried, [plan], carried)
+    made = totals.update(counts(plan, each=10), [plan], carried)
+    assert named(made.endpoints) == {"shop/web:http 10.244.0.1:8080": 10}
+
+
 def test_totals_of_removed_endpoints_are_dropped() -> None:
     totals, plan = ConnectionTotals(), make.port([1, 2])
     totals.update(counts(plan, each=9), [plan])
@@ -122,6 +131,19 @@ def test_no_count_ever_falls(steps: list[tuple[ServicePlan, int]]) -> None:
         now = {**made.endpoints, **made.frontends}
         assert all(now[name] >= before[name] for name in now.keys() & before.keys())
         before = now
+
+
+def test_a_count_that_is_missing_for_a_while_is_not_added_again() -> None:
+    totals, plan = ConnectionTotals(), make.port([1, 2])
+    totals.update(counts(plan, each=9), [plan])
+    totals.update({}, [plan])  # the kernel left elements out of its list
+    made = totals.update(counts(plan, each=11), [plan])
+    assert set(made.endpoints.values()) == {11}
+    assert set(made.frontends.values()) == {11}
+    less = make.port([2])
+    totals.update({}, [less])
+    made = totals.update(counts(plan, each=3), [plan])  # an endpoint that was gone is a new one
+    assert named(made.endpoints)["shop/web:http 10.244.0.1:8080"] == 3
 
 
 @given(st.lists(st.tuples(make.plans(0), st.integers(0, 3)), max_size=6))
