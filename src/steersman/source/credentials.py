@@ -277,15 +277,17 @@ class TlsContexts:
 
 
 def _context(authority: bytes, pair: KeyPair | None, *, insecure: bool) -> ssl.SSLContext:
-    try:
-        context = ssl.create_default_context(cadata=authority.decode("ascii", "ignore") or None)
-    except (ssl.SSLError, ValueError) as error:
-        raise TlsError(f"certificate authority is not PEM: {error}") from error
-    # On since Python 3.13; it refuses the CAs that many clusters were set up with.
-    context.verify_flags &= ~ssl.VERIFY_X509_STRICT
-    if insecure:
+    if insecure:  # without the system's authorities, which take 1 MB
+        context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
         context.check_hostname = False
         context.verify_mode = ssl.CERT_NONE
+    else:
+        try:
+            context = ssl.create_default_context(cadata=authority.decode("ascii", "ignore") or None)
+        except (ssl.SSLError, ValueError) as error:
+            raise TlsError(f"certificate authority is not PEM: {error}") from error
+        # On since Python 3.13; it refuses the CAs that many clusters were set up with.
+        context.verify_flags &= ~ssl.VERIFY_X509_STRICT
     if pair is not None:
         # `ssl` loads only files, so the key gets one that no disk ever sees.
         try:

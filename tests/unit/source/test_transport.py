@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import ssl
 from pathlib import Path
 
 import pytest
@@ -49,3 +50,13 @@ def test_an_emptied_authority_does_not_make_everybody_trusted(tmp_path: Path, te
         contexts.current(None)
     file.write_bytes(Authority().pem)
     assert len(contexts.current(None).get_ca_certs()) == 1
+
+
+def test_without_verification_no_authority_is_loaded(monkeypatch: pytest.MonkeyPatch) -> None:
+    loaded = []
+    monkeypatch.setattr(ssl.SSLContext, "load_default_certs", lambda *args: loaded.append(args))
+    context = TlsContexts(ClusterAccess(servers=("https://x",), insecure=True)).current(None)
+    assert (context.verify_mode, context.check_hostname) == (ssl.CERT_NONE, False)
+    assert not loaded
+    TlsContexts(ClusterAccess(servers=("https://x",))).current(None)
+    assert len(loaded) == 1
