@@ -67,6 +67,7 @@ def compressed(body: bytes, encoding: str = "gzip") -> Sent:
 
 
 BOMB = gzip.compress(bytes(64 * MIB), 9)
+EMPTY_LIST = gzip.compress(b'{"kind": "ServiceList", "metadata": {"resourceVersion": "1"}}')
 DEEP = b'{"kind": "ServiceList", "items": ' + b"[" * 100_000
 
 
@@ -76,6 +77,8 @@ DEEP = b'{"kind": "ServiceList", "items": ' + b"[" * 100_000
         (compressed(BOMB), "too_long"),
         (compressed(BOMB[:100]), "connection"),
         (compressed(b"no gzip"), "connection"),
+        (compressed(EMPTY_LIST + EMPTY_LIST), "connection"),
+        (compressed(EMPTY_LIST + bytes(MIB)), "connection"),
         (compressed(b"x", "br"), "connection"),
         (lambda _: chunked(itertools.repeat(b" " * 65536)), "too_long"),
         (answer(f"{JSON}Content-Length: 99999999999999\r\n", b"{}"), "connection"),

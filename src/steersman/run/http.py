@@ -225,7 +225,7 @@ class Connection(asyncio.Protocol):
         """Answer what came before, as Go's servers do; TLS closes at once."""
         self._ended = True
         self._readable.set()
-        return self._task is not None
+        return self._task is not None and self._transport.get_extra_info("ssl_object") is None
 
     def pause_writing(self) -> None:
         """Wait before the next piece."""

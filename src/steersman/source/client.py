@@ -93,6 +93,8 @@ async def body_chunks(response: Response) -> AsyncIterator[bytes]:
             rest = gzip.unconsumed_tail
             if piece:
                 yield piece
+            if gzip.unused_data:  # zlib would keep all of it
+                raise _broken("more follows the compressed data")
             if not rest and len(piece) < _PIECE:
                 break
             await asyncio.sleep(0)

@@ -384,14 +384,35 @@ async def test_nothing_is_made_for_a_client_that_reads_nothing(threaded: bool) -
         await until(lambda: stream.made > made)
 
 
-async def test_a_stream_within_tls_waits_for_its_client_too(tmp_path: Path) -> None:
-    authority, stream = Authority(), Stream()
-    cert, key = tmp_path / "cert", tmp_path / "key"
+def tls_contexts(folder: Path) -> tuple[ssl.SSLContext, ssl.SSLContext]:
+    """Contexts of a server and of a client that trusts it."""
+    authority, cert, key = Authority(), folder / "cert", folder / "key"
     for path, data in zip((cert, key), authority.issue("node", "127.0.0.1"), strict=True):
         path.write_bytes(data)
     ours = ssl.create_default_context(ssl.Purpose.CLIENT_AUTH)
     ours.load_cert_chain(cert, key)
-    theirs = ssl.create_default_context(cadata=authority.pem.decode())
+    return ours, ssl.create_default_context(cadata=authority.pem.decode())
+
+
+async def test_the_end_of_a_client_within_tls_is_not_logged(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    ours, theirs = tls_contexts(tmp_path)
+    server = await listen(App(lambda _: Answer("ok")), "127.0.0.1", 0, ClientPool(), ours)
+    reader, writer = await asyncio.open_connection("127.0.0.1", server.port, ssl=theirs)
+    writer.write(GET)
+    async with asyncio.timeout(SECONDS):
+        assert (await reader.readline()).startswith(b"HTTP/1.1 200")
+        writer.close()
+        with suppress(OSError):
+            await writer.wait_closed()
+        await until(lambda: not (server.clients._working or server.clients._idle))
+    await server.close()
+    assert not caplog.messages
+
+
+async def test_a_stream_within_tls_waits_for_its_client_too(tmp_path: Path) -> None:
+    (ours, theirs), stream = tls_contexts(tmp_path), Stream()
     server = await listen(App(stream), "127.0.0.1", 0, ClientPool(), ours)
     reader, writer = await asyncio.open_connection("127.0.0.1", server.port, ssl=theirs)
     writer.transport.pause_reading()  # type: ignore[attr-defined]
