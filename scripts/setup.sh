@@ -173,8 +173,9 @@ if is_current; then
 fi
 "$venv/bin/python" -c 'import pip' 2>/dev/null || make_venv
 # pip works while apt does: on two cores this takes as long as the slower of them.
+# --no-deps: the lock is complete; pip 23 refuses a pinned package that another one wants with an extra.
 say "installing the locked Python packages into $venv"
-"$venv/bin/python" -m pip install --quiet --require-hashes -r requirements.lock &
+"$venv/bin/python" -m pip install --quiet --require-hashes --no-deps -r requirements.lock &
 pip=$!
 trap 'kill "$pip" 2>/dev/null || true' EXIT
 system_tools "${kinds[@]}"
