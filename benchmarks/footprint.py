@@ -102,7 +102,7 @@ def _imports(mode: str, *options: str) -> float:
             "import steersman.config, steersman.source.kubeconfig as access; "
             f"steersman.config.parse_command_line(['--config={config}']); "
             f"access.load_cluster_access('{kubeconfig}'); "
-            "import steersman.cli.commands.run, steersman.run.assemble; "
+            "import steersman.cli.commands.run, steersman.run.process.assemble; "
             f"import steersman.modes.{mode}.mode; "
             "print(*[line for line in open('/proc/self/status') if line.startswith('VmRSS')])"
         )

@@ -19,7 +19,7 @@ def measure(path: Path, services: int) -> tuple[float, float]:
     from steersman.model.findings import Finding  # noqa: PLC0415
     from steersman.model.inputs import HostFacts, NodeConfig  # noqa: PLC0415
     from steersman.modes.iptables.mode import IptablesMode  # noqa: PLC0415
-    from steersman.run.event_loop import collect_rarely  # noqa: PLC0415
+    from steersman.run.process.event_loop import collect_rarely  # noqa: PLC0415
     from steersman.source.store import Store  # noqa: PLC0415
     from steersman.source.wire import decode_object  # noqa: PLC0415
 

@@ -23,8 +23,8 @@ from steersman.model.inputs import NodeConfig
 from steersman.model.names import Family, ObjectName, Protocol, ServicePortName
 from steersman.model.stats import ConnectionStats
 from steersman.modes.nftables.mode import NftablesMode
-from steersman.run.event_loop import collect_rarely, freeze_live_objects
-from steersman.run.sync import Sync
+from steersman.run.process.event_loop import collect_rarely, freeze_live_objects
+from steersman.run.sync.sync import Sync
 from steersman.source.store import Store
 
 MODE = "nftables"

@@ -27,7 +27,7 @@ from steersman.modes.ipvs.mode import IpvsMode
 from steersman.modes.nftables.mode import NftablesMode
 from steersman.modes.userspace.core import UserspaceMode, UserspaceOptions
 from steersman.modes.userspace.mode import linux_portals
-from steersman.run.sync import Sync
+from steersman.run.sync.sync import Sync
 from steersman.source.store import Store
 from steersman.source.wire import decode_object
 

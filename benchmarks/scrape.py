@@ -20,9 +20,9 @@ from benchmarks.process import api_server, get, steersman, wait_ready
 from steersman.model.names import Family, PlanKey, Protocol, ServicePortName
 from steersman.model.plan import Action, Endpoint, Frontend, FrontendKind, ServicePlan, Verdict
 from steersman.model.stats import ConnectionStats
-from steersman.run.mode_metrics import counts_of
-from steersman.run.prometheus import exposition
-from steersman.run.service_metrics import Ledger, ServiceFilter
+from steersman.run.observe.mode_metrics import counts_of
+from steersman.run.observe.prometheus import exposition
+from steersman.run.observe.service_metrics import Ledger, ServiceFilter
 
 MODES = ("iptables", "nftables", "ebpf")
 _PAGES = ("metrics", "metrics/services", "state")

@@ -17,10 +17,10 @@ from steersman.host.sysctl import ConntrackConfig, conntrack_max, conntrack_sett
 from steersman.model.kube import Node, NodeAddress, NodeSpec, NodeStatus, ObjectMeta
 from steersman.model.names import Family, ObjectName, Protocol
 from steersman.model.plan import Endpoint
-from steersman.run.health import Moment, ProxyHealth, ServiceHealth
-from steersman.run.http import Answer
-from steersman.run.node_watcher import NodeTimeoutError, host_ips, pod_cidrs, wait_for_node
-from steersman.run.runner import Runner
+from steersman.run.process.node_watcher import NodeTimeoutError, host_ips, pod_cidrs, wait_for_node
+from steersman.run.serve.health import Moment, ProxyHealth, ServiceHealth
+from steersman.run.serve.http import Answer
+from steersman.run.sync.runner import Runner
 from tests.support.clock import FakeClock, settle
 from tests.support.stale import Entry, contains_entry
 

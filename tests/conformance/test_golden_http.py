@@ -12,11 +12,11 @@ import pytest
 from steersman.config import flagz
 from steersman.model.kube import Node, ObjectMeta
 from steersman.model.names import Family, ObjectName
-from steersman.run.health import ProxyHealth, ServiceHealth, now, proxy_health_app
-from steersman.run.http import App, application
-from steersman.run.metrics import Metrics
-from steersman.run.metrics_server import Pages, metrics_app
-from steersman.run.scraped import NFACCT, nfacct_packets
+from steersman.run.observe.metrics import Metrics
+from steersman.run.observe.scraped import NFACCT, nfacct_packets
+from steersman.run.serve.health import ProxyHealth, ServiceHealth, now, proxy_health_app
+from steersman.run.serve.http import App, application
+from steersman.run.serve.metrics_server import Pages, metrics_app
 from tests.support.http import Reply, ask, serving
 
 GOLDEN = Path(__file__).parents[2] / "../shared/golden"

@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 
 from steersman.model.names import ObjectName
-from steersman.run.events import Recorder
+from steersman.run.observe.events import Recorder
 from steersman.source.apiserver import ApiEventPoster
 from steersman.source.kubeconfig import ClusterAccess, Material
 from steersman.source.wire import ApiError

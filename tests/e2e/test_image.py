@@ -267,7 +267,7 @@ def test_it_runs_what_was_compiled_without_docstrings(root: Path) -> None:
     """They take 1 MB of each process; the root is read-only, so nothing is compiled later."""
     launcher = (root / "usr/local/bin/steersman").read_text().splitlines()[0]
     code = """
-import asyncio, os, yaml, steersman.run.sync as ours
+import asyncio, os, yaml, steersman.run.sync.sync as ours
 print([module.__doc__ for module in (asyncio.base_events, yaml, ours)], ours.__cached__)
 print(os.path.exists(ours.__cached__))
 """

@@ -25,8 +25,8 @@ from steersman.compile.planner import Planner
 from steersman.host.exec import Result, SubprocessExec
 from steersman.host.facts import read_facts
 from steersman.modes.iptables.mode import IptablesMode, IptablesOptions
-from steersman.run.runner import Runner
-from steersman.run.sync import Sync
+from steersman.run.sync.runner import Runner
+from steersman.run.sync.sync import Sync
 from steersman.source.apiserver import ApiServerSource
 from steersman.source.credentials import Credentials
 from steersman.source.kubeconfig import ClusterAccess, ExecPlugin, Material

@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from steersman.host.exec import SubprocessExec
-from steersman.run.mode_transition import other_modes, remove_leftovers_once
+from steersman.run.process.mode_transition import other_modes, remove_leftovers_once
 from tests.support.lab.namespace import in_namespace, sh
 from tests.support.processes.steersman import NOBODY, manifests, rules, steersman, world
 

@@ -27,10 +27,10 @@ from steersman.modes.iptables.mode import IptablesMode
 from steersman.modes.nftables.mode import NftablesMode
 from steersman.netfilter import conntrack
 from steersman.netfilter.conntrack_watch import delete_untranslated
-from steersman.run.health import ProxyHealth
-from steersman.run.metrics import Metrics
-from steersman.run.observers import SyncObservers
-from steersman.run.sync import Sync
+from steersman.run.observe.metrics import Metrics
+from steersman.run.observe.observers import SyncObservers
+from steersman.run.serve.health import ProxyHealth
+from steersman.run.sync.sync import Sync
 from steersman.source.store import Store
 from tests.support.apiserver.reading import until
 from tests.support.builders.store import make

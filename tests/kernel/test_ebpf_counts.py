@@ -15,7 +15,7 @@ from steersman.modes.ebpf import tracking
 from steersman.modes.ebpf.bpf import HashMap
 from steersman.modes.ebpf.loader import LoadedObject
 from steersman.modes.ebpf.tracking import Counts, FlowTable
-from steersman.run.mode_metrics import ModeMetrics
+from steersman.run.observe.mode_metrics import ModeMetrics
 from tests.support.builders.ebpf_node_plan import (
     CLIENT,
     ENDPOINTS,

@@ -18,7 +18,7 @@ from steersman.model.ruleset import diff
 from steersman.modes.ebpf.datapath import EbpfOptions
 from steersman.modes.ebpf.mode import EbpfMode
 from steersman.modes.ebpf.netns import NodeNetns
-from steersman.run.sync import Sync
+from steersman.run.sync.sync import Sync
 from steersman.source.store import Store
 from tests.support.builders.ebpf_node_plan import LAYOUT, LOOKER, NODE, OTHER, POD, VIP
 from tests.support.builders.store import service, slice_

@@ -12,9 +12,9 @@ from pathlib import Path
 import pytest
 
 from steersman.netfilter.nf_tables import NoTablesError, OwnedTables
-from steersman.run import instance as instance_module
-from steersman.run.instance import NAME, NEXT, Holder, Instance
-from steersman.run.startup import StartError
+from steersman.run.process import instance as instance_module
+from steersman.run.process.instance import NAME, NEXT, Holder, Instance
+from steersman.run.process.startup import StartError
 from tests.support.lab.namespace import in_namespace, sh
 from tests.support.processes.steersman import (
     NOBODY,
@@ -221,7 +221,7 @@ async def _in_rules(text: str) -> bool:
 SQUAT = """
 import socket, sys, time
 from steersman.netfilter.nf_tables import NoTablesError, OwnedTables
-from steersman.run.instance import NAME
+from steersman.run.process.instance import NAME
 sock = socket.socket(socket.AF_UNIX)
 sock.bind("\\0" + NAME)
 sock.listen(1)

@@ -21,7 +21,7 @@ from steersman.model.ruleset import Diff, Ruleset, diff
 from steersman.modes.iptables.mode import IptablesMode, IptablesOptions
 from steersman.modes.iptables.names import is_kubelets
 from steersman.netfilter.rule_text import LIMITS, Limits
-from steersman.run.sync import Sync
+from steersman.run.sync.sync import Sync
 from steersman.source.store import Store
 from tests.support.builders.plans import (
     SETTINGS,

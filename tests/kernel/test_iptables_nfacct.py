@@ -15,7 +15,7 @@ from steersman.host.netlink import Netlink, NetlinkError
 from steersman.model.errors import BusyError
 from steersman.modes.iptables.mode import COUNTERS, PacketCounters
 from steersman.modes.iptables.names import INVALID_DROPPED, LOCALHOST_ACCEPTED
-from steersman.run.scraped import NFACCT
+from steersman.run.observe.scraped import NFACCT
 from tests.support.apiserver.reading import service, slice_
 from tests.support.lab.namespace import in_namespace, sh
 from tests.support.processes.steersman import command, get, manifests, steersman, until

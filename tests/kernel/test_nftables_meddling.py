@@ -18,7 +18,7 @@ from steersman.model.ruleset import Ruleset, diff
 from steersman.modes.nftables.layout import affinity_map_name, base_name
 from steersman.modes.nftables.mode import NftablesMode, subscribe
 from steersman.netfilter.nf_tables import generation
-from steersman.run.sync import Sync
+from steersman.run.sync.sync import Sync
 from steersman.source.store import Store
 from tests.support.builders import nftables_plans as make
 from tests.support.builders import objects

@@ -17,7 +17,7 @@ from steersman.model.plan import Frontend, FrontendKind, NodeSettings, ServicePl
 from steersman.model.ruleset import Diff, Ruleset, diff, diff_of_owners
 from steersman.modes.nftables.layout import Kind, is_local, kind_of, prefix, without_locality
 from steersman.modes.nftables.mode import NftablesMode
-from steersman.run.sync import Sync
+from steersman.run.sync.sync import Sync
 from steersman.source.store import Store
 from tests.support.builders import nftables_plans as make
 from tests.support.builders import objects

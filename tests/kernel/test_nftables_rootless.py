@@ -12,7 +12,7 @@ from steersman.compile.planner import Planner
 from steersman.host.exec import SubprocessExec
 from steersman.host.netlink import NETLINK_NETFILTER, Netlink
 from steersman.modes.nftables.mode import NftablesMode
-from steersman.run.sync import Sync
+from steersman.run.sync.sync import Sync
 from steersman.source.store import Store
 from tests.support.builders import objects
 from tests.support.lab.nft import elements, nft

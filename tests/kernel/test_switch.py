@@ -21,7 +21,7 @@ from steersman.modes.ebpf import attach
 from steersman.modes.ebpf.netns import NodeNetns
 from steersman.modes.ebpf.watcher import TABLE, NatHookGuard
 from steersman.modes.specs import IpvsOptions, ModeOptions
-from steersman.run.mode_transition import other_modes, remove_leftovers_once
+from steersman.run.process.mode_transition import other_modes, remove_leftovers_once
 from tests.support.builders import nftables_plans as make
 from tests.support.lab.cluster import Lab
 from tests.support.lab.switches import (

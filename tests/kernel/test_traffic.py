@@ -17,7 +17,7 @@ from steersman.compile.planner import Planner
 from steersman.host.exec import SubprocessExec
 from steersman.model.inputs import HostFacts, NodeConfig
 from steersman.model.names import ObjectName
-from steersman.run.sync import Sync
+from steersman.run.sync.sync import Sync
 from steersman.source.store import Store
 from tests.support.builders.objects import endpoint, port, service, slice_
 from tests.support.lab.cluster import Lab, Layout, Pod

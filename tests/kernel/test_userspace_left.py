@@ -13,7 +13,7 @@ from steersman.modes.base import Mode
 from steersman.modes.registry import create, may_have_left
 from steersman.modes.specs import ModeOptions, spec_of
 from steersman.modes.userspace.direct_portals import DEFAULT_INTERFACE
-from steersman.run.mode_transition import clean_up, other_modes, remove_leftovers_once
+from steersman.run.process.mode_transition import clean_up, other_modes, remove_leftovers_once
 from tests.support.lab.namespace import sh
 from tests.support.lab.userspace import userspace_mode
 from tests.support.lab.userspace_node import (
@@ -122,7 +122,7 @@ def test_modes_that_left_nothing_are_not_imported() -> None:
 import sys
 from steersman.host.exec import SubprocessExec
 from steersman.modes.registry import may_have_left
-from steersman.run.mode_transition import other_modes
+from steersman.run.process.mode_transition import other_modes
 found = other_modes("nftables", SubprocessExec(), may_have_left=may_have_left)
 print(*(name for name, _ in found), sep=", ")
 print(*sorted(name for name in sys.modules if name.endswith(".mode")))

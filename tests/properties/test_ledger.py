@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from steersman.model.ruleset import diff, patch
-from steersman.run.ledger import STALE, ObjectLedger, Owner
+from steersman.run.sync.ledger import STALE, ObjectLedger, Owner
 
 OWNERS: tuple[Owner, ...] = ("a", "b", "c")
 worlds = st.dictionaries(st.integers(0, 5), st.tuples(st.sampled_from(OWNERS), st.integers(0, 2)))

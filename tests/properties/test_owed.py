@@ -17,7 +17,7 @@ from steersman.model.inputs import HostFacts, NodeConfig
 from steersman.model.names import Family, ObjectName, PlanKey, Protocol, ServicePortName
 from steersman.model.plan import Endpoint, EndpointChange, NodeSettings, ServicePlan
 from steersman.model.ruleset import Diff, Ruleset, patch
-from steersman.run.ledger import Owed
+from steersman.run.sync.ledger import Owed
 from steersman.source.store import Changes
 from tests.support.builders.store import service, slice_
 from tests.support.modes.memory import FACTS, MemoryMode, World
@@ -165,8 +165,8 @@ def started(fills: bool = False) -> World:
 def small_parts() -> Iterator[None]:
     """An empty kernel is filled in parts of one or two Services, if the mode does that."""
     with pytest.MonkeyPatch.context() as patch_:
-        patch_.setattr("steersman.run.sync._FILL_FROM", 1)
-        patch_.setattr("steersman.run.parts._FIRST_PART", 1)
+        patch_.setattr("steersman.run.sync.sync._FILL_FROM", 1)
+        patch_.setattr("steersman.run.sync.parts._FIRST_PART", 1)
         yield
 
 
@@ -226,8 +226,8 @@ def test_a_run_can_be_cancelled_at_any_await_while_the_world_moves_on(
         world, facts = started(fills), [FACTS]
         with pytest.MonkeyPatch.context() as patch_:
             patch_.setattr("steersman.compile.planner._SLICE", 0)  # yields after each Service
-            patch_.setattr("steersman.run.parts._SLICE", 0)
-            patch_.setattr("steersman.run.sync._INLINE", 0)
+            patch_.setattr("steersman.run.sync.parts._SLICE", 0)
+            patch_.setattr("steersman.run.sync.sync._INLINE", 0)
             for events, when in steps:
                 run = asyncio.ensure_future(world.sync.run())
                 for _ in range(when):

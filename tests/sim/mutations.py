@@ -22,10 +22,10 @@ from steersman.model.failover import Backend, Ejection, Observation
 from steersman.model.kube import Node
 from steersman.model.plan import NodeSettings
 from steersman.modes.base import Mode
-from steersman.run.ledger import Owed
-from steersman.run.mode_metrics import ModeMetrics
-from steersman.run.state import Written
-from steersman.run.sync import Sync
+from steersman.run.observe.mode_metrics import ModeMetrics
+from steersman.run.sync.ledger import Owed
+from steersman.run.sync.state import Written
+from steersman.run.sync.sync import Sync
 from steersman.source.store import LastNode
 
 

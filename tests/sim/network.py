@@ -252,7 +252,7 @@ class Network:
         self.no_descriptors = False
 
     def listen(self, host: str, port: int, *_: Any) -> Any:
-        """Stand in for `steersman.run.http.listening_socket`."""
+        """Stand in for `steersman.run.serve.http.listening_socket`."""
         if self.no_descriptors:
             raise OSError(errno.EMFILE, os.strerror(errno.EMFILE))
         if self.refuse_binding or (host, port) in self.listening:

@@ -22,13 +22,14 @@ from steersman.host import linux, netlink
 from steersman.model.errors import BusyError
 from steersman.model.failover import Ejection
 from steersman.model.names import ObjectName
-from steersman.run import assemble, http
-from steersman.run.connections import POOL
-from steersman.run.daemon import Daemon
-from steersman.run.failover import Failover
-from steersman.run.klog import ProcessLog
-from steersman.run.machine import Machine
-from steersman.run.startup import StartError
+from steersman.run.observe.failover import Failover
+from steersman.run.process import assemble
+from steersman.run.process.daemon import Daemon
+from steersman.run.process.klog import ProcessLog
+from steersman.run.process.machine import Machine
+from steersman.run.process.startup import StartError
+from steersman.run.serve import http
+from steersman.run.serve.connections import POOL
 from steersman.source.store import Store
 from tests.sim.clocks import CLOCK
 from tests.sim.kernel import Kernel, mode_factory

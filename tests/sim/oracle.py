@@ -24,7 +24,7 @@ from steersman.model.names import Family, ObjectName
 from steersman.model.plan import NodePlan
 from steersman.model.ruleset import Diff, diff
 from steersman.modes.nftables.mode import NftablesMode, slots_of
-from steersman.run.startup import node_config
+from steersman.run.process.startup import node_config
 from steersman.source.apiserver import resources
 from steersman.source.store import Store
 from steersman.source.wire import decode_value
@@ -368,7 +368,7 @@ class Oracle:
                 raise Violation(f"{len(table)} objects of {name} are left over")
 
     def _pages(self, plan: NodePlan) -> None:
-        from steersman.run.observers import EndpointCounts  # noqa: PLC0415
+        from steersman.run.observe.observers import EndpointCounts  # noqa: PLC0415
 
         good = self.last_node is not None and _stays(self.last_node)
         self.page(HEALTH, "/livez", 200)

@@ -32,8 +32,8 @@ from steersman.model.names import ObjectName
 from steersman.model.node_state import NodeState, TopRow, TopSample
 from steersman.model.plan import Traits
 from steersman.model.world import Condition, ProcessStatus
-from steersman.run.top import printed
-from steersman.run.world_wire import Head, encode_world, names
+from steersman.run.pages.top import printed
+from steersman.run.pages.world_wire import Head, encode_world, names
 from steersman.source.packed import unpacked
 from steersman.source.store import Store
 from steersman.source.wire import decode_value

@@ -10,7 +10,7 @@ from contextlib import ExitStack, asynccontextmanager, suppress
 import aiohttp
 
 from steersman.model.names import Protocol
-from steersman.run.http import Answer, App, listen
+from steersman.run.serve.http import Answer, App, listen
 
 
 def free_port() -> int:

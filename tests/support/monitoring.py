@@ -11,10 +11,10 @@ import yaml
 from scripts import monitoring
 from scripts.monitoring import FOLDER
 from steersman.modes.specs import SPECS
-from steersman.run.event_loop import HOLD
-from steersman.run.metrics import DECLARED, Metrics
-from steersman.run.mode_metrics import SUMS, TABLES
-from steersman.run.scraped import SCRAPED
+from steersman.run.observe.metrics import DECLARED, Metrics
+from steersman.run.observe.mode_metrics import SUMS, TABLES
+from steersman.run.observe.scraped import SCRAPED
+from steersman.run.process.event_loop import HOLD
 
 
 class Row(NamedTuple):

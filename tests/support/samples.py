@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 
-from steersman.run.prometheus import Metric
+from steersman.run.observe.prometheus import Metric
 
 
 def value_of(metrics: Iterable[Metric], name: str, labels: Mapping[str, str]) -> float | None:

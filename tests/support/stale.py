@@ -1,4 +1,4 @@
-"""Stale entries told at once, for tests; run/stale_entries.py does the same a slice at a time."""
+"""Stale entries told at once, for tests; the process does it a slice at a time."""
 
 from __future__ import annotations
 

@@ -87,7 +87,7 @@ def finder_of(parsed: Parsed) -> Finder:
         QuestionError: flags contradict each other, or a file cannot be read.
         KubeconfigError: the API server's address or credentials are not usable.
     """
-    from steersman.run.startup import cluster_access  # noqa: PLC0415 - not for --help
+    from steersman.run.process.startup import cluster_access  # noqa: PLC0415 - not for --help
     from steersman.ui.nodes import FixedNodes, PodNodes, Token, read_urls  # noqa: PLC0415
 
     values = parsed.values

@@ -231,7 +231,7 @@ def expected_errors() -> tuple[type[BaseException], ...]:
     from steersman.host.sysctl import SysctlError  # noqa: PLC0415
     from steersman.model.errors import ApplyError, BusyError  # noqa: PLC0415
     from steersman.operate.answer import QuestionError  # noqa: PLC0415
-    from steersman.run.startup import StartError  # noqa: PLC0415
+    from steersman.run.process.startup import StartError  # noqa: PLC0415
     from steersman.source.kubeconfig import KubeconfigError  # noqa: PLC0415
 
     known = (ApplyError, BusyError, ConfigError, KubeconfigError, QuestionError)

@@ -29,7 +29,7 @@ _TRIED = "STEERSMAN_LAUNCHED_BY"
 INLINE_OBJECTS = 64
 """Number of objects up to which writing them to the kernel takes less time than a thread."""
 CONTROL = "steersman-control"
-"""Name of the abstract socket on which the running process answers commands (run/control.py)."""
+"""Name of the abstract socket on which the process answers commands (run/serve/control.py)."""
 _PEER = struct.Struct("iII")  # struct ucred: process, user, group
 MOST_DESCRIPTORS = 1 << 20
 """The limit is raised to this: more was never needed, and some programs try each number."""

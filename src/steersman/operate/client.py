@@ -1,4 +1,4 @@
-"""The client of the running process's local socket (run/control.py)."""
+"""The client of the running process's local socket (run/serve/control.py)."""
 
 from __future__ import annotations
 

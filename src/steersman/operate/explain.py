@@ -21,7 +21,7 @@ from steersman.operate.explain_service import (
     explain_service,
 )
 from steersman.operate.names import Names, UnknownNameError
-from steersman.run.startup import cluster_access
+from steersman.run.process.startup import cluster_access
 from steersman.source.apiserver import fetch_pod
 from steersman.source.kubeconfig import KubeconfigError
 from steersman.source.wire import ApiError

@@ -24,8 +24,8 @@ from steersman.model.world import Origin, World
 from steersman.modes.base import Mode
 from steersman.operate.answer import QuestionError
 from steersman.operate.client import Client, NotRunningError
-from steersman.run.startup import cluster_access, load_store, new_mode, node_config
-from steersman.run.world_wire import VersionError, decode_world
+from steersman.run.pages.world_wire import VersionError, decode_world
+from steersman.run.process.startup import cluster_access, load_store, new_mode, node_config
 from steersman.source.kubeconfig import SERVICE_ACCOUNT
 
 _FROM_API_SERVER = ("kubeconfig", "master")

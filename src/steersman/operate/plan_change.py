@@ -38,8 +38,8 @@ from steersman.operate.answer import QuestionError
 from steersman.operate.client import NotRunningError
 from steersman.operate.load import load_world, moved_objects, world_again, world_of_process
 from steersman.operate.plan_answer import Effort, ObjectCount, PlanAnswer, ScriptAnswer
-from steersman.run.mode_transition import leftover_modes
-from steersman.run.startup import node_config
+from steersman.run.process.mode_transition import leftover_modes
+from steersman.run.process.startup import node_config
 
 _MOST_ENTRIES = 4096
 """Stale entries that are counted."""

@@ -36,7 +36,7 @@ from steersman.operate.plan_change import (
     of_variant,
     summarize,
 )
-from steersman.run.startup import node_config
+from steersman.run.process.startup import node_config
 from steersman.source.documents import BrokenFileError
 from steersman.source.manifests import Manifest, combine_manifests, read_manifest
 from steersman.source.store import service_sync_fields

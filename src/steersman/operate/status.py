@@ -24,8 +24,8 @@ from steersman.operate.answer import (
     age_text,
 )
 from steersman.operate.client import Client, NotRunningError
-from steersman.run.conditions import count_words
-from steersman.run.instance import Holder, running
+from steersman.run.pages.conditions import count_words
+from steersman.run.process.instance import Holder, running
 
 _PATIENCE = 5.0  # seconds for an answer, which takes milliseconds
 _PAUSE = 0.5  # seconds between two questions while waiting

@@ -1,4 +1,4 @@
-"""Switch the mode of the running process (run/switching.py does it; this is the client)."""
+"""Switch the mode of the running process (run/process/switching.py does it; this is the client)."""
 
 from __future__ import annotations
 

@@ -15,7 +15,7 @@ from steersman.operate.answer import Answer, Block, Cell, Line, Table
 from steersman.operate.client import Client
 from steersman.operate.load import world_of_process
 from steersman.operate.top_model import Question, duration, number, summary
-from steersman.run.canary import Target, dial
+from steersman.run.process.canary import Target, dial
 
 _APART = 1.0  # seconds between two questions, until connections were counted twice
 _PATIENCE = 30.0  # seconds for that; the process counts less often where it takes long

@@ -1,7 +1,7 @@
 """See connections to endpoints fail: the results of the proxy's own dials.
 
 If a dial fails, the next endpoint is dialled, so its client notices little. Failover hears of it
-(run/failover.py) and may take the endpoint out, so that no other client has to wait there.
+(run/observe/failover.py) and may take the endpoint out, so that no other client has to wait there.
 
 A dial counts as silent when its time is up, which is sooner than its SYN is sent again
 (tcp.DIAL_TIMEOUTS). Dials come from this node as probes do, so no policy that drops a client's own

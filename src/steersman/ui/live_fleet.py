@@ -22,7 +22,7 @@ from steersman.model.node_state import NodeState
 from steersman.model.world import Origin, World
 from steersman.operate.agreement import Agreement
 from steersman.operate.fleet_view import Disagreement, SeenNode
-from steersman.run.world_wire import VersionError, decode_world
+from steersman.run.pages.world_wire import VersionError, decode_world
 from steersman.source.base import Backoff, Timing
 from steersman.source.client import body_chunks
 from steersman.source.protobuf import LineTooLongError

@@ -15,8 +15,8 @@ from steersman.model.errors import BusyError
 from steersman.model.inputs import NodeConfig
 from steersman.model.ruleset import diff
 from steersman.modes.iptables.mode import IptablesMode, IptablesOptions
-from steersman.run.runner import Runner
-from steersman.run.sync import Sync
+from steersman.run.sync.runner import Runner
+from steersman.run.sync.sync import Sync
 from steersman.source.apiserver import ApiServerSource
 from steersman.source.kubeconfig import ClusterAccess
 from steersman.source.store import Store

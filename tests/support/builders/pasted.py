@@ -14,7 +14,7 @@ from steersman.model.kube import EndpointSlice, Service
 from steersman.model.world import Origin, ProcessStatus, World
 from steersman.modes.registry import create
 from steersman.modes.specs import ModeOptions
-from steersman.run.world_wire import Head, encode_world
+from steersman.run.pages.world_wire import Head, encode_world
 from steersman.source.store import Store
 
 MODE = "iptables"

@@ -12,9 +12,9 @@ from steersman.model.kube import KubeObject
 from steersman.model.names import Family
 from steersman.model.plan import ServicePlan
 from steersman.modes.base import Mode
-from steersman.run.metrics import Metrics
-from steersman.run.stale_entries import StaleEntryCleaner
-from steersman.run.sync import Sync
+from steersman.run.observe.metrics import Metrics
+from steersman.run.observe.stale_entries import StaleEntryCleaner
+from steersman.run.sync.sync import Sync
 from steersman.source.store import Store
 from tests.support.clock import FakeClock, settle
 from tests.support.modes.memory import FACTS, MemoryMode

@@ -12,8 +12,8 @@ from steersman.model.names import Family
 from steersman.model.plan import EndpointChange, NodeSettings, ServicePlan, Traits
 from steersman.model.ruleset import Diff, Ruleset, patch
 from steersman.modes.base import Mode, Support
-from steersman.run.state import SyncResult
-from steersman.run.sync import Sync
+from steersman.run.sync.state import SyncResult
+from steersman.run.sync.sync import Sync
 from steersman.source.store import Store
 from tests.support.builders.store import service, slice_
 

@@ -22,11 +22,11 @@ from pathlib import Path
 from steersman.compile.planner import Planner
 from steersman.model.inputs import HostFacts, NodeConfig
 from steersman.model.ruleset import Diff
-from steersman.run.health import ProxyHealth
-from steersman.run.metrics import Metrics
-from steersman.run.observers import SyncObservers
-from steersman.run.runner import Runner
-from steersman.run.sync import Sync
+from steersman.run.observe.metrics import Metrics
+from steersman.run.observe.observers import SyncObservers
+from steersman.run.serve.health import ProxyHealth
+from steersman.run.sync.runner import Runner
+from steersman.run.sync.sync import Sync
 from steersman.source.apiserver import ApiServerSource
 from steersman.source.kubeconfig import ClusterAccess
 from steersman.source.store import Store

@@ -6,7 +6,7 @@ import pytest
 
 from steersman import __version__
 from steersman.cli.main import main
-from steersman.run import mode_transition
+from steersman.run.process import mode_transition
 
 
 @pytest.mark.parametrize("command", [["cleanup"], ["status"], ["config", "show"], ["explain"]])

@@ -26,7 +26,7 @@ UNUSED = (
     "prometheus_client",
     "shutil",
     "steersman.operate",
-    "steersman.run.change_trace",
+    "steersman.run.observe.change_trace",
     "steersman.source.files",
     "steersman.ui",
     "tempfile",
@@ -51,7 +51,7 @@ before = set(sys.modules)  # what this machine's Python imports by itself
 import steersman.cli.main
 steersman.cli.main.import_msgspec()
 import steersman.cli.commands.run
-import steersman.run.assemble, steersman.run.instance, steersman.modes.{mode}.mode
+import steersman.run.process.assemble, steersman.run.process.instance, steersman.modes.{mode}.mode
 from steersman.config import parse_command_line
 from steersman.source.kubeconfig import load_cluster_access
 given = parse_command_line(["--config={folder}/config.yaml"]).config

@@ -21,11 +21,11 @@ from steersman.modes import ebpf, specs
 from steersman.modes.base import Mode
 from steersman.modes.registry import create, may_have_left
 from steersman.modes.specs import SPECS, ModeOptions, ModeSpec, Variant
-from steersman.run.assemble import assemble
-from steersman.run.daemon import NodeLock, Stop
-from steersman.run.klog import ProcessLog
-from steersman.run.machine import Machine
-from steersman.run.metrics import DECLARED
+from steersman.run.observe.metrics import DECLARED
+from steersman.run.process.assemble import assemble
+from steersman.run.process.daemon import NodeLock, Stop
+from steersman.run.process.klog import ProcessLog
+from steersman.run.process.machine import Machine
 from tests.support.apiserver.reading import until
 
 CONTRIBUTING = Path(__file__).parents[3] / "CONTRIBUTING.md"

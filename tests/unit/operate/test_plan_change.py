@@ -30,7 +30,7 @@ from steersman.operate.plan_change import (
     merged_config,
     render,
 )
-from steersman.run.startup import node_config
+from steersman.run.process.startup import node_config
 from tests.support.builders.doctor import world_of
 from tests.support.builders.objects import endpoint, service, slice_
 from tests.support.modes.memory import MemoryMode

@@ -21,7 +21,7 @@ from steersman.model.world import (
 from steersman.operate.answer import QuestionError
 from steersman.operate.client import Client, NotRunningError
 from steersman.operate.status import Status, ask_status, wait_for_status
-from steersman.run.instance import Holder
+from steersman.run.process.instance import Holder
 
 NOON = 1_700_000_000.0
 

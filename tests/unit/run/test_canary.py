@@ -17,7 +17,7 @@ from steersman.model.plan import (
     NodeSettings,
     Verdict,
 )
-from steersman.run.canary import Canary, Target, dial, targets_of
+from steersman.run.process.canary import Canary, Target, dial, targets_of
 from tests.support.builders import nftables_plans as make
 
 WEB, MAIL = Target("shop/web", "10.96.0.1", 80), Target("shop/mail", "10.96.0.2", 25)

@@ -14,9 +14,9 @@ import pytest
 from steersman.compile.planner import PlanChange
 from steersman.config.types import Tracing
 from steersman.model.names import ObjectName
-from steersman.run.change_trace import ChangeTracer, Span, spans_of
-from steersman.run.startup import StartError
-from steersman.run.state import State, SyncReport, SyncResult, Written
+from steersman.run.observe.change_trace import ChangeTracer, Span, spans_of
+from steersman.run.process.startup import StartError
+from steersman.run.sync.state import State, SyncReport, SyncResult, Written
 from steersman.source.store import Changes
 from tests.support.otlp import otlp_receiver
 
@@ -123,7 +123,7 @@ def test_without_the_packages_the_error_says_what_to_install(
 
 def test_nothing_of_it_is_imported_unless_it_is_on() -> None:
     code = (
-        "import steersman.run.assemble, sys; "
+        "import steersman.run.process.assemble, sys; "
         "print([name for name in sys.modules if name.startswith('opentelemetry')])"
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)

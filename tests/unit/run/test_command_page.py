@@ -13,9 +13,9 @@ import pytest
 from steersman.cli.command import find_command
 from steersman.host.exec import Result
 from steersman.model.node_state import RunRequest
-from steersman.run import command_page
-from steersman.run.command_page import COMMANDS, CommandPage, words_of
-from steersman.run.http import application
+from steersman.run.pages import command_page
+from steersman.run.pages.command_page import COMMANDS, CommandPage, words_of
+from steersman.run.serve.http import application
 from tests.support.http import serving
 
 SECONDS = 60.0

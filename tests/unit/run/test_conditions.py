@@ -8,7 +8,7 @@ import pytest
 
 from steersman.model.findings import Finding, Severity
 from steersman.model.world import Condition, LastSync, ProcessStatus, SourceStatus
-from steersman.run.conditions import ConditionLog, count_words
+from steersman.run.pages.conditions import ConditionLog, count_words
 
 WELL: dict[str, Any] = {"synced": LastSync(at=5.0), "now": 10.0, "objects": 7}
 ERROR = Finding("Service shop/web", "spec", "is broken", Severity.ERROR)

@@ -10,8 +10,8 @@ from pathlib import Path
 
 import pytest
 
-from steersman.run import config_reloader
-from steersman.run.config_reloader import file_changes
+from steersman.run.process import config_reloader
+from steersman.run.process.config_reloader import file_changes
 
 
 class Followed:

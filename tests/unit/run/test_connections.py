@@ -19,9 +19,9 @@ from hypothesis import strategies as st
 
 from steersman.host.process import descriptor_limit, raise_descriptor_limit
 from steersman.model.names import ObjectName
-from steersman.run.connections import Bounds, ClientPool, Clients, ListenError, simple_path
-from steersman.run.health import ServiceHealthServers
-from steersman.run.http import (
+from steersman.run.serve.connections import Bounds, ClientPool, Clients, ListenError, simple_path
+from steersman.run.serve.health import ServiceHealthServers
+from steersman.run.serve.http import (
     NOT_FOUND,
     Answer,
     App,
@@ -223,7 +223,7 @@ CHILD = """
 import asyncio, json, logging, resource, sys
 resource.setrlimit(resource.RLIMIT_NOFILE, (128, 128))
 from steersman.host.exec import SubprocessExec
-from steersman.run.http import Answer, application, listen
+from steersman.run.serve.http import Answer, application, listen
 logging.basicConfig()
 async def main():
     server = await listen(application({"/": lambda _: Answer("hello")}), "127.0.0.1", 0)

@@ -11,10 +11,10 @@ from typing import Any
 import pytest
 
 from steersman.operate.client import Client
-from steersman.run import control
-from steersman.run.connections import POOL
-from steersman.run.control import ControlSocket
-from steersman.run.http import Answer, Request
+from steersman.run.serve import control
+from steersman.run.serve.connections import POOL
+from steersman.run.serve.control import ControlSocket
+from steersman.run.serve.http import Answer, Request
 
 
 async def test_an_accept_that_fails_is_tried_again(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -14,11 +14,11 @@ import pytest
 
 from steersman.config import parse_command_line
 from steersman.model.ruleset import Diff
-from steersman.run.assemble import assemble
-from steersman.run.daemon import Daemon, NodeLock, Stop
-from steersman.run.instance import Holder
-from steersman.run.klog import ProcessLog
-from steersman.run.machine import Machine
+from steersman.run.process.assemble import assemble
+from steersman.run.process.daemon import Daemon, NodeLock, Stop
+from steersman.run.process.instance import Holder
+from steersman.run.process.klog import ProcessLog
+from steersman.run.process.machine import Machine
 from tests.support.modes.memory import MemoryMode
 
 MANIFEST = """

@@ -9,10 +9,10 @@ import pytest
 
 from steersman.model.drift import Drift, Writer
 from steersman.model.errors import BusyError
-from steersman.run.drift import DriftLog
-from steersman.run.events import Recorder
-from steersman.run.metrics import Metrics
-from steersman.run.state import SyncReport
+from steersman.run.observe.drift import DriftLog
+from steersman.run.observe.events import Recorder
+from steersman.run.observe.metrics import Metrics
+from steersman.run.sync.state import SyncReport
 from tests.support.builders.store import slice_
 from tests.support.modes.memory import World
 from tests.support.samples import value_of

@@ -7,8 +7,7 @@ import sys
 
 import pytest
 
-from steersman.run.connections import ListenError
-from steersman.run.event_loop import (
+from steersman.run.process.event_loop import (
     BUCKETS,
     Holds,
     InterruptibleSleep,
@@ -16,6 +15,7 @@ from steersman.run.event_loop import (
     guarded,
     until,
 )
+from steersman.run.serve.connections import ListenError
 
 
 async def nothing() -> None:
@@ -148,7 +148,7 @@ async def test_work_that_does_not_end_when_cancelled_is_not_waited_for() -> None
 
 HANGS = """
 import asyncio, logging, sys, threading
-from steersman.run.event_loop import run_to_end
+from steersman.run.process.event_loop import run_to_end
 
 async def main():
     task = asyncio.create_task(asyncio.to_thread(threading.Event().wait))

@@ -7,7 +7,7 @@ from contextlib import suppress
 import pytest
 
 from steersman.model.names import ObjectName
-from steersman.run.events import Event, Recorder, Regarding
+from steersman.run.observe.events import Event, Recorder, Regarding
 
 
 class Poster:

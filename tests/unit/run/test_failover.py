@@ -20,10 +20,10 @@ from steersman.model.failover import Backend, Ejection, Observation, Probe
 from steersman.model.inputs import NodeConfig
 from steersman.model.kube import Annotations, EndpointSlice, Service
 from steersman.model.names import Protocol
-from steersman.run.engine import Engine
-from steersman.run.events import Recorder
-from steersman.run.failover import Failover
-from steersman.run.metrics import Metrics
+from steersman.run.observe.events import Recorder
+from steersman.run.observe.failover import Failover
+from steersman.run.observe.metrics import Metrics
+from steersman.run.sync.engine import Engine
 from tests.support.builders.objects import FACTS
 from tests.support.builders.store import service, slice_
 from tests.support.modes.memory import MemoryMode, World
@@ -344,7 +344,7 @@ async def test_a_kernel_that_refuses_the_log_is_a_finding() -> None:
 async def test_failures_that_are_not_seen_are_a_finding_while_that_is_so(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr("steersman.run.failover._RETRY", 0.01)
+    monkeypatch.setattr("steersman.run.observe.failover._RETRY", 0.01)
     monkeypatch.setattr(Log, "limits", "refusals are not seen")
     ejecting = Ejecting(eject_failing_endpoints=True)
     await ejecting.serve()

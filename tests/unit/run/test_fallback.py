@@ -13,9 +13,9 @@ from steersman.host.netlink import NetlinkError
 from steersman.modes.base import Mode, Support
 from steersman.modes.ipvs import probe
 from steersman.modes.ipvs.probe import check_ipset, check_matches, find_family, load_module
-from steersman.run.events import Recorder
-from steersman.run.metrics import Metrics
-from steersman.run.mode_transition import Chosen, choose, report_fallback
+from steersman.run.observe.events import Recorder
+from steersman.run.observe.metrics import Metrics
+from steersman.run.process.mode_transition import Chosen, choose, report_fallback
 from steersman.source.store import Store
 from tests.support.samples import value_of
 

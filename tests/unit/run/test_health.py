@@ -12,8 +12,8 @@ import pytest
 
 from steersman.model.kube import Node, NodeSpec, ObjectMeta, Taint
 from steersman.model.names import Family, ObjectName
-from steersman.run.connections import ListenError
-from steersman.run.health import (
+from steersman.run.serve.connections import ListenError
+from steersman.run.serve.health import (
     DELETION_TAINT,
     Moment,
     ProxyHealth,
@@ -25,7 +25,7 @@ from steersman.run.health import (
     readyz,
     rfc3339,
 )
-from steersman.run.http import Answer, application, keep_serving
+from steersman.run.serve.http import Answer, application, keep_serving
 from tests.support.http import ask, free_port, free_ports, serving
 
 NODE = Node(ObjectMeta(name="n"))

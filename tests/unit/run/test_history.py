@@ -14,8 +14,8 @@ from steersman.model.drift import Drift
 from steersman.model.history import History as Answer
 from steersman.model.history import SyncRecord
 from steersman.model.names import ObjectName
-from steersman.run.history import History, Lags, merged
-from steersman.run.state import State, SyncReport, SyncResult, Written
+from steersman.run.pages.history import History, Lags, merged
+from steersman.run.sync.state import State, SyncReport, SyncResult, Written
 from steersman.source.store import Changes
 
 START = 1_000_000.0

@@ -8,9 +8,9 @@ from collections.abc import Iterator
 
 import pytest
 
-from steersman.run import observers
-from steersman.run.klog import ProcessLog
-from steersman.run.observers import FindingsLog
+from steersman.run.observe import observers
+from steersman.run.observe.observers import FindingsLog
+from steersman.run.process.klog import ProcessLog
 from tests.support.builders.store import make, slice_
 from tests.support.modes.memory import World
 

@@ -16,8 +16,8 @@ from pathlib import Path
 import h11
 import pytest
 
-from steersman.run.connections import Bounds, ClientPool
-from steersman.run.http import Answer, App, Request, application, listen
+from steersman.run.serve.connections import Bounds, ClientPool
+from steersman.run.serve.http import Answer, App, Request, application, listen
 from tests.support.apiserver.certificates import Authority
 from tests.support.apiserver.reading import until
 

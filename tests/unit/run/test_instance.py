@@ -5,7 +5,7 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from steersman.run.instance import Holder
+from steersman.run.process.instance import Holder
 
 WORDS = st.text(st.characters(categories=("L", "N", "P"), codec="ascii"), min_size=1, max_size=60)
 

@@ -12,14 +12,21 @@ from collections.abc import Iterator
 import pytest
 
 from steersman.model.findings import Finding
-from steersman.run import observers
-from steersman.run.klog import JSONFormatter, ProcessLog, Verbosity, parse_vmodule, v, verbosity_of
-from steersman.run.observers import FindingsLog
+from steersman.run.observe import observers
+from steersman.run.observe.observers import FindingsLog
+from steersman.run.process.klog import (
+    JSONFormatter,
+    ProcessLog,
+    Verbosity,
+    parse_vmodule,
+    v,
+    verbosity_of,
+)
 
 
 @pytest.fixture
 def root() -> Iterator[logging.Logger]:
-    logger = logging.getLogger("steersman.run.sync")
+    logger = logging.getLogger("steersman.run.sync.sync")
     logger.propagate = False
     yield logger
     logger.handlers.clear()
@@ -65,7 +72,10 @@ def test_json_is_component_bases(root: logging.Logger) -> None:
 @pytest.mark.parametrize(
     ("path", "caller"),
     [
-        ("/opt/steersman/lib/site-packages/steersman/run/sync.py", "steersman/run/sync.py:7"),
+        (
+            "/opt/steersman/lib/site-packages/steersman/run/sync/sync.py",
+            "steersman/run/sync/sync.py:7",
+        ),
         ("/opt/steersman/lib/site-packages/aiohttp/web.py", "aiohttp/web.py:7"),
         ("/usr/lib/python3.11/asyncio/base_events.py", "asyncio/base_events.py:7"),
     ],

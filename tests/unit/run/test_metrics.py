@@ -6,14 +6,14 @@ import pytest
 
 from steersman.model.names import Family
 from steersman.modes.specs import SPECS
-from steersman.run.metrics import (
+from steersman.run.observe.metrics import (
     DECLARED,
     PROGRAMMING_BUCKETS,
     SYNC_BUCKETS,
     Metrics,
 )
-from steersman.run.prometheus import Labelled
-from steersman.run.scraped import NFACCT, conntrack_usage, nfacct_packets
+from steersman.run.observe.prometheus import Labelled
+from steersman.run.observe.scraped import NFACCT, conntrack_usage, nfacct_packets
 
 
 def text(metrics: Metrics) -> str:

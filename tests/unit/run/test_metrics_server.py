@@ -9,11 +9,11 @@ import pytest
 
 from steersman import __version__
 from steersman.model.errors import BusyError
-from steersman.run import metrics_server
-from steersman.run.metrics import Metrics
-from steersman.run.metrics_server import Pages, metrics_app
-from steersman.run.prometheus import Described, Metric
-from steersman.run.service_metrics import ServiceFilter
+from steersman.run.observe.metrics import Metrics
+from steersman.run.observe.prometheus import Described, Metric
+from steersman.run.observe.service_metrics import ServiceFilter
+from steersman.run.serve import metrics_server
+from steersman.run.serve.metrics_server import Pages, metrics_app
 from tests.support.http import Reply, ask, serving
 
 

@@ -15,11 +15,11 @@ from steersman.model.stats import ConnectionStats, NodeTotals, TrafficCounters
 from steersman.modes.base import Mode
 from steersman.modes.ebpf import layout
 from steersman.modes.specs import SPECS
-from steersman.run import mode_metrics
-from steersman.run.metrics import Metrics
-from steersman.run.mode_metrics import ModeMetrics
-from steersman.run.prometheus import Metric, exposition
-from steersman.run.service_metrics import MOST_SERIES, REST, ServiceFilter
+from steersman.run.observe import mode_metrics
+from steersman.run.observe.metrics import Metrics
+from steersman.run.observe.mode_metrics import ModeMetrics
+from steersman.run.observe.prometheus import Metric, exposition
+from steersman.run.observe.service_metrics import MOST_SERIES, REST, ServiceFilter
 from tests.support.builders.plans import cluster_ip, endpoints, plan
 from tests.support.modes.bare import BareMode
 from tests.support.modes.userspace_proxy import (

@@ -13,8 +13,8 @@ from steersman.model.plan import NodeSettings, ServicePlan, Traits
 from steersman.model.ruleset import Diff, Ruleset, patch
 from steersman.modes.base import Mode, Support
 from steersman.modes.specs import ModeOptions, ModeSpec
-from steersman.run import mode_transition
-from steersman.run.mode_transition import (
+from steersman.run.process import mode_transition
+from steersman.run.process.mode_transition import (
     Leftovers,
     clean_up,
     remove_leftovers,

@@ -17,10 +17,10 @@ from steersman.model.findings import Finding, Severity
 from steersman.model.names import ObjectName
 from steersman.model.node_state import NodeState
 from steersman.model.world import ProcessStatus
-from steersman.run import node_page
-from steersman.run.history import Lags
-from steersman.run.http import application
-from steersman.run.node_page import MOST_LISTENERS, DigestPage, NodePage
+from steersman.run.pages import node_page
+from steersman.run.pages.history import Lags
+from steersman.run.pages.node_page import MOST_LISTENERS, DigestPage, NodePage
+from steersman.run.serve.http import application
 from tests.support.builders.store import slice_
 from tests.support.http import serving
 from tests.support.modes.memory import World

@@ -7,7 +7,7 @@ import pytest
 from steersman.model.inputs import DetectLocalMode, NodeConfig
 from steersman.model.kube import Node, NodeAddress, NodeSpec, NodeStatus, ObjectMeta
 from steersman.model.names import ObjectName
-from steersman.run.node_watcher import (
+from steersman.run.process.node_watcher import (
     NodeTimeoutError,
     NodeWatcher,
     Reaction,

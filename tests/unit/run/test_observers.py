@@ -13,16 +13,16 @@ from steersman.model.names import Family, ObjectName, PlanKey, Protocol, Service
 from steersman.model.plan import Action, Frontend, FrontendKind, ServicePlan, Verdict
 from steersman.modes.specs import SPECS
 from steersman.netfilter.rule_text import count_rules
-from steersman.run.health import Moment, ProxyHealth
-from steersman.run.metrics import Metrics
-from steersman.run.observers import (
+from steersman.run.observe.metrics import Metrics
+from steersman.run.observe.observers import (
     EndpointCounts,
     SyncObservers,
     programming_seconds,
     without_local,
 )
-from steersman.run.prometheus import Labelled
-from steersman.run.state import RefusedBatches, SyncReport
+from steersman.run.observe.prometheus import Labelled
+from steersman.run.serve.health import Moment, ProxyHealth
+from steersman.run.sync.state import RefusedBatches, SyncReport
 from tests.support.builders.plans import plan
 from tests.support.builders.store import make, service, slice_
 from tests.support.clock import FakeClock, settle

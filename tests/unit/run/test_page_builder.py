@@ -8,8 +8,8 @@ from collections.abc import Hashable, Iterable, Iterator
 
 import pytest
 
-from steersman.run import metrics_server
-from steersman.run.metrics_server import PageBuilder, TooManyPagesError
+from steersman.run.serve import metrics_server
+from steersman.run.serve.metrics_server import PageBuilder, TooManyPagesError
 
 
 class Printer:

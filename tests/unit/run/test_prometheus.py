@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 from prometheus_client.exposition import choose_encoder
 from prometheus_client.utils import floatToGoString
 
-from steersman.run.prometheus import (
+from steersman.run.observe.prometheus import (
     Counter,
     Described,
     Gauge,
@@ -25,7 +25,7 @@ from steersman.run.prometheus import (
     exposition,
     number,
 )
-from steersman.run.scraped import process_metrics
+from steersman.run.observe.scraped import process_metrics
 
 OPENMETRICS = "application/openmetrics-text; version=1.0.0"
 PROMETHEUS_3 = (

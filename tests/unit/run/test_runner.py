@@ -7,7 +7,7 @@ from contextlib import asynccontextmanager, suppress
 
 import pytest
 
-from steersman.run.runner import MonotonicClock, Runner
+from steersman.run.sync.runner import MonotonicClock, Runner
 from tests.support.clock import FakeClock, settle
 
 

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterable
 
 from steersman.model.world import Condition, ProcessStatus
-from steersman.run.prometheus import Described, Metric
-from steersman.run.scraped import process_state, source_state
+from steersman.run.observe.prometheus import Described, Metric
+from steersman.run.observe.scraped import process_state, source_state
 from steersman.source.base import SourceStats
 
 

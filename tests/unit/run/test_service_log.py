@@ -8,8 +8,8 @@ from typing import Any
 import pytest
 
 from steersman.model.names import ObjectName
-from steersman.run.klog import v
-from steersman.run.service_log import ServiceLog, cause
+from steersman.run.observe.service_log import ServiceLog, cause
+from steersman.run.process.klog import v
 from steersman.source.store import Changes
 from tests.support.builders.store import service, slice_
 from tests.support.modes.memory import World

@@ -10,8 +10,8 @@ from hypothesis import strategies as st
 
 from steersman.model.names import Protocol, ServicePortName
 from steersman.model.plan import Endpoint, ServicePlan
-from steersman.run import service_metrics
-from steersman.run.service_metrics import (
+from steersman.run.observe import service_metrics
+from steersman.run.observe.service_metrics import (
     MOST_SERIES,
     MOST_VIEWS,
     REST,

@@ -20,8 +20,8 @@ from steersman.model.errors import ApplyError, BusyError
 from steersman.model.kube import KubeObject
 from steersman.model.names import ObjectName
 from steersman.modes.base import Mode
-from steersman.run.prometheus import Labelled
-from steersman.run.stale_entries import AT_ONCE, HOUR, Debts
+from steersman.run.observe.prometheus import Labelled
+from steersman.run.observe.stale_entries import AT_ONCE, HOUR, Debts
 from tests.support.builders.store import make, service, slice_
 from tests.support.modes.bare import BareMode
 from tests.support.modes.conntrack_world import Table, World
@@ -372,7 +372,7 @@ async def test_the_loop_goes_on_while_many_endpoints_are_looked_at(
             slices[-1] += len(port.endpoints)
             yield port
 
-    monkeypatch.setattr("steersman.run.stale_entries.served_ports", counting)
+    monkeypatch.setattr("steersman.run.observe.stale_entries.served_ports", counting)
     ips = tuple(f"10.1.{n // 250}.{n % 250}" for n in range(500))
     objects = [o for n in range(20) for o in (dns(f"s{n}", n), ends(f"s{n}", *ips))]
     world = World()
@@ -426,7 +426,9 @@ async def test_plans_are_not_searched_if_nothing_is_found(monkeypatch: pytest.Mo
     node_port = [{"port": 53, "protocol": "UDP", "nodePort": 30053}]
     nodes = service("a", clusterIP="10.96.0.1", type="NodePort", ports=node_port)
     walks: list[Any] = []
-    monkeypatch.setattr("steersman.run.stale_entries.destinations_at", lambda *a: walks.append(a))
+    monkeypatch.setattr(
+        "steersman.run.observe.stale_entries.destinations_at", lambda *a: walks.append(a)
+    )
     async with running(nodes, A[1]) as world:
         world.table.take()
         assert await world.change(ends("a", "10.1.0.9")) == [["10.96.0.1"]]

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from steersman.config import parse_command_line
-from steersman.run.startup import StartError, load_store
+from steersman.run.process.startup import StartError, load_store
 from tests.support.apiserver.reading import WORLD, node
 from tests.support.apiserver.server import ApiServer
 

@@ -13,10 +13,10 @@ import aiohttp
 import pytest
 
 from steersman.config.types import StateServer
-from steersman.run import state_server
-from steersman.run.connections import Bounds, ClientPool
-from steersman.run.http import Answer, Request, listen
-from steersman.run.state_server import TokenFile, serve_state, state_app
+from steersman.run.serve import state_server
+from steersman.run.serve.connections import Bounds, ClientPool
+from steersman.run.serve.http import Answer, Request, listen
+from steersman.run.serve.state_server import TokenFile, serve_state, state_app
 from tests.support.apiserver.certificates import Authority
 from tests.support.http import free_port
 

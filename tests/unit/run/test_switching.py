@@ -17,12 +17,12 @@ from steersman.model.errors import BusyError
 from steersman.model.ruleset import Diff, Ruleset
 from steersman.model.switch import SwitchRequest, SwitchResult, SwitchStep
 from steersman.modes.base import Mode, Support
-from steersman.run import mode_transition, switching
-from steersman.run.assemble import assemble
-from steersman.run.canary import Target
-from steersman.run.daemon import Daemon, NodeLock, Stop
-from steersman.run.klog import ProcessLog
-from steersman.run.machine import Machine
+from steersman.run.process import mode_transition, switching
+from steersman.run.process.assemble import assemble
+from steersman.run.process.canary import Target
+from steersman.run.process.daemon import Daemon, NodeLock, Stop
+from steersman.run.process.klog import ProcessLog
+from steersman.run.process.machine import Machine
 from tests.support.builders.store import service, slice_
 from tests.support.modes.memory import MemoryMode
 

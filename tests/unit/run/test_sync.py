@@ -18,7 +18,7 @@ from steersman.model.names import Family, ObjectName
 from steersman.model.plan import NodeSettings, ServicePlan
 from steersman.model.ruleset import Diff, Ruleset
 from steersman.modes.base import ByOthers
-from steersman.run.state import SyncResult
+from steersman.run.sync.state import SyncResult
 from steersman.source.store import Store
 from tests.support.builders.store import make, service, slice_
 from tests.support.modes.memory import MemoryMode, World
@@ -552,7 +552,7 @@ async def test_one_endpoint_in_the_place_of_another_is_rendered_as_that() -> Non
 async def test_a_plan_that_changes_again_before_it_is_rendered_is_rendered_as_a_whole(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr("steersman.run.parts._SLICE", 0)  # other tasks may run after each plan
+    monkeypatch.setattr("steersman.run.sync.parts._SLICE", 0)  # other tasks may run after each plan
     world = World()
     await world.run()
     render = world.mode.render_endpoints

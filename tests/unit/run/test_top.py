@@ -12,7 +12,7 @@ from steersman.model.names import PlanKey, ServicePortName
 from steersman.model.plan import NodePlan, ServicePlan
 from steersman.model.stats import ConnectionStats, DialCounters, NodeTotals, ProxyTotals
 from steersman.model.world import ProcessStatus
-from steersman.run.top import MOST_ROWS, TopPage
+from steersman.run.pages.top import MOST_ROWS, TopPage
 from tests.support.modes.memory import MemoryMode, World
 
 

@@ -15,7 +15,7 @@ from steersman.model.world import Origin, ProcessStatus
 from steersman.operate.answer import QuestionError
 from steersman.operate.client import Client
 from steersman.operate.load import world_of_process
-from steersman.run.world_wire import Head, VersionError, decode_world, encode_world
+from steersman.run.pages.world_wire import Head, VersionError, decode_world, encode_world
 from steersman.source.store import Store
 from tests.support.builders.store import service, slice_
 from tests.support.builders.strategies import OBJECTS

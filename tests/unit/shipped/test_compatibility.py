@@ -13,11 +13,11 @@ import pytest
 from steersman.config.flags import UPSTREAM as FLAGS
 from steersman.config.types import KubeProxyConfiguration, Section
 from steersman.modes.specs import SPECS
-from steersman.run.health import ProxyHealth, proxy_health_app
-from steersman.run.metrics import DECLARED, Metrics
-from steersman.run.metrics_server import Pages, metrics_app
-from steersman.run.mode_metrics import ModeMetrics
-from steersman.run.scraped import NFACCT
+from steersman.run.observe.metrics import DECLARED, Metrics
+from steersman.run.observe.mode_metrics import ModeMetrics
+from steersman.run.observe.scraped import NFACCT
+from steersman.run.serve.health import ProxyHealth, proxy_health_app
+from steersman.run.serve.metrics_server import Pages, metrics_app
 from tests.support.http import ask, serving
 from tests.support.modes.bare import BareMode
 

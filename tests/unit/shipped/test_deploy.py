@@ -15,7 +15,7 @@ import yaml
 from steersman import __version__
 from steersman.cli.commands import ui
 from steersman.config import load, parse_command_line
-from steersman.run.health import ProxyHealth, proxy_health_app
+from steersman.run.serve.health import ProxyHealth, proxy_health_app
 from steersman.source.apiserver import resources
 from steersman.source.kubeconfig import load_cluster_access
 from steersman.ui import access

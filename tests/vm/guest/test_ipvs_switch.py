@@ -13,7 +13,7 @@ from steersman.modes.base import Mode
 from steersman.modes.ipvs.mode import IpvsMode
 from steersman.modes.registry import may_have_left
 from steersman.modes.specs import ModeOptions
-from steersman.run.mode_transition import remove_leftovers_once
+from steersman.run.process.mode_transition import remove_leftovers_once
 from tests.support.lab import switches
 from tests.support.lab.cluster import Lab, Layout, Pod
 from tests.support.modes.ipvs import mode_behind

@@ -18,8 +18,8 @@ def remove(config: ProxyConfig) -> int:
     """Remove everything that steersman wrote from the kernel; return 1 if something is left."""
     from steersman.config import to_mode_options  # noqa: PLC0415
     from steersman.host.exec import SubprocessExec  # noqa: PLC0415
-    from steersman.run.instance import running  # noqa: PLC0415
-    from steersman.run.mode_transition import clean_up  # noqa: PLC0415
+    from steersman.run.process.instance import running  # noqa: PLC0415
+    from steersman.run.process.mode_transition import clean_up  # noqa: PLC0415
 
     done = asyncio.run(clean_up(SubprocessExec(), to_mode_options(config), running))
     for mode, removed in done.removed.items():

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 def run_words(argv: Sequence[str], program: str = "steersman run") -> int:
     """Run the daemon, or do what a flag asks for instead; return the exit status."""
     from steersman.config import help_text, parse_command_line, to_yaml  # noqa: PLC0415
-    from steersman.run.klog import ProcessLog  # noqa: PLC0415
+    from steersman.run.process.klog import ProcessLog  # noqa: PLC0415
 
     parsed = parse_command_line(argv)
     if parsed.help:
@@ -46,7 +46,7 @@ def run_words(argv: Sequence[str], program: str = "steersman run") -> int:
 
         return remove(config)
     if parsed.init_only:
-        from steersman.run.startup import initialize  # noqa: PLC0415
+        from steersman.run.process.startup import initialize  # noqa: PLC0415
 
         asyncio.run(initialize(config))
         return 0
@@ -54,10 +54,10 @@ def run_words(argv: Sequence[str], program: str = "steersman run") -> int:
         return dry_run(parsed, program)
     from steersman.cli.main import report  # noqa: PLC0415
     from steersman.host.facts import hostname  # noqa: PLC0415
-    from steersman.run.assemble import run_daemon  # noqa: PLC0415
-    from steersman.run.event_loop import MeasuredLoop, run_to_end  # noqa: PLC0415
-    from steersman.run.instance import Instance  # noqa: PLC0415
-    from steersman.run.machine import Machine  # noqa: PLC0415
+    from steersman.run.process.assemble import run_daemon  # noqa: PLC0415
+    from steersman.run.process.event_loop import MeasuredLoop, run_to_end  # noqa: PLC0415
+    from steersman.run.process.instance import Instance  # noqa: PLC0415
+    from steersman.run.process.machine import Machine  # noqa: PLC0415
 
     instance, loop_factory = None, None
     # Windows has no network namespaces, and no mode writes rules there. It waits for its

@@ -24,7 +24,7 @@ def run_ui(words: Sequence[str]) -> int:
     from steersman.config import parse_command_line  # noqa: PLC0415 - not for --help
     from steersman.host.process import raise_descriptor_limit  # noqa: PLC0415
     from steersman.model.addresses import join_host_port, split_host_port  # noqa: PLC0415
-    from steersman.run.startup import cluster_access  # noqa: PLC0415
+    from steersman.run.process.startup import cluster_access  # noqa: PLC0415
     from steersman.ui.access import Access, ApiReviewer, ClusterAccess  # noqa: PLC0415
     from steersman.ui.live_fleet import LiveFleet  # noqa: PLC0415
     from steersman.ui.pages import PAGES  # noqa: PLC0415

@@ -28,8 +28,8 @@ from steersman.operate.doctor.check import (
 )
 from steersman.operate.doctor.facts import processes
 from steersman.operate.doctor.service_listener import socket_owners
-from steersman.run.instance import running
-from steersman.run.mode_transition import other_modes
+from steersman.run.process.instance import running
+from steersman.run.process.mode_transition import other_modes
 
 _PROXIES = frozenset({"kube-proxy", "kube-router", "cilium-agent"})
 """Names of processes that program Services, in /proc/PID/comm; ours is not among them."""

@@ -21,7 +21,7 @@ from steersman.modes.base import Mode
 from steersman.operate.doctor import node_process
 from steersman.operate.doctor.check import ApiReply, Check, Context, Question, Verdict
 from steersman.operate.doctor.service_listener import Owner
-from steersman.run.instance import Holder
+from steersman.run.process.instance import Holder
 from tests.support.builders.doctor import CART, NOON, context_of, only, results
 from tests.support.builders.objects import CONFIG, endpoint, node, service, slice_
 from tests.support.modes.memory import MemoryMode

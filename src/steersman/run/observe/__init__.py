@@ -1,0 +1,1 @@
+"""What follows from a sync: metrics, Events, logs, conntrack clean-up, failover."""

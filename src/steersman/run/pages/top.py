@@ -1,0 +1,302 @@
+"""The page of `steersman top`: a summary, and the rates of the busiest ServicePorts.
+
+The process computes the rates itself and sends only the rows of one screen, so a refresh costs the
+same on both sides however large the cluster is, apart from reading the mode's counters. These are
+read at most as often as keeps their share of a core below `_SHARE`; in between the last ones are
+shown again. All clients share them.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import heapq
+import time
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, NamedTuple, TypeAlias
+
+import msgspec
+
+from steersman.model.drift import Drift
+from steersman.model.errors import ApplyError, BusyError
+from steersman.model.findings import Severity, worst
+from steersman.model.names import ServicePortName
+from steersman.model.node_state import TopRow, TopSample
+from steersman.model.stats import ConnectionStats, NodeTotals
+from steersman.model.world import ProcessStatus
+from steersman.modes.base import Mode
+from steersman.run.serve.http import Answer, Request
+from steersman.run.sync.state import State
+from steersman.run.sync.sync import Sync
+
+_SHARE = 0.05
+"""Largest share of a core for reading counters."""
+_APART = 0.9
+"""Least seconds between two counts: rates of shorter times jump."""
+_FRESH = 20.0
+"""Seconds for which rates are said to be those of now."""
+MOST_ROWS = 500
+_MOST_FINDINGS, _FINDING_CHARACTERS = 100, 100_000
+
+Sums: TypeAlias = tuple[int, int, float]
+"""Connections, failed dials, and seconds of successful dials."""
+_NONE: Sums = (0, 0, 0.0)
+_ORDERS: Mapping[str, Callable[[Sums, Sums], Any]] = {
+    "rate": lambda now, before: (now[0] - before[0], now[0]),
+    "connections": lambda now, _: now[0],
+    "failures": lambda now, before: (now[1] - before[1], now[1]),
+    "latency": lambda now, before: (now[2] - before[2]) / max(1, now[0] - before[0]),
+}
+"""Keys of the orders by counts at two times; the largest is first."""
+_Named: TypeAlias = tuple[str, Any, int]
+"""A row: its name, its key (a ServicePort, or one of its endpoints), its endpoints."""
+
+
+class Count(NamedTuple):
+    """Counts of the mode at one time."""
+
+    at: float
+    stats: ConnectionStats
+    totals: NodeTotals
+    by_port: Mapping[ServicePortName, Sums]
+    total: Sums
+    """Over all ServicePorts."""
+
+    def of(self, key: Any) -> Sums:
+        """Return the counts of a ServicePort or of an endpoint."""
+        if isinstance(key, ServicePortName):
+            return self.by_port.get(key, _NONE)
+        failures, seconds = (self.stats.dials or {}).get(key, (0, 0.0))
+        return self.stats.endpoints.get(key, 0), failures, seconds
+
+
+def _protocol(key: Any) -> str:
+    if key is None:  # the sum of all
+        return ""
+    name: ServicePortName = key if isinstance(key, ServicePortName) else key[0]
+    return name.protocol.value
+
+
+class TopPage:
+    """Keeps the last two counts, and answers with rows made of them."""
+
+    def __init__(
+        self,
+        status: Callable[[], ProcessStatus],
+        sync: Callable[[], Sync],
+        repairs: Callable[[], tuple[int, Drift | None]],
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        """Create the page; nothing is counted before it is asked for.
+
+        Args:
+            status: describes the process.
+            sync: returns the body of the sync loop of the mode that serves.
+            repairs: returns how often drift was repaired, and the last one.
+            clock: monotonic seconds.
+        """
+        self._status = status
+        self._sync = sync
+        self._repairs = repairs
+        self._clock = clock
+        self._counts: list[Count] = []
+        """The last two, oldest first."""
+        self._mode: Mode | None = None
+        self._problem = ""
+        self._not_before = 0.0
+        self._index: _Index | None = None
+        self._counting = asyncio.Lock()
+
+    def rates(self) -> tuple[float | None, float | None]:
+        """Return new and failed connections per second by the last counts; None if unknown.
+
+        Nothing is counted for it: the rates are known while somebody reads the page.
+        """
+        known = self._counts
+        if (
+            len(known) < 2
+            or self._clock() - known[-1].at > _FRESH
+            or self._mode != self._sync().mode
+        ):
+            return None, None
+        seconds, dials = known[-1].at - known[0].at, known[-1].stats.dials is not None
+        total = make_row(("", None, 0), known[-1].total, known[0].total, seconds, dials=dials)
+        return total.rate, total.failure_rate
+
+    async def serve(self, request: Request) -> Answer:
+        """Answer with a TopSample: `?sort=`, `?filter=` and `?service=NAMESPACE/NAME`."""
+        query = request.query
+        sample = await self.sample(
+            query.get("sort", "rate"), query.get("filter", ""), query.get("service", "")
+        )
+        return Answer(msgspec.msgpack.encode(sample), content_type="application/msgpack")
+
+    async def sample(self, sort: str = "rate", text: str = "", service: str = "") -> TopSample:
+        """Return a sample.
+
+        Args:
+            sort: rate, connections, failures, latency, endpoints or name.
+            text: only ServicePorts whose name contains it.
+            service: the endpoints of this Service instead of ServicePorts.
+        """
+        async with self._counting:
+            await self.count()
+        state = self._sync().state
+        if self._index is None or self._index.revision != state.revision:
+            self._index = _Index(state)
+        found: list[_Named]
+        if service:
+            found = [
+                (f"{end} ({key.name.port})" if key.name.port else str(end), (key.name, str(end)), 1)
+                for key, plan in state.plan.services.items()
+                if str(key.name.object_name) == service
+                for end in plan.reachable
+            ]
+        else:
+            found = [each for each in self._index.ports if text in each[0]]
+        rows = await asyncio.to_thread(self.rows, found, sort)
+        return self._summary(state, len(found), rows)
+
+    def rows(self, found: Sequence[_Named], sort: str) -> list[TopRow]:
+        """Return the first rows in an order; `found` is in the order of names."""
+        if not self._counts:
+            return [TopRow(n, _protocol(k), ends) for n, k, ends in found[:MOST_ROWS]]
+        first, last = self._counts[0], self._counts[-1]
+        seconds, dials = last.at - first.at, last.stats.dials is not None
+        # Only the rows that are shown are made: a cluster has many more.
+        if (order := _ORDERS.get(sort)) is not None:
+            shown = heapq.nlargest(
+                MOST_ROWS, found, key=lambda each: order(last.of(each[1]), first.of(each[1]))
+            )
+        elif sort == "endpoints":
+            shown = heapq.nsmallest(MOST_ROWS, found, key=lambda each: each[2])
+        else:
+            shown = list(found[:MOST_ROWS])
+        return [
+            make_row(
+                each, last.of(each[1]), first.of(each[1]) if seconds else None, seconds, dials=dials
+            )
+            for each in shown
+        ]
+
+    async def count(self) -> None:
+        """Count again unless it is too early, or another mode serves."""
+        mode = self._sync().mode
+        if mode is not self._mode:
+            self._mode, self._counts, self._not_before = mode, [], 0.0
+        if self._clock() < self._not_before:
+            return
+        began = self._clock()
+        self._problem = ""
+        try:
+            stats = await mode.stats(tuple(self._sync().state.plan.services.values()))
+            if stats is not None:
+                totals = await mode.node_totals()
+                count = await asyncio.to_thread(count_of, began, stats, totals)
+                self._counts = [*self._counts[-1:], count]
+        except (ApplyError, BusyError, OSError) as error:
+            self._problem = str(error)
+        took = self._clock() - began
+        self._not_before = began + max(_APART, took / _SHARE)
+
+    def _summary(self, state: State, matching: int, rows: Sequence[TopRow]) -> TopSample:
+        repairs, last = self._repairs()
+        counts = {str(each): 0 for each in Severity}
+        for finding in state.findings:
+            counts[str(finding.severity)] += 1
+        for each, more in state.unlisted.items():
+            counts[str(each)] += more
+        known = self._counts
+        seconds = known[-1].at - known[0].at if known else 0.0
+        total = TopRow("all")
+        if known:
+            before = known[0].total if seconds else None
+            dials = known[-1].stats.dials is not None
+            total = make_row(("all", None, 0), known[-1].total, before, seconds, dials=dials)
+        assert self._index is not None
+        proxy = known[-1].totals.proxy if known else None
+        return TopSample(
+            status=self._status(),
+            mode=state.mode,
+            node=state.plan.settings.node_name,
+            services=self._index.services,
+            service_ports=len(self._index.ports),
+            findings=worst(state.findings, _MOST_FINDINGS, _FINDING_CHARACTERS),
+            finding_counts=counts,
+            drift=repairs,
+            last_drift=f"{last.what}, by {last.who}" if last else "",
+            last_drift_at=last.at if last else 0.0,
+            counted=bool(known),
+            total=total,
+            open_connections=proxy.open_connections if proxy else None,
+            interval=seconds,
+            matching=matching,
+            rows=tuple(rows),
+            problem=self._problem,
+        )
+
+
+class _Index:
+    """The ServicePorts of a State by name: made again when plans change."""
+
+    def __init__(self, state: State) -> None:
+        self.revision = state.revision
+        ends: dict[ServicePortName, int] = {}
+        for key, plan in state.plan.services.items():  # both families in one row
+            ends[key.name] = ends.get(key.name, 0) + len(plan.reachable)
+        self.ports = sorted((printed(name), name, number) for name, number in ends.items())
+        self.services = len({name.object_name for name in ends})
+
+
+def printed(name: ServicePortName) -> str:
+    """Return a ServicePort as `shop/web:http`."""
+    port = f":{name.port}" if name.port else ""
+    return f"{name.namespace}/{name.service}{port}"
+
+
+def count_of(at: float, stats: ConnectionStats, totals: NodeTotals) -> Count:
+    """Sum the counts of endpoints by ServicePort."""
+    connections: dict[ServicePortName, int] = {}
+    for (name, _), number in stats.endpoints.items():
+        connections[name] = connections.get(name, 0) + number
+    if stats.dials is None:
+        sums: dict[ServicePortName, Sums] = {n: (c, 0, 0.0) for n, c in connections.items()}
+        return Count(at, stats, totals, sums, (sum(connections.values()), 0, 0.0))
+    failed: dict[ServicePortName, tuple[int, float]] = {}
+    for (name, _), (failures, seconds) in stats.dials.items():
+        before = failed.get(name, (0, 0.0))
+        failed[name] = before[0] + failures, before[1] + seconds
+    names = connections.keys() | failed.keys()
+    sums = {name: (connections.get(name, 0), *failed.get(name, (0, 0.0))) for name in names}
+    rows = failed.values()
+    total = sum(connections.values()), sum(row[0] for row in rows), sum(row[1] for row in rows)
+    return Count(at, stats, totals, sums, total)
+
+
+def make_row(
+    named: _Named, now: Sums, before: Sums | None, seconds: float, *, dials: bool
+) -> TopRow:
+    """Return the row of counts at two times; without the first one it has no rates.
+
+    Args:
+        named: name, key and number of endpoints.
+        now: the counts.
+        before: those of `seconds` before.
+        seconds: the time in between.
+        dials: whether the mode knows failed dials and their durations.
+    """
+    name, key, ends = named
+    protocol = _protocol(key)
+    if before is None or not seconds:
+        return TopRow(name, protocol, ends, now[0], failures=now[1] if dials else None)
+    # Counts are lower than before only if an endpoint has come back: it begins at zero.
+    more, failed, took = (max(0, new - old) for new, old in zip(now, before, strict=True))
+    return TopRow(
+        name,
+        protocol,
+        ends,
+        now[0],
+        more / seconds,
+        now[1] if dials else None,
+        failed / seconds if dials else None,
+        took / more if dials and more else None,
+    )

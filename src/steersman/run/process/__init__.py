@@ -1,0 +1,1 @@
+"""The process: its parts, its start and end, its mode and its configuration."""

@@ -1,0 +1,201 @@
+"""Assemble the parts of the process: the daemon of `steersman run`.
+
+Every part is made by its constructor, of parts that exist. Only the Store is older than its
+listener, the Daemon, which begins to listen at the end.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import signal
+import time
+
+import msgspec
+
+from steersman.compile.node import missing_cluster_cidr
+from steersman.config import Parsed
+from steersman.host.facts import read_facts
+from steersman.model.switch import SwitchRequest
+from steersman.run.observe.drift import DriftLog
+from steersman.run.observe.failover import Failover
+from steersman.run.observe.observers import FindingsLog, SyncObservers
+from steersman.run.observe.service_log import ServiceLog
+from steersman.run.pages.command_page import CommandPage
+from steersman.run.pages.history import History
+from steersman.run.pages.node_page import DigestPage, NodePage
+from steersman.run.pages.top import TopPage
+from steersman.run.process.config_reloader import ConfigReloader
+from steersman.run.process.daemon import Daemon, NodeLock, Stop
+from steersman.run.process.event_loop import on_signal, until
+from steersman.run.process.klog import ProcessLog
+from steersman.run.process.machine import Machine
+from steersman.run.process.mode_transition import report_fallback
+from steersman.run.process.node_watcher import NodeWatcher
+from steersman.run.process.startup import (
+    StartError,
+    make_source,
+    node_config,
+)
+from steersman.run.serve.control import told_in_lines
+from steersman.run.serve.http import Answer, Request
+from steersman.run.serve.servers import Servers
+from steersman.run.sync.engine import Engine
+from steersman.source.store import Store
+
+log = logging.getLogger("steersman")
+
+
+async def run_daemon(parsed: Parsed, logs: ProcessLog, machine: Machine) -> None:
+    """Run the process until SIGTERM or SIGINT; the rules stay in force.
+
+    Args:
+        parsed: the command line.
+        logs: the process's log.
+        machine: the machine it runs on.
+
+    Raises:
+        StartError: it cannot run here, or a supervisor has to restart it.
+        SysctlError: a start-up setting cannot be written (behaviour 1.1).
+    """
+    machine.raise_descriptor_limit()
+    machine.memory_at_start()
+    stop, lock = Stop(), NodeLock(machine.instance)
+    for number in (signal.SIGTERM, signal.SIGINT, getattr(signal, "SIGBREAK", None)):
+        if number is not None:
+            on_signal(number, stop.request)
+
+    async def start() -> Daemon:
+        await lock.claim()
+        return await assemble(parsed, logs, machine, stop, lock)
+
+    try:
+        daemon = await until(stop.requested, start())
+        if daemon is None:
+            log.info("stopping before anything was written; the rules stay in force")
+        else:
+            await daemon.run()
+    finally:
+        lock.release()
+    if stop.failure:
+        raise StartError(stop.failure)
+
+
+async def assemble(
+    parsed: Parsed, logs: ProcessLog, machine: Machine, stop: Stop, lock: NodeLock
+) -> Daemon:
+    """Make the daemon, set the sysctls it needs, and choose the mode.
+
+    Raises:
+        StartError: it cannot run here.
+        SysctlError: a start-up setting cannot be written (behaviour 1.1).
+    """
+    # First, while this process has one thread: a kubeconfig may be read in a child of it.
+    source = make_source(parsed.config, node_config(parsed.config).node_name)
+    chosen = await machine.choose_mode(parsed.config)
+    mode = chosen.mode
+    config = msgspec.structs.replace(parsed.config, mode=mode.name)
+    facts = await read_facts()
+    node = node_config(config)
+    if problem := missing_cluster_cidr(node):
+        log.warning("clusterCIDR %s", problem)
+    # From here on the machine is changed: a wrong configuration has failed before.
+    node = machine.allow_localhost_node_ports(node, mode, facts)
+    machine.set_conntrack(config, mode.traits)
+    # The pipeline: Store -> Planner -> Sync -> mode.
+    store = Store(node.node_name, clock=time.monotonic)
+    engine = Engine(mode, config, node, store, facts)
+    sync = engine.sync
+    # What the process shows of it.
+    servers = Servers(
+        config, parsed.values, node.node_name, sync, stats=source.stats, logs=logs, machine=machine
+    )
+    findings = FindingsLog()
+    drift = DriftLog(store, servers.recorder, servers.metrics)
+    failover = Failover(store, servers.recorder, servers.metrics, lambda: servers.config)
+    observers = SyncObservers(
+        store,
+        servers.metrics,
+        servers.health,
+        servers.health_checks,
+        objects=sync.objects,
+        others={
+            "findings": findings.observe,
+            "drift": drift.observe,
+            "failover": failover.observe,
+            "service log": ServiceLog().observe,
+        },
+        mode=mode,
+    )
+    daemon = Daemon(
+        machine=machine,
+        logs=logs,
+        stop=stop,
+        lock=lock,
+        engine=engine,
+        source=source,
+        servers=servers,
+        observers=observers,
+        findings=findings,
+        drift=drift,
+        failover=failover,
+        node_watcher=NodeWatcher(node, store, stop.request),
+        reloader=ConfigReloader(
+            parsed, store, mode.traits, machine.file_changes, machine.set_conntrack
+        ),
+    )
+    add_pages(daemon, servers, observers, drift)
+    # From here on the Store is listened to: the report of a fallback is logged at once.
+    store.listen(daemon.changed, daemon.reported)
+    report_fallback(chosen, servers.recorder, store, servers.metrics)
+    return daemon
+
+
+def add_pages(daemon: Daemon, servers: Servers, observers: SyncObservers, drift: DriftLog) -> None:
+    """Add the pages that need the whole daemon: a switch of the mode replaces its Sync."""
+    top = TopPage(servers.status, lambda: daemon.sync, lambda: drift.summary)
+    digests = DigestPage(daemon.sync.store)
+    node = NodePage(
+        servers.status,
+        lambda: daemon.sync,
+        drift=lambda: drift.summary,
+        rates=top.rates,
+        lags=observers.lags,
+        digest=digests.total,
+        periods=lambda: servers.periods,
+    )
+    digests.ready = node.changed
+    history = History(time.time, observers.lags)
+
+    async def history_page(_: Request) -> Answer:
+        found = history.answer(daemon.sync.planner.config.node_name)
+        body = await asyncio.to_thread(msgspec.json.encode, found)
+        return Answer(body, content_type="application/json")
+
+    observers.observers |= {
+        "history": history.observe,
+        "digests": digests.observe,
+        "node page": node.changed,
+    }
+    tracing = servers.config.steersman.tracing
+    if tracing.endpoint:
+        from steersman.run.observe.change_trace import ChangeTracer  # noqa: PLC0415 - few configure it
+
+        tracer = ChangeTracer(tracing, lambda: daemon.sync.planner.config.node_name)
+        observers.observers["traces"] = tracer.observe
+        servers.background["traces"] = tracer.run
+    observers.on_failure = {
+        "status": servers.sync_failed,
+        "history": history.failed,
+        "node page": node.changed,
+    }
+    servers.background["conditions"] = node.follow
+    servers.pages |= {
+        ("GET", "/drift"): lambda request: drift.serve(daemon.sync, request),
+        ("GET", "/top"): top.serve,
+        ("GET", "/node"): node.serve,
+        ("GET", "/history"): history_page,
+        ("GET", "/digests"): digests.serve,
+        ("POST", "/run"): CommandPage().serve,
+        ("POST", "/switch"): told_in_lines(SwitchRequest, daemon.switch),
+    }

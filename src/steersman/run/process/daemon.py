@@ -1,0 +1,469 @@
+"""The running process: one TaskGroup that holds the source, the sync loop and the watchers.
+
+    source --> Store --changed--> Runner --> Sync --SyncReport--> SyncObservers
+                                    ^
+              addresses, drift, external changes, configuration request a run, too
+
+Every part comes from run/process/assemble.py. The process ends in order when `Stop` is requested:
+by a signal, by a task that crashed, by another instance that takes over.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import signal
+from collections.abc import Callable, Coroutine
+from contextlib import suppress
+from typing import Any, NamedTuple
+
+import msgspec
+
+from steersman.config import ConfigError, ProxyConfig
+from steersman.host.facts import watch_addresses
+from steersman.host.process import notify_supervisor
+from steersman.model.errors import BusyError
+from steersman.model.inputs import NodeConfig
+from steersman.model.switch import SwitchRequest, SwitchResult, Tell
+from steersman.run.observe.drift import DriftLog
+from steersman.run.observe.failover import Failover
+from steersman.run.observe.observers import FindingsLog, SyncObservers
+from steersman.run.process.config_reloader import ConfigReloader
+from steersman.run.process.event_loop import InterruptibleSleep, guarded, on_signal, until
+from steersman.run.process.instance import Holder, Instance
+from steersman.run.process.klog import ProcessLog, v
+from steersman.run.process.machine import Machine
+from steersman.run.process.mode_transition import remove_leftovers
+from steersman.run.process.node_watcher import NodeWatcher
+from steersman.run.process.startup import StartError, new_mode, node_config
+from steersman.run.process.switching import Switcher
+from steersman.run.serve.servers import Servers
+from steersman.run.sync.engine import Engine
+from steersman.run.sync.runner import Runner
+from steersman.run.sync.state import SyncReport
+from steersman.run.sync.sync import Sync
+from steersman.source.apiserver import ApiServerSource
+from steersman.source.base import Source
+
+log = logging.getLogger("steersman")
+
+_MAX_INTERVAL = 3600.0  # seconds; behaviour 7
+_FIRST_RETRY = 0.25  # seconds, after a sync failed; doubles up to the sync period
+_RETRY = 5.0  # seconds, after netlink failed
+_HANDOFF = 60.0  # seconds that the next instance has to take our sockets
+
+
+class Stop:
+    """The request to end the process."""
+
+    def __init__(self) -> None:
+        self.requested = asyncio.Event()
+        self.failure = ""
+        """The first reason given; with one, the process fails and a supervisor restarts it."""
+
+    def request(self, failure: str = "") -> None:
+        """End the process in order; as a failure if a reason is given."""
+        self.failure = self.failure or failure
+        self.requested.set()
+
+
+class NodeLock:
+    """Makes this process the only instance on its node, until another one takes over."""
+
+    def __init__(self, instance: Instance | None) -> None:
+        """Create it unlocked; without an instance nothing is ever locked."""
+        self._instance = instance
+        self.newcomer: asyncio.Future[Holder] = asyncio.get_running_loop().create_future()
+        """The instance that asks to take over."""
+
+    async def claim(self) -> None:
+        """Claim the lock; raise StartError if another instance keeps it."""
+        self.newcomer = asyncio.get_running_loop().create_future()
+        if self._instance is not None:
+            await self._instance.claim(self.newcomer.set_result)
+
+    def release(self) -> None:
+        """Release the lock. Idempotent."""
+        if self._instance is not None:
+            self._instance.release()
+
+    def rename(self, mode: str) -> None:
+        """Show another mode to those who look at the lock."""
+        if self._instance is not None:
+            self._instance.rename(mode)
+
+
+class _Asked(NamedTuple):
+    """A switch that an operator has asked for."""
+
+    request: SwitchRequest
+    tell: Tell
+    result: asyncio.Future[SwitchResult]
+
+
+class Daemon:
+    """Runs the assembled parts."""
+
+    def __init__(
+        self,
+        *,
+        machine: Machine,
+        logs: ProcessLog,
+        stop: Stop,
+        lock: NodeLock,
+        engine: Engine,
+        source: Source,
+        servers: Servers,
+        observers: SyncObservers,
+        findings: FindingsLog,
+        drift: DriftLog,
+        failover: Failover,
+        node_watcher: NodeWatcher,
+        reloader: ConfigReloader,
+    ) -> None:
+        """Create the daemon of assembled parts; nothing runs before `run`."""
+        self._machine = machine
+        self._logs = logs
+        self._stop = stop
+        self._lock = lock
+        self.engine = engine
+        """The mode that serves; `switch` replaces it."""
+        self._source = source
+        self._servers = servers
+        self._observers = observers
+        self._findings = findings
+        self._drift = drift
+        self._failover = failover
+        self._node_watcher = node_watcher
+        self._reloader = reloader
+        config = reloader.current
+        least = config.min_sync_interval.seconds
+        self._runner = Runner(
+            self._sync_once,
+            least,
+            config.sync_period.seconds,
+            max(least, _MAX_INTERVAL),
+            first_retry=_FIRST_RETRY,
+        )
+        self.turn = asyncio.Lock()
+        self.switcher = Switcher(self)
+        self._switches: asyncio.Queue[_Asked] = asyncio.Queue(1)
+        self.serving = asyncio.Event()
+        """The first sync reached the kernel."""
+        self._until_change = InterruptibleSleep()
+        self._drift_timer = InterruptibleSleep()
+
+    @property
+    def sync(self) -> Sync:
+        """The body of the sync loop, of the mode that serves."""
+        return self.engine.sync
+
+    async def run(self) -> None:
+        """Run until a stop is requested; the rules stay in force."""
+        if hasattr(signal, "SIGHUP"):
+            on_signal(signal.SIGHUP, self._reload)
+        work: dict[str, Coroutine[Any, Any, None]] = {
+            "sync": self._sync_forever(),
+            "source": self._source.run(self.sync.store),
+            "addresses": self._follow_addresses(),
+            "drift": self._check_for_drift(),
+            "configuration": self._follow_configuration(),
+            "conntrack": self._with_engine(lambda _: self._observers.stale_entries.run()),
+            "health checks": self._observers.health_checks.run(),
+            "failover": self._with_engine(self._failover.run),
+            "external changes": self._with_engine(self._watch_for_external_changes),
+            "usage": self._with_engine(lambda engine: engine.follow_usage()),
+            "leftovers": self._remove_leftovers(),
+            "hand-over": self._hand_over(),
+            "switches": self._carry_out_switches(),
+            **self._servers.tasks(),
+        }
+        # `guarded` turns the crash of a task into a request to stop, so the group never fails.
+        async with asyncio.TaskGroup() as group:
+            tasks = [
+                group.create_task(guarded(name, call, self._stop.request), name=name)
+                for name, call in work.items()
+            ]
+            await self._stop.requested.wait()
+            if self._stop.failure:
+                await self._servers.flush_events()
+            log.info("stopping; the rules stay in force")
+            notify_supervisor("STOPPING=1")
+            for task in tasks:
+                task.cancel()
+        # All tasks have ended: nothing is written any more. Connections may drain beside the next
+        # instance.
+        self._lock.release()
+        await self._servers.close()
+        drain = self._reloader.current.steersman.drain_period.seconds
+        ends = (self.engine.mode.aclose(drain), self.switcher.aclose(drain))
+        if cut := sum(await asyncio.gather(*ends)):
+            log.warning("%d connections were cut; --drain-period gives them more time", cut)
+
+    async def _with_engine(self, work: Callable[[Engine], Coroutine[Any, Any, None]]) -> None:
+        """Do some work with the engine that serves, and begin again with each new one."""
+        while True:
+            engine = self.engine
+            await until(engine.replaced, work(engine), patience=None)
+            await engine.replaced.wait()
+
+    async def _hand_over(self) -> None:
+        """Stop when another instance takes over, once it has the sockets that only we can give."""
+        while True:
+            newcomer = await asyncio.shield(self._lock.newcomer)
+            mode = self.engine.mode
+            log.warning("another instance is taking over: %s", newcomer)
+            if not mode.hands_over_sockets or newcomer.mode != mode.name or self.switcher.running:
+                break  # the lock is released only when nothing is written any more
+            # The newcomer starts to serve beside this process, and fetches the sockets.
+            self._lock.release()
+            with suppress(TimeoutError):
+                async with asyncio.timeout(_HANDOFF):
+                    await mode.wait_for_handoff()
+                    break
+            try:
+                await self._lock.claim()
+            except StartError:  # it runs, and needs nothing of ours
+                break
+            log.warning("the other instance is gone; this one continues")
+        self._stop.request()
+
+    # Sync
+
+    async def _sync_forever(self) -> None:
+        """Wait for this node's object, then sync until cancelled."""
+        score = self._reloader.current.linux.oom_score_adj
+        if score is not None and (warning := self._machine.set_oom_score(score)):
+            log.info("%s", warning)
+        if isinstance(self._source, ApiServerSource):
+            await self._node_watcher.wait(self._until_change.sleep)
+        log.info("Using %s Proxier", self.sync.mode.name)
+        self._servers.recorder.starting()
+        self._observers.started(self.engine.node.families)
+        await self._runner.run()
+
+    async def _sync_once(self) -> bool:
+        """Sync, and give the report to the observers; return whether there was work."""
+        async with self.turn:
+            sync = self.sync
+            first = sync.state.result is None
+            try:
+                report = await sync.run()
+            except Exception as error:  # rules may be missing: health must tell in time
+                if sync.drift is not None:
+                    self._drift.unrepaired(sync.drift)
+                why = str(error) or type(error).__name__
+                self._observers.failed(self.engine.node.families, why)
+                raise
+            self._servers.failure = ""
+            if report is not None:
+                await self._observers.observe(report)
+                await sync.pack()
+        if sync.store.synced and sync.owes:  # before, the awaited list requests a run
+            self._runner.request()
+        if report is None or (result := report.result) is None:
+            return False
+        del report  # no one holds the plans of this sync any more
+        if first or result.wrote:
+            log.log(v(2) if result.reason == "changes" else logging.INFO, "%s", result)
+        if first:
+            self.serving.set()
+            notify_supervisor("READY=1")
+            if sync.store.snapshot.node is None:
+                log.warning(
+                    "there is no Node %s: its zone and addresses are not known; add its Node "
+                    "object, or correct --hostname-override",
+                    self.engine.node.node_name,
+                )
+            self._machine.memory_when_loaded()
+        return True
+
+    # Reasons to sync
+
+    def changed(self) -> None:
+        """Sync soon: the Store changed."""
+        self._until_change.interrupt()
+        if self.sync.store.synced:  # before, a run would only delay the first real one
+            self._runner.request()
+            self._observers.queued(self.engine.node.families)
+        self._node_watcher.follow()
+
+    def reported(self) -> None:
+        """Log other Findings of sources with the next sync; at once if none is possible yet."""
+        if self.sync.store.synced:
+            self._runner.request()
+        else:
+            self._findings.update(self.sync.store.findings)
+
+    def _suspect(self) -> None:
+        self.sync.suspect()
+        self._runner.request()
+
+    async def _check_for_drift(self) -> None:
+        while True:
+            await self._drift_timer.sleep(self._reloader.current.sync_period.seconds)
+            self._suspect()
+
+    async def _watch_for_external_changes(self, engine: Engine) -> None:
+        """Compare as soon as the mode notices changes by others, not only every sync period."""
+        await self.serving.wait()
+        while True:
+            try:
+                await engine.mode.wait_for_external_change()
+            except (OSError, BusyError) as error:
+                text = "changes by others cannot be watched: %s; retrying in %gs"
+                log.warning(text, error, _RETRY)
+                await asyncio.sleep(_RETRY)
+            self._suspect()
+
+    async def _follow_addresses(self) -> None:
+        while True:
+            try:
+                async for facts in watch_addresses():
+                    if self.sync.use_facts(facts):
+                        self._runner.request()
+            except OSError as error:
+                log.warning("addresses cannot be watched: %s; retrying in %gs", error, _RETRY)
+            await asyncio.sleep(_RETRY)
+
+    async def _follow_configuration(self) -> None:
+        async for config in self._reloader.changes():
+            self._use(config)
+
+    def _reload(self) -> None:
+        if (config := self._reloader.reload()) is not None:
+            self._use(config)
+
+    def _use(self, config: ProxyConfig) -> None:
+        """Apply a changed configuration while running."""
+        mode = self.engine.mode
+        config = msgspec.structs.replace(config, mode=mode.name)  # it may be a fallback
+        # Everything that is planned by it, then the parts that use it directly.
+        node = self._machine.allow_localhost_node_ports(node_config(config), mode, self.sync.facts)
+        self.engine.use(config, node)
+        self._logs.set_verbosity(config.logging.verbosity)
+        self._use_directly(config, node)
+
+    def _use_directly(self, config: ProxyConfig, node: NodeConfig) -> None:
+        """Let the parts that are no part of the engine use a configuration."""
+        self._servers.use(config)
+        self._node_watcher.use(node)
+        self._drift_timer.interrupt()
+        self._runner.set_intervals(config.min_sync_interval.seconds, config.sync_period.seconds)
+        self._runner.request()
+
+    # Other modes
+
+    async def _remove_leftovers(self) -> None:
+        """Remove the leftovers of other modes, once ours serves (make before break)."""
+        await self.serving.wait()
+        while True:
+            engine = self.engine
+            drain = engine.config.steersman.drain_period.seconds
+            left = [
+                (name, mode)
+                for name, mode in self._machine.leftovers(engine.mode, engine.config)
+                if mode.name not in engine.spared | self.switcher.retiring
+            ]
+            removal = remove_leftovers(left, drain, engine.mode)
+            await until(self.switcher.began, removal, patience=None)
+            if not self.switcher.began.is_set():  # otherwise a thread may still use their sockets
+                for _, mode in left:
+                    await mode.aclose()
+            del left
+            await self.switcher.began.wait()
+            await self.switcher.ended.wait()
+
+    # A switch of the mode: run/process/switching.py has the steps
+
+    async def switch(self, request: SwitchRequest, tell: Tell) -> SwitchResult:
+        """Switch the mode; it goes on if the caller is cancelled.
+
+        Args:
+            request: the mode, and how.
+            tell: called with each step as soon as it is done.
+
+        Raises:
+            BusyError: another switch is under way.
+        """
+        asked = _Asked(request, tell, asyncio.get_running_loop().create_future())
+        if self.switcher.running or self._switches.full():
+            raise BusyError("another switch is under way; wait until it has ended")
+        self._switches.put_nowait(asked)
+        return await asyncio.shield(asked.result)
+
+    async def _carry_out_switches(self) -> None:
+        """Carry out switches in a task of the daemon, so that it ends before the process does."""
+        while True:
+            asked = await self._switches.get()
+            try:
+                result = await self.switcher.switch(asked.request, asked.tell)
+            except BaseException as error:
+                failure = error if isinstance(error, Exception) else BusyError("the process ends")
+                asked.result.set_exception(failure)
+                asked.result.exception()  # mark it as retrieved: the caller may have gone
+                if not isinstance(error, Exception):
+                    raise
+                log.exception("a switch failed; the mode that serves continues")
+            else:
+                asked.result.set_result(result)
+
+    @property
+    def configured_mode(self) -> str:
+        """The mode that a restart would run."""
+        return self._reloader.configured_mode
+
+    def new_engine(self, name: str) -> Engine:
+        """Make an engine of another mode; nothing is written.
+
+        Raises:
+            ConfigError, StartError: the configuration is invalid in that mode.
+        """
+        config, before = self._reloader.in_mode(name), self.engine
+        mode = new_mode(config, self._machine.create_mode)
+        store, facts = before.sync.store, before.sync.facts
+        engine = Engine(mode, config, node_config(config), store, facts, before=before)
+        engine.spared = frozenset({before.mode.name})
+        return engine
+
+    def prepare_machine(self, engine: Engine) -> None:
+        """Set the sysctls that an engine needs."""
+        node = node_config(engine.config)
+        allowed = self._machine.allow_localhost_node_ports(node, engine.mode, engine.sync.facts)
+        if allowed != engine.node:  # other settings, or a sysctl cannot be set
+            engine.use(engine.config, allowed)
+        self._machine.set_conntrack(engine.config, engine.mode.traits)
+
+    async def install(self, engine: Engine, report: SyncReport) -> None:
+        """Let an engine serve whose first sync has this report."""
+        # The configuration may have changed since the engine was made.
+        with suppress(ConfigError):  # reported by the reloader
+            config = self._reloader.in_mode(engine.mode.name)
+            if config != engine.config:
+                engine.use(config, engine.node)
+                self.prepare_machine(engine)
+        before, self.engine = self.engine, engine
+        # Observers know the plans of the engine before: those that are not planned any more go.
+        gone = before.sync.state.plan.services.keys() - report.plans.changed.keys()
+        plans = msgspec.structs.replace(report.plans, removed=report.plans.removed | gone)
+        engine.sync.use_facts(before.sync.facts)
+        self._servers.use_sync(engine.sync)
+        self._observers.use_mode(engine.mode, engine.sync.objects)
+        before.replaced.set()
+        await self._observers.observe(msgspec.structs.replace(report, plans=plans))
+        # What was said about a fallback at the start is not true any more.
+        engine.sync.store.report("mode", ())
+        self._servers.metrics.mode_fallback.clear()
+        self._lock.rename(engine.mode.name)
+        self._reloader.use_mode(engine.config, engine.mode.traits)
+        self._use_directly(engine.config, engine.node)
+        log.info("Using %s Proxier", engine.mode.name)
+
+    async def compare(self) -> SyncReport | None:
+        """Read the kernel back, and repair what differs."""
+        async with self.turn:
+            self.sync.distrust()
+            report = await self.sync.run()
+            if report is not None:
+                await self._observers.observe(report)
+            return report

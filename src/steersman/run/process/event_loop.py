@@ -1,0 +1,286 @@
+"""The event loop of the process and its tasks: measured, guarded, and ended in time.
+
+All of the process waits while a callback runs: health checks, watches, the next sync. An iteration
+of the loop lies between two calls of its selector, so `MeasuredLoop` measures it there: exactly,
+without a timer, at the cost of reading two clocks. A task that crashes ends the process, and the
+log says which one and why. The process ends even if a thread hangs in a system call.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import ctypes
+import gc
+import logging
+import os
+import selectors
+import signal
+import sys
+import threading
+import time
+from bisect import bisect_left
+from collections.abc import Callable, Coroutine, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any, TypeVar
+
+from steersman.run.observe.prometheus import Described, Metric
+from steersman.run.serve.connections import ListenError
+
+# -- Memory ----------------------------------------------------------------------------------------
+#
+# Memory and threads of a process that holds many values: settings of Python and of glibc.
+#
+# The process reads a cluster once, keeps nearly all of it, and then changes little. Reading 10,000
+# Services makes about 400,000 containers, and Python's collector would walk all of them again and
+# again in search of cycles that are not there: a tenth of the time or more. So it hardly runs at
+# the start, and `freeze_live_objects` excludes everything read from later collections.
+
+_YOUNG, _YOUNG_AT_START = 50_000, 1_000_000
+"""New containers before the collector runs."""
+_SWITCH_SECONDS = 0.001
+"""Time after which a computing thread lets the event loop run; Python's default is 0.005."""
+_M_TRIM_THRESHOLD, _M_MMAP_THRESHOLD, _M_ARENA_MAX = -1, -3, -8  # malloc.h
+_LARGE = 128 << 10
+"""Bytes of an allocation that is a mapping of its own; glibc's default, until it is raised."""
+
+
+def collect_rarely() -> None:
+    """Hardly search for cycles while a cluster is first read."""
+    gc.set_threshold(_YOUNG_AT_START, 20, 100)
+
+
+def freeze_live_objects() -> None:
+    """Freeze live objects, so later collections skip them; collect normally from now on.
+
+    Memory that was only needed to read the cluster goes back to the system: glibc would keep it.
+    """
+    gc.set_threshold(_YOUNG, 20, 100)
+    gc.collect()
+    gc.freeze()
+    _libc("malloc_trim", 0)
+
+
+def tune_at_start() -> None:
+    """Prepare the interpreter and the C library for reading a cluster."""
+    # All threads share a heap: each would keep the memory it once used, and few work at a time.
+    _libc("mallopt", _M_ARENA_MAX, 1)
+    # Large allocations go back to the system as soon as they are freed. glibc would raise these
+    # limits up to 32 and 64 MB by what it sees at the start, and keep as much for later.
+    _libc("mallopt", _M_MMAP_THRESHOLD, _LARGE)
+    _libc("mallopt", _M_TRIM_THRESHOLD, _LARGE)
+    collect_rarely()
+    sys.setswitchinterval(_SWITCH_SECONDS)
+
+
+def _libc(name: str, *values: int) -> None:
+    """Call a function of glibc, if it has it; other libraries lack these, and need them less."""
+    call = getattr(ctypes.CDLL(None), name, None) if os.name == "posix" else None
+    if call is not None:
+        call(*values)
+
+
+# -- The loop --------------------------------------------------------------------------------------
+
+T = TypeVar("T")
+
+log = logging.getLogger("steersman")
+
+BUCKETS = (0.001, 0.002, 0.005, 0.01, 0.015, 0.02, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0)
+_CANCEL_SECONDS = 1.5  # that abandoned work has to end after it was cancelled
+_THREAD_SECONDS = 0.3  # that threads have to end
+_THREADS = "steersman-work"
+
+
+# The loop
+
+
+HOLD = Described(
+    "histogram",
+    "steersman_event_loop_hold_seconds",
+    "Seconds of an iteration of the event loop, during which nothing else is answered.",
+    ("clock",),
+)
+
+
+class Holds:
+    """Durations of loop iterations, by the wall clock and in CPU time.
+
+    The program is responsible for the CPU time of the loop's thread. If the wall time is longer,
+    the process waited: for a CPU that others used or that its limit denied it, or in a system call.
+    """
+
+    def __init__(
+        self,
+        wall: Callable[[], float] = time.monotonic,
+        cpu: Callable[[], float] = time.thread_time,
+    ) -> None:
+        """Start at zero; the clocks are for tests."""
+        self._wall, self._cpu = wall, cpu
+        self._since: tuple[float, float] | None = None
+        self._counts = {clock: [0] * (len(BUCKETS) + 1) for clock in ("wall", "cpu")}
+        self._sums = {"wall": 0.0, "cpu": 0.0}
+
+    def begin(self) -> None:
+        """Record that callbacks are about to run."""
+        self._since = self._wall(), self._cpu()
+
+    def end(self) -> None:
+        """Record that they have run."""
+        if self._since is not None:
+            wall, cpu = self._since
+            for clock, seconds in (("wall", self._wall() - wall), ("cpu", self._cpu() - cpu)):
+                self._counts[clock][bisect_left(BUCKETS, seconds)] += 1
+                self._sums[clock] += seconds
+
+    def collect(self) -> Iterator[Metric]:
+        """Yield the histogram."""
+        yield HOLD.buckets(
+            ((clock,), BUCKETS, tuple(counts), self._sums[clock])
+            for clock, counts in self._counts.items()
+        )
+
+
+class _Selector(selectors.DefaultSelector):
+    """Reports when a loop waits and when it works."""
+
+    def __init__(self, holds: Holds) -> None:
+        super().__init__()
+        self._holds = holds
+
+    def select(self, timeout: float | None = None) -> list[tuple[selectors.SelectorKey, int]]:
+        self._holds.end()
+        events = super().select(timeout)
+        self._holds.begin()
+        return events
+
+
+class MeasuredLoop(asyncio.SelectorEventLoop):
+    """A loop that measures its iterations."""
+
+    def __init__(self, holds: Holds | None = None) -> None:
+        """Create a loop that reports to `holds`."""
+        self.holds = holds or Holds()
+        super().__init__(_Selector(self.holds))
+
+
+# Tasks
+
+
+async def guarded(
+    name: str, work: Coroutine[Any, Any, None], on_crash: Callable[[str], None]
+) -> None:
+    """Await a task's work; report its failure instead of raising it.
+
+    Tasks retry what can be retried: a failure is a defect, or an address that must be bound and
+    cannot be (`bindAddressHardFail`).
+
+    Args:
+        name: name of the task, for people.
+        work: the coroutine.
+        on_crash: called with a sentence; ends the process, so that a supervisor restarts it.
+    """
+    try:
+        await work
+    except ListenError as error:
+        on_crash(f"{name}: cannot {error.strerror}")
+    except Exception as error:
+        text = f"task {name!r} crashed: {type(error).__name__}: {error}"
+        log.critical("%s; the process ends, the rules stay in force", text, exc_info=error)
+        on_crash(text)
+
+
+async def until(
+    stop: asyncio.Event, work: Coroutine[Any, Any, T], patience: float | None = _CANCEL_SECONDS
+) -> T | None:
+    """Await some work, unless an event is set first; return its result.
+
+    Args:
+        stop: work that it abandons is cancelled, and the result is None.
+        work: the work.
+        patience: seconds that cancelled work gets to end, as it may run programs; None waits until
+            it has ended.
+    """
+    doing = asyncio.ensure_future(work)
+    stopping = asyncio.ensure_future(stop.wait())
+    try:
+        await asyncio.wait((doing, stopping), return_when=asyncio.FIRST_COMPLETED)
+    finally:
+        stopping.cancel()
+        doing.cancel()  # without effect if it is done
+        await asyncio.wait((doing,), timeout=patience)
+    if not doing.done() or doing.cancelled():
+        return None
+    return doing.result()
+
+
+def run_to_end(
+    runner: asyncio.Runner,
+    main: Coroutine[Any, Any, None],
+    report: Callable[[BaseException], int],
+) -> int:
+    """Run the whole process on a loop; end even if a thread hangs in a system call.
+
+    The interpreter waits for all threads of executors before it ends. A thread that hangs in the
+    kernel would delay that for as long, so the process ends without it.
+
+    Args:
+        runner: makes the loop; it is closed.
+        main: the coroutine of the process.
+        report: reports a failure, and returns the exit status.
+
+    Returns:
+        The exit status (if no thread hangs).
+    """
+    status = 0
+    executor = ThreadPoolExecutor(thread_name_prefix=_THREADS)
+    runner.get_loop().set_default_executor(executor)
+    try:
+        runner.run(main)
+    except BaseException as error:
+        status = report(error)
+    # Give threads a moment; a thread that hangs in the kernel must not keep the process alive.
+    executor.shutdown(wait=False, cancel_futures=True)
+    end = time.monotonic() + _THREAD_SECONDS
+    for thread in threading.enumerate():
+        if thread.name.startswith(_THREADS):
+            thread.join(max(0.0, end - time.monotonic()))
+            if thread.is_alive():
+                log.warning("a system call does not return; exiting without waiting for it")
+                logging.shutdown()
+                for stream in (sys.stdout, sys.stderr):
+                    stream.flush()
+                os._exit(status)
+    runner.close()
+    return status
+
+
+def on_signal(number: int, call: Callable[[], None]) -> None:
+    """Call a function on the running loop at each signal, even if the loop cannot wait for it.
+
+    Windows has no SIGTERM of others and no SIGHUP; its service wrappers send SIGBREAK.
+    """
+    loop = asyncio.get_running_loop()
+    try:
+        loop.add_signal_handler(number, call)
+    except NotImplementedError:
+        signal.signal(number, lambda *_: loop.call_soon_threadsafe(call))
+
+
+class InterruptibleSleep:
+    """A sleep that can be cut short."""
+
+    def __init__(self) -> None:
+        self._interrupted = asyncio.Event()
+
+    def interrupt(self) -> None:
+        """End the sleep under way, or the next one."""
+        self._interrupted.set()
+
+    async def sleep(self, seconds: float) -> None:
+        """Return when interrupted, at the latest after some seconds."""
+        try:
+            async with asyncio.timeout(seconds):
+                await self._interrupted.wait()
+        except TimeoutError:
+            pass
+        self._interrupted.clear()

@@ -1,0 +1,316 @@
+"""From one mode to another: choose the mode to run, remove leftovers of others, clean up.
+
+An established connection survives a change of the mode as long as there is never a moment without a
+NAT base chain and a user of conntrack (make before break):
+
+    choose             the configured mode, or its fallback; a fallback is always reported
+    first sync         the new mode serves, beside the rules of the old one
+    remove_leftovers   in the background, for each other mode and variant: let its connections
+                       drain, hold the NAT hooks, remove its objects; retry until all are gone
+
+`clean_up` is the command that removes everything of ours, whichever mode and variant wrote it. It
+never claims too much: a mode that cannot be probed counts as clean only if the kernel shows none of
+its objects.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import sys
+import time
+from collections.abc import Awaitable, Callable, Iterable, Iterator, Mapping
+from operator import attrgetter
+from typing import NamedTuple
+
+from steersman.host.exec import Exec
+from steersman.model.errors import ApplyError, BusyError
+from steersman.model.findings import Finding, Severity
+from steersman.model.names import Family
+from steersman.model.ruleset import diff
+from steersman.modes.base import Mode, Support
+from steersman.modes.registry import Factory, create
+from steersman.modes.specs import SPECS, ModeOptions, ModeSpec, spec_of
+from steersman.run.observe.events import Recorder
+from steersman.run.observe.metrics import Metrics
+from steersman.source.store import Store
+
+log = logging.getLogger(__name__)
+
+_RETRY_SECONDS = 60.0
+_PROBES = 3
+"""Attempts to probe a mode that cannot run: it hardly left anything, but the reason may pass."""
+_POLL = 1.0  # seconds between two counts of open connections
+_NAMED = 3  # remaining objects that a message names
+
+
+# Choose the mode
+
+
+class Chosen(NamedTuple):
+    """The mode to run."""
+
+    mode: Mode
+    wanted: str
+    """The configured mode."""
+    missing: tuple[str, ...] = ()
+    """The reasons why the configured mode cannot run, a sentence each; () if it runs."""
+
+    @property
+    def sentence(self) -> str:
+        """The fallback, for people."""
+        why = " ".join(self.missing)
+        return f"mode {self.wanted} cannot run here; {self.mode.name} serves instead. {why}"
+
+
+async def choose(wanted: Mode, make: Callable[[str], Mode], *, strict: bool) -> Chosen | Support:
+    """Return the mode to run: the configured one, or its fallback.
+
+    Args:
+        wanted: the configured mode.
+        make: builds a mode by its name.
+        strict: no fallback is allowed.
+
+    Returns:
+        The mode, or the reasons why none can run.
+    """
+    support = await wanted.probe()
+    if support.usable:
+        for sentence in support.missing:
+            log.warning("%s", sentence)
+        return Chosen(wanted, wanted.name)
+    name = spec_of(wanted.name).fallback
+    if strict or not name:
+        return support
+    other = make(name)
+    second = await other.probe()
+    if not second.usable:
+        return Support(usable=False, missing=(*support.missing, *second.missing))
+    return Chosen(other, wanted.name, support.missing)
+
+
+def report_fallback(chosen: Chosen, recorder: Recorder, store: Store, metrics: Metrics) -> None:
+    """Report a fallback by a Warning Event, a Finding and a metric; do nothing if there is none."""
+    if not chosen.missing:
+        return
+    recorder.node("Warning", "ModeFallback", "StartKubeProxy", chosen.sentence)
+    store.report("mode", (Finding("the node", "mode", chosen.sentence, Severity.ERROR),))
+    metrics.mode_fallback(chosen.wanted, chosen.mode.name).set(1)
+
+
+# Remove the leftovers of other modes
+
+
+class Removal(NamedTuple):
+    """The result of one attempt to remove leftovers; modes are given by name."""
+
+    messages: list[str]
+    """A sentence for each mode that had left objects."""
+    failed: list[tuple[str, Mode]]
+    """Modes whose leftovers cannot be removed now."""
+    unprobed: list[tuple[str, Mode]]
+    """Modes that cannot be probed: something they need is missing."""
+
+
+def other_modes(
+    current: str,
+    execute: Exec,
+    variant: str = "",
+    options: ModeOptions = ModeOptions(),  # noqa: B008 - immutable
+    create: Factory = create,
+    *,
+    may_have_left: Callable[[str, ModeOptions], bool] = lambda *_: True,
+) -> Iterator[tuple[str, Mode]]:
+    """Yield the modes to remove when this one serves, in every variant that may have left objects.
+
+    A mode that takes no part in the order of clean-up removes nothing but its own other variants.
+
+    Args:
+        current: the mode that serves.
+        execute: runs programs.
+        variant: its variant; "none" if it changes nothing on this machine.
+        options: the operator's settings, which say what belongs to other programs and stays.
+        create: builds a mode.
+        may_have_left: leaves out modes of which nothing can be there.
+    """
+    # Modes that take part in clean-up remove all others, in the order of their rank.
+    ranked = sorted((s for s in SPECS.values() if s.cleanup_rank), key=attrgetter("cleanup_rank"))
+    mine = spec_of(current)
+    removes = bool(mine.cleanup_rank) and variant != "none"
+    own = [mine] if any(variant == each.name for each in mine.variants) else []
+    options = options.for_leftovers()
+    for spec in own + [spec for spec in ranked if removes and spec is not mine]:
+        for each in spec.variants:
+            its_options = each.of(options)
+            if (spec.name, each.name) == (current, variant):
+                continue
+            if may_have_left(spec.name, its_options):
+                name = f"{spec.name} ({each.name})" if each.name else spec.name
+                yield name, create(spec.name, execute, its_options)
+
+
+async def remove_leftovers(
+    modes: Iterable[tuple[str, Mode]],
+    drain: float = 0.0,
+    current: Mode | None = None,
+    sleep: Callable[[float], Awaitable[None]] = asyncio.sleep,
+) -> None:
+    """Retry until every other mode's leftovers are removed: a lock may be held, a rule in use.
+
+    The modes stay open: one may carry connections in this process.
+
+    Args:
+        modes: as of `other_modes`.
+        drain: seconds that established connections get to end.
+        current: the mode that serves.
+        sleep: waits between attempts.
+    """
+    left, attempts = list(modes), 0
+    while left:
+        removal = await remove_leftovers_once(left, drain, current)
+        for sentence in removal.messages:
+            log.info("%s", sentence)
+        attempts += 1
+        left = removal.failed + (removal.unprobed if attempts < _PROBES else [])
+        if removal.failed:
+            names = ", ".join(name for name, _ in removal.failed)
+            log.warning("leftovers of %s remain; retrying in %gs", names, _RETRY_SECONDS)
+        if left:
+            await sleep(_RETRY_SECONDS)
+
+
+async def remove_leftovers_once(
+    modes: Iterable[tuple[str, Mode]], drain: float = 0.0, current: Mode | None = None
+) -> Removal:
+    """Remove the leftovers of other modes; call it after the first successful sync.
+
+    Failures are reported and never stop the mode that serves.
+
+    Args:
+        modes: as of `other_modes`.
+        drain: seconds that established connections get to end, in a mode that carries them; it
+            accepts no new ones in that time.
+        current: the mode that serves; it may have to keep connections of other modes alive.
+    """
+    removal = Removal([], [], [])
+    for name, mode in modes:
+        try:
+            support = await mode.probe()
+            if not support.usable:
+                log.debug("%s mode: cannot be probed: %s", name, " ".join(support.missing))
+                removal.unprobed.append((name, mode))
+            elif before := await mode.read():
+                # Let connections end: the mode keeps their objects, and takes no new ones.
+                if drain > 0 and await mode.connections():
+                    await mode.apply(diff(before, mode.without_new_connections(before)))
+                    await mode.hold_ports()
+                    end = time.monotonic() + drain
+                    while await mode.connections() and time.monotonic() < end:  # noqa: ASYNC110
+                        await asyncio.sleep(min(_POLL, drain))  # the kernel reports no end
+                cut = await mode.connections()
+                # The rules of the old mode may be the last user of NAT: keep its connections.
+                if current is not None:
+                    await current.hold_nat_hooks()
+                await mode.apply(diff(await mode.read(), {}))
+                if gone := len(before) - len(await mode.read()):
+                    text = f"{name} mode: removed {gone} kernel objects that it left behind"
+                    if cut:
+                        text += f"; {cut} connections were cut, --drain-period gives them more time"
+                    removal.messages.append(text)
+        except (ApplyError, BusyError, OSError) as error:
+            removal.messages.append(f"{name} mode: its leftovers stay: {error}")
+            removal.failed.append((name, mode))
+    return removal
+
+
+# Clean up
+
+
+class Cleaned(NamedTuple):
+    """The result of `clean_up`."""
+
+    removed: Mapping[str, int]
+    """Number of kernel objects removed, by mode."""
+    problems: tuple[str, ...]
+    """A sentence for everything that could not be probed or removed; () if nothing is left."""
+
+
+class Leftovers(NamedTuple):
+    """A mode that is built only to remove what it left in one variant."""
+
+    spec: ModeSpec
+    variant: str
+    mode: Mode
+
+    def __str__(self) -> str:
+        return f"{self.spec.name} mode" + (f" ({self.variant})" if self.variant else "")
+
+
+async def clean_up(
+    execute: Exec, options: ModeOptions, running: Callable[[], object | None] = lambda: None
+) -> Cleaned:
+    """Remove every object of every mode from the kernel, and nothing else.
+
+    Args:
+        execute: runs programs.
+        options: the operator's settings.
+        running: returns the instance that runs on this node, None if there is none.
+    """
+    removed: dict[str, int] = {}
+    problems: list[str] = []
+    unprobed: list[tuple[Leftovers, tuple[Family, ...], str]] = []
+    for each in leftover_modes(execute, options):
+        spec, mode = each.spec, each.mode
+        try:
+            support = await mode.probe() if spec.probe_before_cleanup else Support(usable=True)
+            if support.missing:
+                families = (Family.IPV6,) if support.usable else tuple(Family)
+                unprobed.append((each, families, " ".join(support.missing)))
+            if support.usable:
+                removed[spec.name] = removed.get(spec.name, 0) + await _remove_all(mode)
+        except OSError as error:
+            unprobed.append((each, tuple(Family), f"{error.strerror or error}."))
+        except (ApplyError, BusyError) as error:
+            problems.append(f"{each}: {error}")
+        finally:
+            await mode.aclose()
+    for each, families, why in unprobed:  # now that all others have removed theirs
+        if left := await asyncio.to_thread(each.mode.find_leftovers, families):
+            problems.append(f"{each}: {left}. {why}")
+    if holder := await asyncio.to_thread(running):
+        problems.append(
+            f"an instance runs on this node ({holder}) and writes its rules again; stop it first"
+        )
+    return Cleaned(removed, tuple(problems))
+
+
+async def _remove_all(mode: Mode) -> int:
+    """Remove all objects of a mode; return their number.
+
+    Raises:
+        ApplyError: the kernel refused to remove something.
+        BusyError: the kernel could not be programmed now, or something is back.
+    """
+    before = await mode.read()
+    if not before:
+        return 0
+    await mode.apply(diff(before, {}))
+    after = await mode.read()
+    if after:
+        names = ", ".join(map(str, list(after)[:_NAMED]))
+        raise BusyError(f"{len(after)} of {len(before)} kernel objects are left, such as {names}")
+    return len(before)
+
+
+def leftover_modes(execute: Exec, options: ModeOptions) -> Iterator[Leftovers]:
+    """Yield every mode of this platform, in every variant that the operator did not exclude."""
+    platform = "win32" if sys.platform == "win32" else "linux"
+    specs = [spec for spec in SPECS.values() if spec.platform == platform]
+    for spec in sorted(specs, key=attrgetter("cleanup_rank")):
+        for variant in spec.cleanup_variants or spec.variants:
+            tool = variant.options.get("iptables_variant", options.iptables_variant)
+            if options.iptables_variant not in ("", tool):
+                continue
+            mode = create(spec.name, execute, variant.of(options))
+            if not variant.only_if_left or mode.find_leftovers(tuple(Family)):
+                yield Leftovers(spec, variant.name, mode)

@@ -1,0 +1,483 @@
+"""Switch the mode of the running process, without a restart and without a lost connection.
+
+Old and new mode are beside each other in the kernel for a moment (make before break: a moment
+without a NAT base chain would cut every translated connection, see mode_transition.py):
+
+    check    the new mode can run here; its plan renders; no Finding of severity error is new;
+             destinations that answer now are noted for the watch          nothing is written
+    serve    the new mode's first sync, beside the old mode's objects; from here on changes of the
+             cluster go to the new mode only
+    leave    the old mode takes no new connections: it keeps what carries its present ones, if it
+             has such connections, and is removed otherwise
+    compare  the kernel is read back and equals the plan
+    watch    new connections keep succeeding (canary.py), for some seconds
+    drain    in the background: connections that the old mode carries end, then its objects go
+
+If a step after `check` fails, the same steps lead back: the old mode is synced again and the new
+one is removed. The way back is planned afresh, as the new mode has taken changes from the Store.
+
+A process that is killed in the middle leaves the objects of both modes. Its successor serves in the
+configured mode and removes what others left, as after any change of the mode.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import sys
+import time
+from collections.abc import Awaitable, Callable
+from contextlib import suppress
+from dataclasses import dataclass
+from typing import NamedTuple, Protocol, TypeVar
+
+from steersman.config import ConfigError
+from steersman.model.errors import ApplyError, BusyError
+from steersman.model.findings import Severity
+from steersman.model.ruleset import diff
+from steersman.model.switch import (
+    Outcome,
+    StepState,
+    SwitchRequest,
+    SwitchResult,
+    SwitchStep,
+    Tell,
+)
+from steersman.modes.base import Mode
+from steersman.modes.specs import SPECS
+from steersman.run.process.canary import Canary, Dial, dial, targets_of
+from steersman.run.process.mode_transition import remove_leftovers
+from steersman.run.process.startup import StartError
+from steersman.run.sync.engine import Engine, setting_changes
+from steersman.run.sync.state import SyncReport
+
+T = TypeVar("T")
+
+log = logging.getLogger("steersman")
+
+_FIRST_SYNC = 300.0
+"""Seconds that the first sync of a mode may take; 50,000 Services take 20."""
+_TRIES = 5
+"""Attempts at a step if the kernel is busy: other programs hold a lock for a moment."""
+_PAUSE = 1.0  # seconds between two attempts
+_POLL = 0.1  # seconds between two looks at the canary
+_NAMED = 5
+"""Findings and destinations that a step names."""
+
+
+class Seat(Protocol):
+    """What a switch needs of the process that it takes place in (run/process/daemon.py)."""
+
+    @property
+    def engine(self) -> Engine:
+        """The engine that serves."""
+        ...
+
+    @property
+    def turn(self) -> asyncio.Lock:
+        """Held while the serving engine syncs."""
+        ...
+
+    @property
+    def configured_mode(self) -> str:
+        """The mode that a restart would run."""
+        ...
+
+    def new_engine(self, name: str) -> Engine:
+        """Make an engine of another mode; nothing is written.
+
+        Raises:
+            ConfigError, StartError: the configuration is invalid in that mode.
+        """
+        ...
+
+    def prepare_machine(self, engine: Engine) -> None:
+        """Set the sysctls that an engine needs.
+
+        Raises:
+            OSError: one cannot be written.
+        """
+        ...
+
+    async def install(self, engine: Engine, report: SyncReport) -> None:
+        """Let an engine serve whose first sync has this report."""
+        ...
+
+    async def compare(self) -> SyncReport | None:
+        """Read the kernel back, and repair what differs."""
+        ...
+
+
+class SwitchError(Exception):
+    """A step of a switch failed; the message says why."""
+
+
+_EXPECTED = (SwitchError, ApplyError, BusyError, OSError)
+
+
+class Retiring(NamedTuple):
+    """A mode that has been left, and still carries connections."""
+
+    mode: Mode
+    drain: float
+    """Seconds that its connections get."""
+    task: asyncio.Task[None]
+
+
+class Switcher:
+    """Switches the mode, one switch at a time."""
+
+    def __init__(self, seat: Seat, dial: Dial = dial) -> None:
+        """Prepare for switches of this process.
+
+        Args:
+            seat: the process.
+            dial: opens the connections that are watched.
+        """
+        self._seat = seat
+        self.dial = dial
+        self.running = ""
+        """The mode of the switch that is under way; "" if none is."""
+        self.began = asyncio.Event()
+        """A switch is under way: nothing else may remove objects of modes."""
+        self.ended = asyncio.Event()
+        """No switch is under way."""
+        self._retiring: dict[str, Retiring] = {}
+        self._closing: dict[asyncio.Task[None], Mode] = {}
+
+    @property
+    def retiring(self) -> frozenset[str]:
+        """Modes that were left, and are removed once their connections have ended."""
+        return frozenset(self._retiring)
+
+    async def switch(self, request: SwitchRequest, tell: Tell) -> SwitchResult:
+        """Switch as asked for.
+
+        Args:
+            request: the mode, and how.
+            tell: called with each step as soon as it is done.
+
+        Raises:
+            BusyError: another switch is under way.
+        """
+        if self.running:
+            raise BusyError(
+                f"a switch to {self.running} mode is under way; wait until it has ended"
+            )
+        self.running = request.to
+        self.ended.clear()
+        self.began.set()
+        try:
+            left = False
+            if (retiring := self._retiring.pop(request.to, None)) is not None:
+                # It is to serve again: nobody removes it any more. Connections that it carries in
+                # this process go on beside those of its successor.
+                retiring.task.cancel()
+                await asyncio.gather(retiring.task, return_exceptions=True)
+                left = bool(await retiring.mode.read())
+                closing = asyncio.create_task(self._close(retiring.mode, retiring.drain))
+                self._closing[closing] = retiring.mode
+                closing.add_done_callback(self._closing.pop)
+            plan = self._seat.engine.sync.state.plan
+            proxied = plan.settings.traits.terminates_connections
+            canary = Canary(targets_of(plan), self.dial, proxied=proxied)
+            return await _Switch(self._seat, request, tell, canary, self.retire, left).run()
+        finally:
+            self.running = ""
+            self.began.clear()
+            self.ended.set()
+
+    def retire(self, old: Mode, current: Mode, drain: float) -> None:
+        """Remove a mode in the background once its connections have ended.
+
+        Args:
+            old: the mode.
+            current: the mode that serves.
+            drain: seconds that connections get.
+        """
+
+        async def retire() -> None:
+            await remove_leftovers([(old.name, old)], drain, current)
+            await self._close(old, drain)
+            self._retiring.pop(old.name, None)
+
+        self._retiring[old.name] = Retiring(old, drain, asyncio.create_task(retire()))
+
+    async def _close(self, mode: Mode, drain: float) -> None:
+        if cut := await mode.aclose(drain):
+            log.warning("%d connections through %s mode were cut", cut, mode.name)
+
+    async def aclose(self, drain: float) -> int:
+        """Release all modes that were left, whose connections get some seconds to end.
+
+        Returns:
+            The number of connections that were cut.
+        """
+        left = dict(self._closing) | {each.task: each.mode for each in self._retiring.values()}
+        for task in left:
+            task.cancel()
+        await asyncio.gather(*left, return_exceptions=True)
+        return sum(await asyncio.gather(*(mode.aclose(drain) for mode in left.values())))
+
+
+@dataclass
+class _Switch:
+    """One switch."""
+
+    seat: Seat
+    request: SwitchRequest
+    tell: Tell
+    canary: Canary
+    retire: Callable[[Mode, Mode, float], None]
+    left_before: bool
+    """The mode has left objects that still carry connections."""
+
+    def __post_init__(self) -> None:
+        self._old = self.seat.engine
+        self._began = time.monotonic()
+
+    def _say(self, name: str, text: str, state: StepState = "ok") -> None:
+        at = round(time.monotonic() - self._began, 3)
+        log.log(
+            logging.WARNING if state == "failed" else logging.INFO, "switch: %s: %s", name, text
+        )
+        self.tell(SwitchStep(name, text, state, at))
+
+    def _result(self, outcome: Outcome, text: str) -> SwitchResult:
+        return SwitchResult(
+            outcome,
+            self.seat.engine.mode.name,
+            self._old.mode.name,
+            text,
+            self.seat.configured_mode,
+            round(time.monotonic() - self._began, 3),
+            self.canary.dials,
+            self.canary.failed,
+        )
+
+    async def run(self) -> SwitchResult:
+        request, old = self.request, self._old.mode
+        if request.to == old.name:
+            return self._result("unchanged", f"{old.name} mode serves already")
+        new: Engine | None = None
+        try:
+            known = request.to in SPECS and SPECS[request.to].platform == sys.platform
+            new = self.seat.new_engine(request.to) if known else None
+            await self._check(new)
+        except (*_EXPECTED, ConfigError, StartError) as error:
+            self._say("check", str(error), "failed")
+            await self._drop(new)
+            return self._result("refused", f"{old.name} mode goes on: nothing was changed")
+        assert new is not None
+        if request.dry_run:
+            await self._drop(new)
+            text = f"{request.to} mode can serve; {old.name} mode goes on, as this was a dry run"
+            return self._result("checked", text)
+        async with self.canary.watching():
+            try:
+                await self._go(new)
+            except Exception as error:  # a defect, too, must not leave the node without a mode
+                if not isinstance(error, _EXPECTED):
+                    log.exception("a switch failed because of a bug")
+                self._say("back", f"{error}; going back to {old.name} mode", "failed")
+                return await self._back(new)
+        # The rest is left to the background.
+        configured = self.seat.configured_mode
+        self.retire(old, new.mode, self.request.drain_seconds)
+        text = f"{new.mode.name} mode serves"
+        if configured != new.mode.name:
+            text += (
+                f"; the configuration still says {configured}, which a restart brings back: "
+                f"set the mode there to keep {new.mode.name}"
+            )
+        return self._result("switched", text)
+
+    async def _drop(self, new: Engine | None) -> None:
+        """Release a mode that does not serve; its objects, if it left some, drain as before."""
+        if new is not None and self.left_before:
+            self.retire(new.mode, self._old.mode, self.request.drain_seconds)
+        elif new is not None:
+            await new.mode.aclose()
+
+    # Check: nothing is written
+
+    async def _check(self, new: Engine | None) -> None:
+        """Say what the new mode would bring; raise SwitchError if it must not serve."""
+        old = self._old
+        if new is None:
+            known = ", ".join(n for n, spec in SPECS.items() if spec.platform == sys.platform)
+            raise SwitchError(f"there is no mode {self.request.to} here; there is {known}")
+        if not old.sync.store.synced or old.sync.state.result is None:
+            raise SwitchError(f"{old.mode.name} mode has not synced yet; wait until it serves")
+        # Can it run?
+        name = new.mode.name
+        support = await new.mode.probe()
+        if not support.usable:
+            raise SwitchError(f"{name} mode cannot run here: {' '.join(support.missing)}")
+        variant = f" ({new.mode.variant})" if new.mode.variant else ""
+        self._say("check", f"{name} mode{variant} can run here")
+        for sentence in support.missing:
+            self._say("check", sentence, "note")
+        for sentence in setting_changes(old, new):
+            self._say("check", sentence, "note")
+        # What would it write, and which Services would it serve worse?
+        change = await new.sync.rehearse()
+        if new.sync.broken:
+            owner, why = next(iter(new.sync.broken.items()))
+            raise SwitchError(
+                f"the rules of {owner} cannot be rendered ({why}); please report this"
+            )
+        plans = len(new.sync.newest_planner.services)
+        text = f"{plans} ServicePorts, {len(change)} kernel objects to write"
+        left = len(change.removed)
+        self._say("check", text + (f", {left} of them to remove" if left else ""))
+        # Which Findings would be new?
+        have = set(self._old.sync.state.findings)
+        brought = sorted(set(new.sync.newest_planner.plan.findings) - have)
+        errors = [finding for finding in brought if finding.severity is Severity.ERROR]
+        for finding in (errors or brought)[:_NAMED]:
+            self._say("check", f"new Finding: {finding}", "note")
+        if (more := len(errors or brought) - _NAMED) > 0:
+            self._say("check", f"{more} more new Findings", "note")
+        if errors and not self.request.force:
+            raise SwitchError(
+                f"{len(errors)} Findings of severity error are new in {new.mode.name} mode: what "
+                "they name would not be served; use --force to switch anyway"
+            )
+        # What answers now?
+        await self.canary.prove()
+        if self.canary.proven:
+            text = f"{len(self.canary.proven)} destinations of Services answer, and are watched"
+            self._say("check", text)
+        else:
+            text = "no TCP destination of a Service answers this node, so no connection is watched"
+            self._say("check", text, "note")
+
+    # Forth and back
+
+    async def _go(self, new: Engine) -> None:
+        """Serve in the new mode, and leave the old one; raise if it does not work."""
+        old = self._old.mode
+
+        async def free_ports() -> None:  # that the old mode keeps to itself
+            async with self.seat.turn:
+                have = await old.read()
+                if change := diff(have, old.with_free_node_ports(have)):
+                    await old.apply(change)
+
+        await self._tried(free_ports)
+        report = await self._serve(new)
+        result = report.result
+        assert result is not None
+        before = self._old.sync.state.result
+        if result.refused > (before.refused if before else 0):
+            found = [str(f) for f in report.state.findings if "the kernel refuses" in f.reason]
+            why = "; ".join(found[:_NAMED])
+            raise SwitchError(f"the kernel refuses {result.refused} ServicePorts: {why}")
+        text = f"{new.mode.name} mode serves beside {old.name} mode"
+        self._say("serve", f"{text}: {report.state.objects} objects in {result.seconds:.2f} s")
+        await self._leave(old, new.mode, "leave")
+        await self._compare("compare")
+        await self._watch()
+
+    async def _back(self, new: Engine) -> SwitchResult:
+        """Let the old mode serve again, and remove the new one."""
+        # The new mode has taken changes out of the Store, and may have touched objects of the old
+        # one: everything is planned, and the kernel is read again.
+        old, now = self._old, self.seat.engine
+        again = Engine(old.mode, old.config, old.node, old.sync.store, now.sync.facts, before=now)
+        again.spared = frozenset({new.mode.name})
+        try:
+            await self._serve(again)
+        except Exception as error:  # the sync loop of the engine that serves tries again
+            text = f"{old.mode.name} mode cannot be synced either: {error}"
+            self._say("back", text, "failed")
+            # Neither Sync knows what the other one has taken out of the Store.
+            now.sync.use_planner(now.sync.newest_planner.fresh())
+            now.sync.distrust()
+            return self._result("stuck", f"{text}; {now.mode.name} mode tries again")
+        try:
+            await self._leave(new.mode, again.mode, "back")
+            await self._compare("back")
+        except _EXPECTED as error:  # the background removes it, and the sync loop repairs
+            self._say("back", f"not everything is as before yet, and tried again: {error}", "note")
+        self.retire(new.mode, again.mode, 0.0)
+        return self._result("back", f"{old.mode.name} mode serves again")
+
+    async def _serve(self, engine: Engine) -> SyncReport:
+        """Make the first sync of an engine, and let it serve.
+
+        Raises:
+            SwitchError: it takes too long.
+            ApplyError, BusyError, OSError: the kernel does not accept it.
+        """
+        self.seat.prepare_machine(engine)
+        try:
+            async with self.seat.turn, asyncio.timeout(_FIRST_SYNC):
+                report = await self._tried(engine.sync.run)
+                assert report is not None
+                await self.seat.install(engine, report)
+        except TimeoutError:
+            text = f"the first sync of {engine.mode.name} mode takes more than {_FIRST_SYNC:g} s"
+            raise SwitchError(text) from None
+        return report
+
+    async def _leave(self, old: Mode, new: Mode, step: str) -> None:
+        """Let a mode take no new connections, beside another one that serves."""
+
+        async def leave() -> int:
+            have = await old.read()
+            carried = await old.connections()
+            await new.hold_nat_hooks()
+            keep = old.without_new_connections(have) if carried else {}
+            await old.apply(diff(have, keep))
+            if carried:
+                await old.hold_ports()
+            return carried
+
+        carried = await self._tried(leave)
+        if not carried and (proxy := (await old.node_totals()).proxy) is not None:
+            carried = proxy.open_connections
+        text = f"{old.name} mode takes no new connections"
+        if carried:
+            self._say(step, f"{text}; {carried} go on through it")
+        else:
+            self._say(step, f"{text} and is removed")
+
+    async def _compare(self, step: str) -> None:
+        """Compare the kernel with the plan now that only one mode is in it."""
+        report = await self._tried(self.seat.compare)
+        written = len(report.written) if report else 0
+        if written:  # both modes may have had a part in it
+            again = await self._tried(self.seat.compare)
+            if again is not None and again.written:
+                text = f"{len(again.written)} kernel objects differ again: another program writes"
+                raise SwitchError(f"{text} them")
+            self._say(step, f"{written} objects were missing and are written again", "note")
+        self._say(step, "the kernel is as planned")
+
+    async def _watch(self) -> None:
+        """Watch new connections; raise SwitchError if some destination fails again and again."""
+        canary, seat = self.canary, self.seat
+        canary.forget()
+        end = time.monotonic() + self.request.watch_seconds
+        before, dials = canary.failed, canary.dials
+        while time.monotonic() < end or (canary.proven and canary.dials == dials):
+            if failing := canary.failing:
+                names = ", ".join(map(str, failing[:_NAMED]))
+                raise SwitchError(f"new connections fail to {names}: {canary.failures[-1]}")
+            if seat.engine.sync.failed and time.monotonic() > end:
+                raise SwitchError("syncs fail; see the log")
+            await asyncio.sleep(_POLL)  # the canary dials meanwhile
+        if canary.proven:
+            count, failed = canary.dials - dials, canary.failed - before
+            text = f"{count} new connections, {failed} failed"
+            self._say("watch", text, "note" if failed else "ok")
+
+    async def _tried(self, work: Callable[[], Awaitable[T]]) -> T:
+        """Do something that the kernel may be too busy for, several times if need be."""
+        for _ in range(_TRIES - 1):
+            with suppress(BusyError):
+                return await work()
+            await asyncio.sleep(_PAUSE)
+        return await work()

@@ -1,0 +1,81 @@
+"""A mode at work: what a switch of the mode replaces as a whole, while the process goes on."""
+
+from __future__ import annotations
+
+import asyncio
+
+import msgspec
+
+from steersman.compile.planner import Planner
+from steersman.config import ProxyConfig
+from steersman.model.inputs import HostFacts, NodeConfig
+from steersman.modes.base import Mode
+from steersman.run.sync.sync import Sync
+from steersman.source.store import Store
+
+
+class Engine:
+    """A mode, the configuration that it runs with, and the sync loop's body on it.
+
+    The Store, the servers, the Runner and the node's lock outlive it. Only one Engine takes changes
+    out of the Store at a time: the one that serves.
+    """
+
+    def __init__(
+        self,
+        mode: Mode,
+        config: ProxyConfig,
+        node: NodeConfig,
+        store: Store,
+        facts: HostFacts,
+        *,
+        before: Engine | None = None,
+    ) -> None:
+        """Create it; nothing is read or written before its Sync runs.
+
+        Args:
+            mode: the mode.
+            config: the configuration in force, whose mode is this one.
+            node: the part of it that shapes plans.
+            store: the cluster's objects.
+            facts: this machine.
+            before: the engine that serves until now: its Services keep the ports and addresses
+                that they hold.
+        """
+        planner = Planner(node, mode.traits)
+        if before is not None:
+            planner.inherit_holders(before.sync.newest_planner)
+        self.mode = mode
+        self.config = config
+        self.node = node
+        revision = before.sync.state.revision if before else 0
+        self.sync: Sync = Sync(store, planner, mode, facts, revision=revision)
+        self.replaced = asyncio.Event()
+        """Another engine serves: tasks that belong to this one end."""
+        self.spared: frozenset[str] = frozenset()
+        """Modes whose objects a switch removes itself, once their connections have ended."""
+
+    def use(self, config: ProxyConfig, node: NodeConfig) -> None:
+        """Plan everything again with another configuration at the next sync."""
+        self.config, self.node = config, node
+        self.sync.use_planner(Planner(node, self.mode.traits))
+
+    async def follow_usage(self) -> None:
+        """Learn which Services are used most, until cancelled."""
+        sync = self.sync
+        await sync.usage.follow(self.mode, lambda: tuple(sync.state.plan.services.values()))
+
+
+def setting_changes(old: Engine, new: Engine) -> list[str]:
+    """Say which settings differ because the mode does: defaults depend on it."""
+
+    def shown(value: object) -> str:
+        return (", ".join(map(str, value)) or "all") if isinstance(value, tuple) else str(value)
+
+    changes = []
+    for field in msgspec.structs.fields(old.node):
+        before, after = getattr(old.node, field.name), getattr(new.node, field.name)
+        if before != after:
+            words = field.name.replace("_", " ")
+            changes.append(f"{words}: {shown(before)} becomes {shown(after)}, as the mode has it")
+    return changes

@@ -1,0 +1,253 @@
+"""The State of the daemon: replaced as a whole after each sync, only read by all others.
+
+Also the State as JSON (`/state`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from typing import Any, NamedTuple
+
+import msgspec
+
+from steersman import __version__
+from steersman.compile.findings import FindingIndex
+from steersman.compile.planner import PlanChange
+from steersman.model.drift import Drift
+from steersman.model.findings import Finding, Severity
+from steersman.model.inputs import Snapshot
+from steersman.model.names import ObjectName, PlanKey
+from steersman.model.plan import NodePlan, NodeSettings, ServicePlan
+from steersman.model.ruleset import Diff
+from steersman.run.sync.ledger import ADOPTED, Owner
+from steersman.source.base import SourceStats
+from steersman.source.protobuf import NATIVE
+from steersman.source.store import Changes
+
+_TOGETHER = 100
+"""ServicePlans that are encoded at once, some 80 kB."""
+
+
+class SyncResult(msgspec.Struct, frozen=True):
+    """The work of one sync."""
+
+    revision: int = 0
+    reason: str = ""
+    """Why the sync ran: `changes`, `start`, `retry`; `drift` if it compared the kernel, and either
+    found it changed or had nothing else to do."""
+    dirty: int = 0
+    """Number of ServicePorts that were planned and rendered again."""
+    added: int = 0
+    removed: int = 0
+    changed: int = 0
+    phases: Mapping[str, float] = {}
+    """Seconds spent, by phase: plan, render, read, diff, apply."""
+    refused: int = 0
+    """Number of owners whose objects the kernel refuses; each has a Finding."""
+
+    @property
+    def wrote(self) -> bool:
+        """Whether anything in the kernel changed."""
+        return bool(self.added or self.removed or self.changed)
+
+    @property
+    def seconds(self) -> float:
+        """Duration of all phases."""
+        return sum(self.phases.values())
+
+    def __str__(self) -> str:
+        """Return the sentence for the log."""
+        wrote = f"{self.added} added, {self.changed} changed, {self.removed} removed"
+        phases = ", ".join(f"{name} {secs * 1e3:.1f}" for name, secs in self.phases.items())
+        refused = f"; {self.refused} refused by the kernel" if self.refused else ""
+        return (
+            f"sync {self.revision} ({self.reason}): {self.dirty} ServicePorts planned, "
+            f"kernel objects {wrote} in {self.seconds * 1e3:.1f} ms ({phases}){refused}"
+        )
+
+
+class State(msgspec.Struct, frozen=True):
+    """Everything that is reported: health, metrics and `/state` read only this."""
+
+    revision: int = 0
+    mode: str = ""
+    snapshot: Snapshot = Snapshot()
+    plan: NodePlan = NodePlan(NodeSettings(), {})
+    result: SyncResult | None = None
+    """Result of the last sync that reached the kernel; None before the first."""
+    findings: tuple[Finding, ...] = ()
+    """Findings of sources, compile and kernel."""
+    unlisted: Mapping[Severity, int] = {}
+    """Number of further Findings, by severity."""
+    objects: int = 0
+    """Number of kernel objects in force."""
+    slices: int = 0
+    """Number of EndpointSlices."""
+    at: float = 0.0
+    """Time when the last sync reached the kernel, in seconds since 1970."""
+
+
+class RefusedBatches(NamedTuple):
+    """Number of batches that the kernel refused before they were bisected."""
+
+    full: int = 0
+    """Batches of the difference to the whole kernel."""
+    partial: int = 0
+    """Batches of changes only."""
+
+    def plus(self, partial: bool) -> RefusedBatches:
+        """Return the numbers after one more batch."""
+        return RefusedBatches(self.full + (not partial), self.partial + partial)
+
+
+class Written(msgspec.Struct, frozen=True):
+    """The kernel objects that a sync wrote: how many, and which if it is known."""
+
+    added: int = 0
+    removed: int = 0
+    changed: int = 0
+    diff: Diff = Diff()
+    """Empty if an empty kernel was filled in parts: all of them at once take as much memory as the
+    rest of the process."""
+
+    @classmethod
+    def by(cls, *steps: Diff) -> Written:
+        """Return what was written by Diffs, each after the other."""
+        if len(steps) == 1:
+            change = steps[0]
+        else:
+            change = Diff({}, {}, {})
+            for step in steps:
+                change.include(step)
+        return cls(len(change.added), len(change.removed), len(change.changed), change)
+
+    def __len__(self) -> int:
+        return self.added + self.removed + self.changed
+
+
+class SyncReport(msgspec.Struct, frozen=True):
+    """A successful sync, for the observers (run/observe/observers.py)."""
+
+    state: State
+    result: SyncResult | None
+    """None if the kernel already had everything these changes ask for."""
+    changes: Changes
+    """Changes that the sources delivered since the last report."""
+    plans: PlanChange
+    """Plans that changed since the last report."""
+    written: Written
+    """Objects written into the kernel by this sync."""
+    compared: bool
+    """The kernel was read and compared as a whole, not only updated by the changes."""
+    refused_batches: RefusedBatches = RefusedBatches()
+    """Whole batches that the kernel refused since the last report."""
+    drift: Drift | None = None
+    """The changes by other programs that this sync, or failed ones before it, found."""
+    refusals: tuple[tuple[str, str], ...] = ()
+    """The first owners whose objects are not in the kernel, and why."""
+
+
+# As JSON
+
+
+def state_json(
+    state: State, stats: SourceStats | None, now: float, started: float
+) -> Iterator[bytes]:
+    """Return the State as of this call as JSON (`/state`), in pieces made on demand.
+
+    The pieces may be made in another thread: everything that may change is read before.
+
+    Args:
+        state: the State.
+        stats: statistics of the connection to the API server; None with manifests.
+        now: seconds since 1970.
+        started: when the process started, in seconds since 1970.
+    """
+    result, plans, plain = state.result, tuple(state.plan.services.values()), msgspec.to_builtins
+    source: dict[str, Any] = {"kind": "manifests"}
+    if stats is not None:
+        source = {
+            "kind": "apiserver",
+            "server": stats.server,
+            "connected": stats.connected,
+            "failovers": stats.failovers,
+            "errors": dict(stats.errors()),
+        }
+
+    def pieces() -> Iterator[bytes]:
+        document = {
+            "version": __version__,
+            "protobufDecoder": "C" if NATIVE else "Python",
+            "mode": state.mode,
+            "uptimeSeconds": round(now - started, 3),
+            "revision": state.revision,
+            "synced": result is not None,
+            "lastSync": None if result is None else {**plain(result), "at": state.at},
+            "objects": {
+                "services": len(state.snapshot.services),
+                "endpointSlices": state.slices,
+                "servicePorts": len(plans),
+                "kernelObjects": state.objects,
+            },
+            "source": source,
+            "findings": [plain(finding) for finding in state.findings],
+            "node": plain(state.plan.settings),
+            "servicePlans": [],
+        }
+        head = msgspec.json.encode(document).removesuffix(b"]}")
+        for start in range(0, len(plans), _TOGETHER):
+            part = [_plan_json(plan) for plan in plans[start : start + _TOGETHER]]
+            yield head + msgspec.json.encode(part)[1:-1]
+            head = b","
+        yield b"]}" if plans else head + b"]}"
+
+    return pieces()
+
+
+def _plan_json(plan: ServicePlan) -> dict[str, Any]:
+    fields: dict[str, Any] = msgspec.to_builtins(plan)
+    fields |= fields.pop("scheduling") | fields.pop("proxy")  # the keys of earlier versions
+    key = plan.key
+    fields["key"] = {
+        "namespace": key.name.namespace,
+        "service": key.name.service,
+        "port": key.name.port,
+        "protocol": key.name.protocol.value,
+        "family": key.family.kubernetes,
+    }
+    return fields
+
+
+def unwritten_findings(
+    mode: str, rejected: Mapping[Owner, str], broken: Mapping[Owner, str]
+) -> FindingIndex:
+    """Return Findings about owners without their objects, bounded as those of plans.
+
+    Args:
+        mode: name of the mode.
+        rejected: the kernel's error, by owner.
+        broken: the error of each owner whose objects could not be rendered.
+    """
+    by_object: dict[ObjectName, list[Finding]] = {}
+    reasons = [
+        (owner, f"the kernel refuses its rules ({why})" if owner != ADOPTED else why)
+        for owner, why in rejected.items()
+    ]
+    reasons += [
+        (owner, f"its rules cannot be rendered ({why}), please report this")
+        for owner, why in broken.items()
+    ]
+    for owner, why in reasons:
+        name, text = ObjectName("", ""), f"{mode}: {why}; what it had before stays in force"
+        if isinstance(owner, PlanKey):
+            name, field = owner.name.object_name, f"port {owner}"
+            finding = Finding(f"Service {name}", field, text, Severity.ERROR)
+        elif owner == ADOPTED:
+            finding = Finding(ADOPTED, "", f"{mode}: {why}")
+        else:
+            finding = Finding(owner, "", text, Severity.ERROR)
+        by_object.setdefault(name, []).append(finding)
+    index = FindingIndex()
+    for name, findings in by_object.items():
+        index.put(name, findings)
+    return index
