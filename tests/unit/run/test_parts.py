@@ -12,8 +12,8 @@ from steersman.model.names import ObjectName, Protocol, ServicePortName
 from steersman.model.plan import NodeSettings, ServicePlan
 from steersman.model.ruleset import Diff, Ruleset
 from steersman.model.stats import ConnectionStats
-from steersman.run.sync.parts import Usage
 from steersman.run.sync import ledger, parts, sync
+from steersman.run.sync.parts import Usage
 from tests.support.apiserver.reading import until
 from tests.support.builders.store import service, slice_
 from tests.support.modes.memory import MemoryMode, World

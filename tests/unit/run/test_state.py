@@ -8,8 +8,8 @@ import msgspec
 import pytest
 
 from steersman.model.plan import NodePlan, NodeSettings
-from steersman.run.sync.state import State, state_json
 from steersman.run.sync import state
+from steersman.run.sync.state import State, state_json
 from tests.support.builders.plans import plan
 
 
