@@ -2,16 +2,23 @@
 
 from __future__ import annotations
 
+import asyncio
 import logging
+import threading
+from collections.abc import Iterator
 from typing import Any
 
+import h11
+import msgspec
 import pytest
 
-from steersman.model.drift import Drift, Writer
+from steersman.model.drift import Drift, DriftState, Writer
 from steersman.model.errors import BusyError
-from steersman.run.observe.drift import DriftLog
+from steersman.model.ruleset import Packer, Ruleset
+from steersman.run.observe.drift import DriftLog, DriftPage, compare
 from steersman.run.observe.events import Recorder
 from steersman.run.observe.metrics import Metrics
+from steersman.run.serve.http import Request
 from steersman.run.sync.state import SyncReport
 from tests.support.builders.store import slice_
 from tests.support.modes.memory import World
@@ -118,14 +125,152 @@ async def test_objects_of_the_process_itself_are_no_drift(
     assert "node" in here.world.mode.kernel
 
 
+def asking(target: str) -> Request:
+    head = h11.Request(method="GET", target=target, headers=[("Host", "node")])
+    return Request(head, lambda: asyncio.sleep(0), lambda: False)
+
+
+class SlowRead:
+    """Holds each read of the kernel until `go`, and then returns what the kernel had before."""
+
+    def __init__(self, here: Drifting, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.begun, self.go = asyncio.Event(), asyncio.Event()
+        self._read = here.world.mode.read
+        monkeypatch.setattr(here.world.mode, "read", self.read)
+
+    async def read(self) -> Ruleset:
+        found = await self._read()
+        self.begun.set()
+        await self.go.wait()
+        return found
+
+
 async def test_a_comparison_on_request_writes_nothing(here: Drifting) -> None:
-    assert not await here.world.sync.compare()
+    assert not await compare(here.world.sync, 5)
     here.world.mode.kernel.pop("node")
     here.world.store.upsert(slice_("s2-x", "s2", ("10.1.0.97",)))  # ours, not written yet
-    drift = await here.world.sync.compare()
+    drift = await compare(here.world.sync, 5)
     assert drift
     assert (drift.missing, drift.foreign, drift.changed) == (1, 0, 0)
     assert "node" not in here.world.mode.kernel
+
+
+async def test_syncs_go_on_while_the_kernel_is_compared(
+    here: Drifting, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    world, slow = here.world, SlowRead(here, monkeypatch)
+    comparing = asyncio.create_task(compare(world.sync, 5))
+    await slow.begun.wait()
+    world.store.upsert(slice_("s2-x", "s2", ("10.1.0.97",)))
+    async with asyncio.timeout(5):
+        assert await world.run()
+    slow.go.set()
+    assert await comparing is None  # what the sync wrote is no drift
+    assert world.mode.reads == 2  # that of the start, and one
+
+
+async def test_drift_is_found_while_a_sync_changes_other_objects(
+    here: Drifting, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    world, slow = here.world, SlowRead(here, monkeypatch)
+    world.mode.kernel["node"] = "theirs"
+    comparing = asyncio.create_task(compare(world.sync, 5))
+    await slow.begun.wait()
+    world.store.upsert(slice_("s2-x", "s2", ("10.1.0.97",)))
+    assert await world.run()
+    slow.go.set()
+    drift = await comparing
+    assert drift
+    assert (drift.missing, drift.foreign, drift.changed) == (0, 0, 1)
+
+
+async def test_what_a_sync_writes_and_takes_back_meanwhile_is_no_drift(
+    here: Drifting, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    world = here.world
+    before = slice_("s2-x", "s2", ("10.1.0.2",))
+    between = slice_("s2-x", "s2", ("10.1.0.97",))
+    read, reads = world.mode.read, 0
+
+    async def read_between() -> Ruleset:
+        nonlocal reads
+        reads += 1
+        if reads > 1:
+            return await read()
+        world.store.upsert(between)
+        await world.run()
+        found = await read()
+        world.store.upsert(before)
+        await world.run()
+        return found
+
+    monkeypatch.setattr(world.mode, "read", read_between)
+    assert await compare(world.sync, 5) is None
+    assert reads == 2
+
+
+async def test_objects_are_unpacked_in_a_thread(
+    here: Drifting, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    sync = here.world.sync
+    await sync.pack()
+    threads = set()
+
+    class Watched(Packer):
+        def unpack(self, part: Ruleset | bytes) -> Ruleset:
+            threads.add(threading.current_thread())
+            return super().unpack(part)
+
+    monkeypatch.setattr(sync._ledger, "_packer", Watched())
+    assert not await compare(sync, 5)
+    assert threads
+    assert threading.main_thread() not in threads
+
+
+async def test_nothing_is_compared_before_the_kernel_is_known() -> None:
+    assert await compare(World().sync, 5) is None
+
+
+async def test_after_a_failed_sync_it_is_not_known_what_is_in_force(
+    here: Drifting, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    world, slow = here.world, SlowRead(here, monkeypatch)
+    world.mode.kernel["node"] = "theirs"
+    comparing = asyncio.create_task(compare(world.sync, 5))
+    await slow.begun.wait()
+    world.mode.busy = True
+    world.store.upsert(slice_("s2-x", "s2", ("10.1.0.97",)))
+    with pytest.raises(BusyError):
+        await world.run()
+    slow.go.set()
+    assert await comparing is None
+
+
+async def test_who_asks_meanwhile_shares_a_comparison(here: Drifting) -> None:
+    here.world.mode.kernel.pop("node")
+    page = DriftPage(here.log, lambda: here.world.sync)
+    before = here.world.mode.reads
+    asked = (page.serve(asking("/drift?lines=3")) for _ in range(100))
+    answers = await asyncio.gather(*asked)
+    assert here.world.mode.reads == before + 1
+    for answer in answers:
+        assert isinstance(answer.pieces, Iterator)
+        state = msgspec.json.decode(b"".join(answer.pieces), type=DriftState)
+        assert state.differs
+        assert state.differs.missing == 1
+
+
+async def test_a_busy_kernel_and_a_wrong_number_are_answered(
+    here: Drifting, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    page = DriftPage(here.log, lambda: here.world.sync)
+
+    async def busy() -> Ruleset:
+        raise BusyError("somebody holds the lock")
+
+    monkeypatch.setattr(here.world.mode, "read", busy)
+    assert (await page.serve(asking("/drift"))).status == 503
+    assert (await page.serve(asking("/drift?lines=many"))).status == 400
 
 
 async def test_a_repair_is_logged_counted_and_an_event(

@@ -12,7 +12,7 @@ from steersman.model.errors import BusyError
 from steersman.run.observe.metrics import Metrics
 from steersman.run.observe.prometheus import Described, Metric
 from steersman.run.observe.service_metrics import ServiceFilter
-from steersman.run.serve import metrics_server
+from steersman.run.serve import page_builder
 from steersman.run.serve.metrics_server import Pages, metrics_app
 from tests.support.http import Reply, ask, serving
 
@@ -125,7 +125,7 @@ async def test_cheap_pages_are_served_while_an_expensive_one_is_made() -> None:
 async def test_who_comes_when_many_pages_are_made_is_told_when_to_ask_again(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(metrics_server, "_MOST_WAITING", 0)
+    monkeypatch.setattr(page_builder, "_MOST_WAITING", 0)
     reply = await fetch(pages(state=lambda: iter([b"{}"])), "/state")
     assert (reply.status, reply.received["Retry-After"]) == (503, "5")
 

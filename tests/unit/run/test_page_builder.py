@@ -8,8 +8,8 @@ from collections.abc import Hashable, Iterable, Iterator
 
 import pytest
 
-from steersman.run.serve import metrics_server
-from steersman.run.serve.metrics_server import PageBuilder, TooManyPagesError
+from steersman.run.serve import page_builder
+from steersman.run.serve.page_builder import PageBuilder, TooManyPagesError
 
 
 class Printer:
@@ -66,13 +66,13 @@ async def test_a_page_is_made_afresh_after_a_pause() -> None:
     printer.seconds = 60.0
     await printer.page("x")
     await printer.page("x")
-    assert printer.slept == [0.0, 9 * 0.125, 9 * 0.125, metrics_server._LONGEST_PAUSE]
+    assert printer.slept == [0.0, 9 * 0.125, 9 * 0.125, page_builder._LONGEST_PAUSE]
 
 
 async def test_who_comes_when_many_wait_is_turned_away() -> None:
     printer = Printer()
     printer.go.clear()
-    asked = [asyncio.create_task(printer.page(n)) for n in range(metrics_server._MOST_WAITING)]
+    asked = [asyncio.create_task(printer.page(n)) for n in range(page_builder._MOST_WAITING)]
     await asyncio.sleep(0)
     with pytest.raises(TooManyPagesError):
         await printer.page("one more")

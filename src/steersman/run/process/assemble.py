@@ -17,7 +17,7 @@ from steersman.compile.node import missing_cluster_cidr
 from steersman.config import Parsed
 from steersman.host.facts import read_facts
 from steersman.model.switch import SwitchRequest
-from steersman.run.observe.drift import DriftLog
+from steersman.run.observe.drift import DriftLog, DriftPage
 from steersman.run.observe.failover import Failover
 from steersman.run.observe.observers import FindingsLog, SyncObservers
 from steersman.run.observe.service_log import ServiceLog
@@ -191,7 +191,7 @@ def add_pages(daemon: Daemon, servers: Servers, observers: SyncObservers, drift:
     }
     servers.background["conditions"] = node.follow
     servers.pages |= {
-        ("GET", "/drift"): lambda request: drift.serve(daemon.sync, request),
+        ("GET", "/drift"): DriftPage(drift, lambda: daemon.sync).serve,
         ("GET", "/top"): top.serve,
         ("GET", "/node"): node.serve,
         ("GET", "/history"): history_page,

@@ -14,7 +14,7 @@ from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Iterator, Mapping
 from contextlib import contextmanager
-from itertools import islice
+from itertools import chain, islice
 from typing import Any, TypeAlias
 
 from steersman.compile.planner import PlanChange
@@ -448,9 +448,9 @@ class ObjectLedger:
             self._missing.pop(owner, None)
 
     def in_force(self) -> Iterator[tuple[Any, Any]]:
-        """Yield every kernel object that is in force, as far as known."""
-        for part in tuple(self._have.values()):
-            yield from self._packer.unpack(part).items()
+        """Return every kernel object that is in force now, as far as known; made on demand."""
+        parts = map(self._packer.unpack, tuple(self._have.values()))
+        return chain.from_iterable(part.items() for part in parts)
 
     @property
     def unpacked(self) -> int:

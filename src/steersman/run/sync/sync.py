@@ -22,7 +22,7 @@ import contextlib
 import logging
 import time
 from collections import Counter
-from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping
+from collections.abc import AsyncIterator, Callable, Hashable, Iterable, Iterator, Mapping
 from itertools import chain, islice
 from typing import Any, TypeVar
 
@@ -221,21 +221,16 @@ class Sync:
         async with self._running:
             await _in_thread(self._ledger.pack, self._ledger.unpacked)
 
-    async def compare(self, most: int = _EXAMPLES) -> Drift | None:
-        """Compare the kernel with the objects in force, and write nothing.
+    @contextlib.asynccontextmanager
+    async def between_runs(self) -> AsyncIterator[Iterable[tuple[Any, Any]] | None]:
+        """Let no run begin meanwhile; gives the objects that are in force now.
 
-        Args:
-            most: lines of the repair that the Drift keeps.
-
-        Returns:
-            What other programs changed; None if nothing, or if no sync has reached the kernel.
+        They are copied while they are iterated, which may be done later, and in a thread. None if
+        they are not known: no run has reached the kernel yet, or the last one failed.
         """
         async with self._running:
-            if self.state.result is None or self._owed.unread:
-                return None
-            kernel, have = await self.mode.read(), dict(self._ledger.in_force())
-            change = await _in_thread(lambda: diff(kernel, have), len(have))
-        return self._drift(by_others(change, have, self.mode.changed_by_others), (), most)
+            known = self.state.result is not None and not self._owed.unread
+            yield self._ledger.in_force() if known else None
 
     async def rehearse(self) -> Diff:
         """Return what a sync would write, and write nothing.
@@ -388,7 +383,7 @@ class Sync:
                     # It takes as long as a part of the repair, so clients need not wait for it.
                     have = await _in_thread(lambda: dict(ledger.in_force()), ledger.objects)
                     repair = by_others(change, have, self.mode.changed_by_others)
-                    self.drift = self._drift(repair, writers[-_WRITERS:], _EXAMPLES) or self.drift
+                    self.drift = self.drift_of(repair, writers[-_WRITERS:], _EXAMPLES) or self.drift
             if accepts:
                 accepted = ledger.owners - ledger.rejected.keys()
                 await _in_thread(lambda: ledger.accept(accepted), len(accepted))
@@ -400,7 +395,14 @@ class Sync:
             owed.unread = ledger.release_adopted()
         return Written(added=ledger.objects) if parts and accepts else Written.by(*done)
 
-    def _drift(self, repair: Diff, writers: tuple[Writer, ...], most: int) -> Drift | None:
+    def drift_of(self, repair: Diff, writers: tuple[Writer, ...], most: int) -> Drift | None:
+        """Describe the repair of what other programs changed; None if it is empty.
+
+        Args:
+            repair: as `by_others` returns it.
+            writers: these programs.
+            most: lines of the repair that the Drift keeps.
+        """
         if not repair:
             return None
         some = Diff(*({k: part[k] for k in islice(part, most)} for part in repair.parts))
