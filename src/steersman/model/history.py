@@ -1,4 +1,4 @@
-"""The last hour of syncs, as the process remembers it and pages draw it."""
+"""The last syncs, as the process remembers them and pages draw them."""
 
 from __future__ import annotations
 
@@ -17,21 +17,16 @@ class Refusal(msgspec.Struct, frozen=True, rename="camel"):
 
 
 class SyncRecord(msgspec.Struct, frozen=True, rename="camel", omit_defaults=True):
-    """One sync, or several that followed each other so closely that they are kept as one.
-
-    Numbers of a merged record are sums, `phases` and `seconds` as well; `lag` is the greatest.
-    """
+    """One sync."""
 
     at: float
-    """When it began, in seconds since 1970; of a merged record, when the first one did."""
+    """When it began, in seconds since 1970."""
     until: float
-    """When it ended; of a merged record, when the last one did."""
+    """When it ended."""
     reason: str = "changes"
-    """Why it ran: `changes`, `start`, `drift` or `retry`; of a merged record, the last one's."""
+    """Why it ran: `changes`, `start`, `drift` or `retry`."""
     revision: int = 0
-    """Number of the (last) sync."""
-    merged: int = 1
-    """The number of syncs that this record stands for."""
+    """Number of the sync."""
     seconds: float = 0.0
     """Duration of all phases."""
     phases: Mapping[str, float] = {}
@@ -64,7 +59,7 @@ class SyncRecord(msgspec.Struct, frozen=True, rename="camel", omit_defaults=True
 
 
 class History(msgspec.Struct, frozen=True, rename="camel"):
-    """The answer of `/history`: the syncs of the last hour."""
+    """The answer of `/history`: the last syncs, as far as an hour back."""
 
     node: str
     """Name of the node."""

@@ -54,7 +54,7 @@ STYLES: Mapping[Verdict, Style] = {
 
 
 class Row(msgspec.Struct, frozen=True, rename="camel"):
-    """A sync, or several that are remembered as one."""
+    """A sync."""
 
     id: str
     """Names the row in an address: `at` in milliseconds."""
@@ -91,7 +91,7 @@ class Timeline(Answer, frozen=True, kw_only=True):
     busy: float
     """Share of the time that syncs took."""
     duration: Spread | None
-    """Of single syncs; None without any."""
+    """None without a sync."""
     lag: Spread | None
     """From the cause of a change until it was in force; None without changes."""
     verdicts: Mapping[str, int]
@@ -191,11 +191,11 @@ def timeline(history: History, asked: Asked | None = None) -> Timeline:
         now=history.now,
         since=since,
         started=history.started,
-        syncs=sum(record.merged for record in records),
+        syncs=len(records),
         changes=sum(record.services for record in records),
         written=sum(record.added + record.changed + record.removed for record in records),
         busy=min(1.0, sum(record.seconds for record in records) / span),
-        duration=_spread([record.seconds / max(1, record.merged) for record in records]),
+        duration=_spread([record.seconds for record in records]),
         lag=_spread([record.lag for record in records if record.lag is not None]),
         verdicts={kind: sum(row.verdict == kind for row in rows) for kind in VERDICTS},
         phases=phases,
@@ -221,7 +221,7 @@ def charts(records: Iterable[SyncRecord], since: float, now: float) -> tuple[Cha
     lags: dict[int, float] = {}
     for record in records:
         column = max(first, math.ceil(record.until / BIN))
-        if (known := longest.get(column)) is None or _single(known) < _single(record):
+        if (known := longest.get(column)) is None or known.seconds < record.seconds:
             longest[column] = record
         if record.lag is not None:
             lags[column] = max(lags.get(column, 0.0), record.lag)
@@ -233,7 +233,7 @@ def charts(records: Iterable[SyncRecord], since: float, now: float) -> tuple[Cha
         record = longest.get(column)
         if record is None:
             return None
-        return round(record.phases.get(name, 0.0) / max(1, record.merged), 6)
+        return round(record.phases.get(name, 0.0), 6)
 
     times = tuple(column * BIN for column in columns)
     phases = [Series(name, tuple(spent(column, name) for column in columns)) for name in names]
@@ -247,7 +247,7 @@ def phase_words(record: SyncRecord) -> str:
 
 
 def row_of(record: SyncRecord) -> Row:
-    """Return the row of a sync, or of several that are remembered as one."""
+    """Return the row of a sync."""
     verdict: Verdict = "ok"
     if record.failure:
         verdict = "failed"
@@ -255,7 +255,7 @@ def row_of(record: SyncRecord) -> Row:
         verdict = "refused"
     elif record.drift:
         verdict = "drift"
-    elif _single(record) >= _SLOW or (record.lag or 0.0) >= _LATE:
+    elif record.seconds >= _SLOW or (record.lag or 0.0) >= _LATE:
         verdict = "slow"
     notes = []
     if record.failure:
@@ -282,14 +282,7 @@ def words_of(record: SyncRecord) -> str:
         parts.append("the node")
     if not parts:
         parts.append("nothing" if record.reason == "changes" else record.reason)
-    if record.merged > 1:
-        parts.append(f"in {record.merged} syncs")
     return ", ".join(parts)
-
-
-def _single(record: SyncRecord) -> float:
-    """Return the seconds of one sync; of several, their mean."""
-    return record.seconds / max(1, record.merged)
 
 
 def _spread(values: Sequence[float]) -> Spread | None:

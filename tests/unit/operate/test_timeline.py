@@ -68,13 +68,13 @@ def test_syncs_of_more_than_an_hour_ago_are_left_out() -> None:
     assert timeline(history(sync(3601), sync(10))).syncs == 1
 
 
-def test_merged_syncs_count_as_many_and_each_as_long_as_their_mean() -> None:
-    answer = timeline(history(sync(10, 4.0, merged=40, services=80, names=("a/b", "a/c", "a/d"))))
-    assert answer.syncs == 40
-    assert answer.duration == Spread(0.1, 0.1, 0.1)
-    assert answer.rows[0].what == "80 Services: a/b, a/c and 78 more, in 40 syncs"
-    assert answer.rows[0].verdict == "ok"
-    assert [value for value in by_phase(answer.phases)["apply"] if value] == [0.075]
+def test_it_says_since_when_syncs_are_known() -> None:
+    answer = timeline(history(sync(600), sync(10), since=NOW - 600))
+    assert answer.since == NOW - 600
+    assert next(answer.blocks(wide=False)) == Line(
+        "node worker-1: 2 syncs in the last 10m", "title"
+    )
+    assert answer.phases.times[0] >= NOW - 600
 
 
 @pytest.mark.parametrize(

@@ -1,4 +1,4 @@
-"""What the process remembers of its syncs: an hour, within a megabyte whatever happens."""
+"""What the process remembers of its syncs: the last ones, in little memory whatever happens."""
 
 from __future__ import annotations
 
@@ -6,15 +6,13 @@ import tracemalloc
 
 import msgspec
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 
 from steersman.compile.planner import PlanChange
-from steersman.model.drift import Drift
+from steersman.model.drift import Drift, Writer
 from steersman.model.history import History as Answer
 from steersman.model.history import SyncRecord
 from steersman.model.names import ObjectName
-from steersman.run.pages.history import History, Lags, merged
+from steersman.run.pages.history import History, Lags
 from steersman.run.sync.state import State, SyncReport, SyncResult, Written
 from steersman.source.store import Changes
 
@@ -48,10 +46,10 @@ def test_the_percentile_is_of_the_last_minutes() -> None:
 class Node:
     """A history, and a clock that the test moves."""
 
-    def __init__(self, room: int = 350_000) -> None:
+    def __init__(self) -> None:
         self.now = START
         self.lags = Lags()
-        self.history = History(lambda: self.now, self.lags, room)
+        self.history = History(lambda: self.now, self.lags)
         self.syncs = 0
 
     def sync(
@@ -102,7 +100,7 @@ def test_a_sync_is_remembered() -> None:
     assert (record.refused, record.refusals[0].owner) == (1, "shop/a:http")
     assert record.refusals[0].reason == "no\\nroom"
     assert record.drift == "1 kernel object (1 missing), by an unknown program"
-    assert (record.lag, record.merged) == (0.75, 1)
+    assert record.lag == 0.75
 
 
 def test_only_changes_have_a_lag() -> None:
@@ -131,68 +129,38 @@ def test_an_hour_is_remembered() -> None:
     assert (answer.records, answer.since) == ((), node.now - 3600)
 
 
-def test_bursts_are_merged_and_rare_events_are_kept() -> None:
-    node = Node(room=100_000)
-    node.history.failed("busy")
-    node.now += 1
-    for number in range(20_000):
+def test_the_last_thousand_are_remembered_and_since_when() -> None:
+    node = Node()
+    for number in range(1000):
         node.sync(f"s{number}")
-        node.now += 0.02
-    records = node.records()
-    assert len(records) > 100
-    assert records[0].failure == "busy"
-    assert records[0].merged == 1
-    assert sum(record.merged for record in records) == 20_001, "no sync is lost"
-    assert sum(record.added for record in records) == sum(r.merged for r in records[1:])
-    assert records[-1].merged == 1, "the last ones are exact"
-    assert [r.at for r in records] == sorted(r.at for r in records)
-    assert records[1].until - records[1].at < 60
+        node.now += 0.5
+    answer = node.history.answer("me")
+    assert (len(answer.records), answer.since) == (1000, answer.records[0].at)
+    for number in range(20):
+        node.sync(f"t{number}")
+        node.now += 0.5
+    answer = node.history.answer("me")
+    assert [record.revision for record in answer.records] == list(range(21, 1021))
+    assert answer.since == answer.records[0].at == START + 10 - 0.75
+    assert answer.started == START
 
 
-def test_kinds_that_alternate_are_merged_in_the_end() -> None:
-    node = Node(room=20_000)
-    for number in range(5000):
-        node.sync(f"s{number}")
-        node.history.failed("busy")
-        node.now += 0.25
-    records = node.records()
-    assert sum(record.merged for record in records) == 10_000
-    assert any(record.failure and record.merged > 2 for record in records)
-
-
-@pytest.mark.parametrize(("name", "syncs"), [("web", 5000), ("x" * 250, 1200)])
-def test_a_busy_hour_of_hostile_names_stays_below_a_megabyte(name: str, syncs: int) -> None:
-    refusals = tuple((f"{name}{n}", "the kernel refuses it " * 20) for n in range(9))
+@pytest.mark.parametrize(("hostile", "most"), [(False, 450_000), (True, 3_000_000)])
+def test_the_memory_is_bounded(hostile: bool, most: int) -> None:
+    letters = "abcdefgh" if hostile else "a"
+    name, why = ("x" * 250, "the kernel refuses it " * 20) if hostile else ("web", "")
+    refusals = tuple((f"{name}{n}", why) for n in range(9)) if hostile else ()
+    drift = Drift(at=1.0, missing=1, writers=(Writer(name, 1),)) if hostile else None
     tracemalloc.start()
     try:
         before = tracemalloc.get_traced_memory()[0]
         node = Node()
-        for number in range(syncs):
-            names = [f"{name}{number}{letter}" for letter in "abcdef"]
-            node.sync(*names, refusals=refusals if len(name) > 9 else ())
-            node.now += 0.4
+        for number in range(3000):
+            names = [f"{name}{number}{letter}" for letter in letters]
+            node.sync(*names, refusals=refusals, drift=drift)
+            node.now += 0.1
         grown = tracemalloc.get_traced_memory()[0] - before
     finally:
         tracemalloc.stop()
-    assert 200_000 < grown < 1_000_000
-    assert sum(record.merged for record in node.records()) == syncs
-
-
-RECORDS = st.builds(
-    SyncRecord,
-    at=st.just(1.0),
-    until=st.just(2.0),
-    lag=st.none() | st.floats(0, 9),
-    names=st.lists(st.sampled_from("abcdefgh"), max_size=5, unique=True).map(tuple),
-    phases=st.dictionaries(st.sampled_from(["plan", "apply"]), st.just(0.5)),
-    added=st.integers(0, 9),
-    failure=st.sampled_from(["", "x", "y"]),
-    merged=st.integers(1, 5),
-)
-
-
-@given(RECORDS, RECORDS, RECORDS)
-def test_it_does_not_matter_how_records_are_grouped(
-    one: SyncRecord, two: SyncRecord, three: SyncRecord
-) -> None:
-    assert merged(merged(one, two), three) == merged(one, merged(two, three))
+    assert most / 3 < grown < most
+    assert len(node.records()) == 1000
