@@ -3,15 +3,14 @@
     text --parse_document--> plain data --decode--> KubeProxyConfiguration --defaults--> ProxyConfig
 
 The file is decoded strictly first; what only strictness refuses is a warning (behaviour 1.3).
-yaml_text.py parses YAML.
 """
 
 from __future__ import annotations
 
 import json
+import math
 from collections.abc import Iterable, Iterator
-from functools import lru_cache
-from typing import Annotated, Any, NamedTuple, TypeAlias, TypeVar, cast, get_args, get_origin
+from typing import TYPE_CHECKING, Annotated, Any, NamedTuple, TypeVar, cast, get_args, get_origin
 
 import msgspec
 from msgspec.structs import FieldInfo
@@ -21,11 +20,14 @@ from steersman.config.errors import ConfigError
 from steersman.config.features import suggest
 from steersman.config.go import Duration, Quantity
 from steersman.config.types import GROUP_VERSION, KIND, RESTART, KubeProxyConfiguration, ProxyConfig
-from steersman.host.process import in_child
+
+if TYPE_CHECKING:
+    from steersman.model.yaml_reader import Plain
 
 # -- Reading ---------------------------------------------------------------------------------------
 
-Plain: TypeAlias = "dict[str, Plain] | list[Plain] | str | int | float | bool | None"
+_MAX_DEPTH = 50
+_MAX_NODES = 40_000
 
 
 class Loaded(msgspec.Struct, frozen=True):
@@ -87,20 +89,24 @@ def parse_document(text: str) -> tuple[Plain, list[str]]:
             return cast("Plain", json.loads(text, object_pairs_hook=unite)), duplicates
         except (ValueError, RecursionError):
             pass  # flow-style YAML begins with a brace, too; its parser reports the error
-    data, problems = msgspec.json.decode(_yaml_as_json(text))
-    return data, problems
+    # 1.5 MB, for YAML only
+    from steersman.model.yaml_reader import Budget, YamlError, read_yaml  # noqa: PLC0415
 
-
-@lru_cache(maxsize=1)  # the file of a running process is read again at each switch of its mode
-def _yaml_as_json(text: str) -> bytes:
-    """Return the data and the problems of YAML text, whose parser takes 1.5 MB."""
-
-    def parse() -> bytes:
-        from steersman.config.yaml_text import parse_yaml  # noqa: PLC0415 - see above
-
-        return msgspec.json.encode(parse_yaml(text))
-
-    return in_child("yaml", parse)
+    documents = read_yaml(text, Budget(_MAX_NODES, _MAX_DEPTH))
+    try:
+        first = next(documents, None)
+    except YamlError as error:
+        raise ConfigError(f"failed to decode: yaml: {error}") from error
+    if first is None:
+        return None, []
+    problems = list(first.repeated)
+    try:
+        is_single = next(documents, None) is None
+    except YamlError:  # of a document that is not used
+        is_single = False
+    if not is_single:
+        problems.append("only the first of several YAML documents is used")
+    return first.value, problems
 
 
 # Plain data to the document
@@ -144,11 +150,17 @@ def _check_kind(plain: Plain) -> dict[str, Plain]:
 
 
 def _prune(value: Plain) -> Any:
-    """Leave out nulls: Go's decoder takes null as the zero value of any type."""
+    """Leave out nulls: Go's decoder takes null as the zero value of any type.
+
+    Raises:
+        ConfigError: there is a number that JSON cannot hold.
+    """
     if isinstance(value, dict):
         return {key: _prune(item) for key, item in value.items() if item is not None}
     if isinstance(value, list):
         return ["" if item is None else _prune(item) for item in value]
+    if isinstance(value, float) and not math.isfinite(value):
+        raise ConfigError(f"failed to decode: {value} is not a finite number")
     return value
 
 

@@ -29,7 +29,7 @@ def to_document(config: ProxyConfig) -> dict[str, Any]:
 
 def to_yaml(config: ProxyConfig) -> str:
     """Return the file that `--write-config-to` writes: keys sorted, as upstream's."""
-    from steersman.config.yaml_text import dump_yaml  # noqa: PLC0415 - 1 MB, for YAML only
+    from steersman.config.yaml_writer import dump_yaml  # noqa: PLC0415 - 1 MB, for YAML only
 
     return dump_yaml(to_document(config))
 

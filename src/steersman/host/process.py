@@ -1,7 +1,4 @@
-"""This process: its capabilities and limits, users it trusts, threads that do not delay its end.
-
-And a copy of it, for work that takes much memory once.
-"""
+"""This process: its capabilities and limits, users it trusts, threads that do not delay its end."""
 
 from __future__ import annotations
 
@@ -156,40 +153,6 @@ def resident_bytes(proc: Path = Path("/proc")) -> int:
     except OSError:
         return 0
     return pages * os.sysconf("SC_PAGE_SIZE")
-
-
-def in_child(module: str, work: Callable[[], bytes]) -> bytes:
-    """Return what a function returns that imports a module which nothing else here needs.
-
-    It runs in a copy of this process, which takes the memory of the module along when it ends. It
-    runs here if the module is imported already, where there is no fork, or beside other threads,
-    whose locks a copy would find locked for ever. And it runs here again if the copy fails, so that
-    its errors are raised here.
-    """
-    if sys.platform != "linux" or module in sys.modules or threading.active_count() > 1:
-        return work()
-    reader, writer = os.pipe()
-    try:
-        pid = os.fork()
-    except OSError:  # no more processes, or no memory for one
-        os.close(reader)
-        os.close(writer)
-        return work()
-    if not pid:
-        status = 1
-        try:
-            with open(writer, "wb") as pipe:
-                pipe.write(work())
-            status = 0
-        finally:
-            os._exit(status)
-    os.close(writer)
-    with open(reader, "rb") as pipe:
-        result = pipe.read()
-    status = 1
-    with contextlib.suppress(ChildProcessError):  # SIGCHLD is ignored: somebody else reaps it
-        status = os.waitpid(pid, 0)[1]
-    return work() if status else result
 
 
 class DaemonThreads(Executor):

@@ -10,7 +10,6 @@ import base64
 import binascii
 import os
 from collections.abc import Mapping, Sequence
-from functools import lru_cache
 from pathlib import Path
 from typing import Any
 from urllib.parse import unquote, urlsplit
@@ -18,7 +17,6 @@ from urllib.parse import unquote, urlsplit
 import msgspec
 
 from steersman.host.files import read_file
-from steersman.host.process import in_child
 from steersman.model.addresses import without_password
 
 SERVICE_ACCOUNT = Path("/var/run/secrets/kubernetes.io/serviceaccount")
@@ -260,40 +258,24 @@ def _parse(path: Path) -> _File:
         raise KubeconfigError(file, "", f"cannot be read: {reason}") from error
 
 
-@lru_cache(maxsize=1)  # the connection and the Events need it, and answers that ask the API server
 def _decoded(content: bytes, file: str) -> _File:
-    try:
-        parsed = in_child("yaml", lambda: msgspec.json.encode(_from_yaml(content, file)))
-    except (TypeError, ValueError, OverflowError):  # an extension that is no JSON: nobody uses it
-        return _from_yaml(content, file)
-    return msgspec.json.decode(parsed, type=_File)
-
-
-def _from_yaml(content: bytes, file: str) -> _File:
-    import yaml  # noqa: PLC0415 - 1.5 MB, not in a pod that uses its service account
-
-    from steersman.model.yaml_bounds import Budget, refuse_deep  # noqa: PLC0415 - see above
+    # 1.5 MB, not in a pod that uses its service account
+    from steersman.model.yaml_reader import Budget, YamlError, read_yaml  # noqa: PLC0415
 
     try:
         text = content.decode("utf-8-sig")
-        # Aliases can make a small file grow without bound, so nodes are counted before they become
-        # values.
-        refuse_deep(text, yaml.CSafeLoader, _MAX_DEPTH)
-        loader = yaml.CSafeLoader(text)
-        try:
-            node = loader.get_single_node()
-            if node is not None:
-                Budget(_MAX_NODES, _MAX_DEPTH).take(node)
-            value = None if node is None else loader.construct_document(node)
-        finally:
-            loader.dispose()
+        documents = list(read_yaml(text, Budget(_MAX_NODES, _MAX_DEPTH)))
+    except (YamlError, UnicodeDecodeError) as error:
+        raise KubeconfigError(file, "", f"is not YAML: {error}") from error
+    if len(documents) > 1:
+        line = documents[1].line
+        raise KubeconfigError(file, "", f"line {line}: a second YAML document; remove it")
+    value = documents[0].value if documents else None
+    try:
         return msgspec.convert(_without_null(value or {}), _File)
     except msgspec.ValidationError as error:
         reason, _, field = str(error).partition(" - at `$")
         raise KubeconfigError(file, field.rstrip("`").lstrip("."), reason) from error
-    except (yaml.YAMLError, ValueError, RecursionError) as error:
-        problem = " ".join(str(error).split())
-        raise KubeconfigError(file, "", f"is not YAML: {problem}") from error
 
 
 def _without_null(value: Any) -> Any:

@@ -4,9 +4,9 @@
     files -> one object for each kind and name                          (combine_manifests)
 
 A piece is a document, or an item of a List, as text that means the same if it is read by itself.
-Parsing YAML takes about half a millisecond for an object, so that a file of a thousand Services
-could not be followed within 200 ms otherwise. Text that cannot be cut with certainty is read as a
-whole.
+Parsing YAML takes about a fifth of a millisecond for an object, so that a file of a few thousand
+Services could not be followed within 200 ms otherwise. Text that cannot be cut with certainty is
+read as a whole.
 
 There is no API server between a file and us. So this module fills in the API server's defaults if
 their absence would change the meaning of an object; if it cannot, the object gets a Finding.
@@ -33,10 +33,9 @@ from steersman.model.kube import (
     SessionAffinityConfig,
 )
 from steersman.model.names import ObjectName
-from steersman.model.yaml_bounds import Budget
+from steersman.model.yaml_reader import Budget, Document
 from steersman.source.documents import (
     BrokenFileError,
-    Document,
     budget,
     is_json,
     list_head,

@@ -1,7 +1,4 @@
-"""The process imports nothing that the running mode does not use: a module takes 50 to 500 kB.
-
-Not even YAML, which both its files are written in.
-"""
+"""The process imports nothing that the running mode does not use: a module takes 50 to 500 kB."""
 
 from __future__ import annotations
 
@@ -33,7 +30,6 @@ UNUSED = (
     "typing_extensions",
     "unittest",
     "urllib.request",
-    "yaml",
     "zoneinfo",
 )
 """Packages and modules that no mode needs."""
@@ -59,6 +55,14 @@ access = load_cluster_access(given.client_connection.kubeconfig)
 assert access.servers == ("https://10.9.0.1",)
 print(json.dumps(sorted(set(sys.modules) - before)))
 """
+WITHOUT_YAML = """
+import json, sys
+from steersman.config import load, parse_command_line
+import steersman.source.kubeconfig
+parse_command_line(["--proxy-mode=nftables", "--v=2"])
+load('{"apiVersion": "kubeproxy.config.k8s.io/v1alpha1", "kind": "KubeProxyConfiguration"}')
+print("yaml" in sys.modules)
+"""
 CONFIG = """apiVersion: kubeproxy.config.k8s.io/v1alpha1
 kind: KubeProxyConfiguration
 clientConnection: {{kubeconfig: {folder}/kubeconfig}}
@@ -80,3 +84,9 @@ def test_only_what_the_mode_uses_is_imported(mode: str, tmp_path: Path) -> None:
     unused = (*UNUSED, *others, *rare)
     assert [m for m in modules if any(m == u or m.startswith(f"{u}.") for u in unused)] == []
     assert f"steersman.modes.{mode}.mode" in modules
+
+
+def test_yaml_is_imported_only_for_files_in_yaml() -> None:
+    code = [sys.executable, "-c", WITHOUT_YAML]
+    done = subprocess.run(code, capture_output=True, text=True, check=True)
+    assert done.stdout.strip() == "False"

@@ -184,6 +184,13 @@ def test_a_rewritten_file_is_read_again(tmp_path: Path) -> None:
     assert load(tmp_path, user={"token": "new"}).token == "new"
 
 
+@pytest.mark.parametrize("token", ["2024-01-01", "2024-01-01T10:20:30Z", "1:20:30"])
+def test_a_token_that_looks_like_a_date_or_a_time(tmp_path: Path, token: str) -> None:
+    path = write(tmp_path, user={"token": "TOKEN"})
+    path.write_text(path.read_text().replace("TOKEN", token))
+    assert load_cluster_access(path).token == token
+
+
 def test_null_is_absence(tmp_path: Path) -> None:
     user = {"exec": {**EXEC, "args": None, "env": None}, "token": None}
     plugin = load(tmp_path, user=user, preferences=None).exec_plugin
@@ -243,7 +250,7 @@ BOMB = "x0: &x0 [1]\n" + "".join(
         ("a: " + "[" * 100_000, "nested too deeply"),
         ("a: " + "[" * 60 + "]" * 60, "nested too deeply"),
         ("a: \xff\xfe", "is not YAML"),
-        ("a: 1\n---\nb: 2\n", "is not YAML"),
+        ("a: 1\n---\nb: 2\n", "line 3: a second YAML document"),
     ],
 )
 def test_files_that_would_take_for_ever(tmp_path: Path, text: str, words: str) -> None:

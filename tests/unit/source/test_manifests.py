@@ -9,10 +9,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from steersman.model import yaml_bounds
 from steersman.model.findings import Severity
 from steersman.model.kube import EndpointSlice, Service
 from steersman.model.names import ObjectName
+from steersman.source import documents
 from steersman.source.documents import BrokenFileError, read_documents
 from steersman.source.manifests import Manifest, combine_manifests, read_manifest, update_manifest
 
@@ -148,9 +148,9 @@ BOMBS = {
 
 @pytest.mark.parametrize("name", BOMBS)
 def test_aliases_do_not_grow_without_limit(name: str) -> None:
-    with pytest.raises(BrokenFileError, match=r"grows too large by its aliases|holds itself"):
+    with pytest.raises(BrokenFileError, match=r"by its aliases|holds itself"):
         read(BOMBS[name])
-    with pytest.raises(BrokenFileError, match=r"grows too large by its aliases|holds itself"):
+    with pytest.raises(BrokenFileError, match=r"by its aliases|holds itself"):
         update_manifest("a.yaml", f"{CART}---\n{BOMBS[name]}".encode(), {})
 
 
@@ -169,8 +169,7 @@ def test_aliases_as_people_use_them() -> None:
 
 
 def test_a_text_of_too_many_values(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(yaml_bounds, "_LONG", 100)
-    monkeypatch.setattr(yaml_bounds, "_MOST_EVENTS", 1000)
+    monkeypatch.setattr(documents, "_NODES", 100)
     assert read(CART + "x: [" + "1, " * 90 + "]\n").objects
     with pytest.raises(BrokenFileError, match="too many values"):
         read(CART + "x: [" + "1, " * 2000 + "]\n")
@@ -190,7 +189,7 @@ def test_an_old_version_of_our_kind_is_told() -> None:
 
 
 def test_a_malformed_object_leaves_the_others_in() -> None:
-    bad = CART.replace("port: 80", "port: 0o120").replace("cart", "bad")
+    bad = CART.replace("port: 80", "port: 0o129").replace("cart", "bad")
     manifest = read(f"{bad}---\n{CART}")
     assert names(manifest) == ["Service shop/cart"]
     (finding,) = manifest.findings
@@ -273,7 +272,6 @@ def test_a_slice_without_ports() -> None:
         ("a: 1\nb: [\n", 3),
         ("a: 1\n\tb: 2\n", 2),
         ("a: &x 1\nb: *y\n", 2),
-        ("a: 1\n---\n!!python/object:os.system {}\n", 3),
         ("a: \x01\n", 1),
         ("a: 1\n---\nb: !!int x\n", 3),
         ('{"a": 1}\n{"a": \n', 2),
@@ -324,7 +322,7 @@ def test_what_only_looks_deep_is_read(text: str) -> None:
         ("2026-11-21T03:38:27Z", "2026-11-21T03:38:27Z"),
         ("2026-11-21", "2026-11-21"),
         ("1:20:30", "1:20:30"),
-        ("0o10", "0o10"),
+        ("0o10", 8),
         ("010", 8),
         ("0x10", 16),
         ("80", 80),

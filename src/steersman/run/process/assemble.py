@@ -90,7 +90,6 @@ async def assemble(
         StartError: it cannot run here.
         SysctlError: a start-up setting cannot be written (behaviour 1.1).
     """
-    # First, while this process has one thread: a kubeconfig may be read in a child of it.
     source = make_source(parsed.config, node_config(parsed.config).node_name)
     chosen = await machine.choose_mode(parsed.config)
     mode = chosen.mode
