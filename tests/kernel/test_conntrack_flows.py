@@ -57,11 +57,11 @@ def test_a_udp_flow_moves_to_the_endpoint_that_is_left() -> None:
             client.sendto(b"two", (VIP, 53))
             assert old.recv(9) == b"two"  # this is why somebody has to clean up
             result = await delete_stale(stale(Family.IPV4, [_served(Protocol.UDP, NEW)]))
-            assert result == (1, 0, True)
+            assert result[:3] == (1, 0, True)
             client.sendto(b"three", (VIP, 53))
             assert new.recv(9) == b"three"
             result = await delete_stale(stale(Family.IPV4, [_served(Protocol.UDP, NEW)]))
-            assert result == (0, 0, True)  # a flow that is right stays
+            assert result[:3] == (0, 0, True)  # a flow that is right stays
             client.sendto(b"four", (VIP, 53))
             assert new.recv(9) == b"four"
 
@@ -105,6 +105,6 @@ def test_a_connection_that_nobody_translated_is_let_be() -> None:
             client.connect(("127.0.0.1", OLD))
             served = _served(Protocol.TCP, NEW)
             served = msgspec.structs.replace(served, node_port=OLD)
-            assert await delete_stale(stale(Family.IPV4, [served])) == (0, 0, True)
+            assert (await delete_stale(stale(Family.IPV4, [served])))[:3] == (0, 0, True)
 
     in_namespace(body)

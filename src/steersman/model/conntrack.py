@@ -63,6 +63,8 @@ class Cleanup(NamedTuple):
     """Entries that the kernel did not delete."""
     complete: bool
     """False if the table changed so much during the pass that entries may have been missed."""
+    seconds: float = 0.0
+    """CPU time of the pass."""
 
 
 Confirm: TypeAlias = Callable[[], Awaitable[Stale]]

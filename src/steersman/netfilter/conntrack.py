@@ -7,17 +7,17 @@ send every entry). Entries are checked while they stream in, and all of it happe
 
 from __future__ import annotations
 
-import asyncio
 import errno
 import socket
 import struct
-from collections.abc import Collection, Iterable, Iterator
+import time
+from collections.abc import Callable, Collection, Iterable, Iterator
 from contextlib import suppress
 from functools import cache
 from ipaddress import ip_address
 from itertools import islice
 from pathlib import Path
-from typing import NamedTuple
+from typing import NamedTuple, ParamSpec, TypeVar
 
 from steersman.host.netlink import (
     NETLINK_NETFILTER,
@@ -38,12 +38,16 @@ from steersman.host.nlmsg import (
     u8,
     u32,
 )
+from steersman.host.process import to_thread_to_end
 from steersman.host.rtnetlink import get_route, is_local_route
 from steersman.host.sysctl import SysctlError, read
 from steersman.model.addresses import canonical_ip
 from steersman.model.conntrack import Cleanup, Confirm, Stale
 from steersman.model.names import PROTOCOL_BY_NUMBER, Family, Protocol
 from steersman.model.tracing import TrackedConnection, WatchedFlow
+
+P = ParamSpec("P")
+T = TypeVar("T")
 
 # -- Entries of the kernel -------------------------------------------------------------------------
 
@@ -62,7 +66,6 @@ _FILTER_IP_DST, _FILTER_PROTO_NUM, _FILTER_DST_PORT = 1 << 1, 1 << 3, 1 << 5
 
 _AT_ONCE = 256  # changed entries in one datagram
 _CHUNK = 4096  # stale entries in memory at a time
-_LISTINGS = 5  # attempts at a complete list, while the table changes
 _FEW = 4  # destinations that are listed one by one: each costs the kernel a walk of the table
 
 
@@ -96,6 +99,7 @@ async def delete_stale(stale: Stale, confirm: Confirm | None = None) -> Cleanup:
     if not stale:
         return Cleanup(0, 0, complete=True)
     deleted = failed = 0
+    seconds = 0.0
     try:
         with (
             Netlink(NETLINK_NETFILTER) as listing,
@@ -103,19 +107,30 @@ async def delete_stale(stale: Stale, confirm: Confirm | None = None) -> Cleanup:
             Netlink(NETLINK_ROUTE) as routes,
         ):
             search = _Search(listing, routes, stale)
-            while found := await asyncio.to_thread(search.chunk):
+            while True:
+                found, took = await to_thread_to_end(_timed, search.chunk)
+                seconds += took
+                if not found:
+                    break
                 if confirm is not None:
                     fresh = await confirm()
                     found = [p for p in found if fresh.contains(*entry_keys(p, search.layout))]
-                done = await asyncio.to_thread(delete_entries, deleting, found)
-                deleted, failed = deleted + done[0], failed + done[1]
+                done, took = await to_thread_to_end(_timed, delete_entries, deleting, found)
+                deleted, failed, seconds = deleted + done[0], failed + done[1], seconds + took
     except OSError:
         try:
             usage()
         except SysctlError:  # this kernel tracks no connections: in ebpf mode it need not
             return Cleanup(0, 0, complete=True)
         raise
-    return Cleanup(deleted, failed, search.complete)
+    return Cleanup(deleted, failed, search.complete, seconds)
+
+
+def _timed(call: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> tuple[T, float]:
+    """Return a result, and the CPU seconds that it took this thread."""
+    began = time.thread_time()
+    result = call(*args, **kwargs)
+    return result, time.thread_time() - began
 
 
 def find_stale(stale: Stale, most: int = 20) -> list[tuple[bytes, bytes]]:

@@ -5,6 +5,8 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Awaitable, Callable, Collection
 
+import msgspec
+
 from steersman.compile.planner import Planner
 from steersman.model.conntrack import Cleanup, Confirm, Stale
 from steersman.model.inputs import NodeConfig
@@ -13,7 +15,7 @@ from steersman.model.names import Family
 from steersman.model.plan import ServicePlan
 from steersman.modes.base import Mode
 from steersman.run.observe.metrics import Metrics
-from steersman.run.observe.stale_entries import StaleEntryCleaner
+from steersman.run.observe.stale_entries import Delete, StaleEntryCleaner
 from steersman.run.sync.sync import Sync
 from steersman.source.store import Store
 from tests.support.clock import FakeClock, settle
@@ -35,8 +37,7 @@ class Table:
         """Of the next passes over untranslated connections."""
         self.untranslated_looked: list[set[str]] = []
 
-    async def delete_untranslated(self, family: Family, plans: Collection[ServicePlan]) -> Cleanup:
-        assert family is Family.IPV4
+    async def delete_untranslated(self, _family: Family, plans: Collection[ServicePlan]) -> Cleanup:
         self.untranslated_looked.append({plan.key.name.service for plan in plans})
         answer = self.untranslated.pop(0) if self.untranslated else Cleanup(0, 0, True)
         if isinstance(answer, Exception):
@@ -67,17 +68,24 @@ def printed(destination: bytes) -> str:
 class World:
     """A cluster whose syncs are reported to a StaleEntryCleaner that runs."""
 
-    def __init__(self, mode: Mode | None = None) -> None:
+    def __init__(
+        self,
+        mode: Mode | None = None,
+        *,
+        families: Collection[Family] = (Family.IPV4,),
+        delete: Delete | None = None,
+    ) -> None:
         self.store, self.clock, self.table = Store("me"), FakeClock(), Table()
         self.kernel = MemoryMode()
-        config = NodeConfig(node_name="me", families=(Family.IPV4,))
+        config = NodeConfig(node_name="me", families=tuple(families))
         planner = Planner(config, self.kernel.traits)
-        self.sync = Sync(self.store, planner, self.kernel, FACTS)
+        facts = msgspec.structs.replace(FACTS, ipv6=Family.IPV6 in families)
+        self.sync = Sync(self.store, planner, self.kernel, facts)
         self.metrics = Metrics("iptables")
         self.stale_entries = StaleEntryCleaner(
             self.metrics,
             mode=mode,
-            delete=self.table.delete,
+            delete=delete or self.table.delete,
             untranslated=self.table.delete_untranslated,
             clock=self.clock,
         )

@@ -18,10 +18,11 @@ from steersman.compile.conntrack import served_ports
 from steersman.model.conntrack import Cleanup, Confirm, Stale
 from steersman.model.errors import ApplyError, BusyError
 from steersman.model.kube import KubeObject
-from steersman.model.names import ObjectName
+from steersman.model.names import Family, ObjectName
 from steersman.modes.base import Mode
 from steersman.run.observe.prometheus import Labelled
-from steersman.run.observe.stale_entries import AT_ONCE, HOUR, Debts
+from steersman.run.observe.stale_entries import AGAIN, AT_ONCE, HOUR, Debts
+from tests.support.builders import kube
 from tests.support.builders.store import make, service, slice_
 from tests.support.modes.bare import BareMode
 from tests.support.modes.conntrack_world import Table, World
@@ -33,7 +34,7 @@ _NAMES = st.sets(st.sampled_from("abc")).map(lambda names: [ObjectName("shop", n
 
 @given(
     st.lists(
-        st.tuples(st.just("owe"), _NAMES)
+        st.tuples(st.sampled_from(["changed", "due"]), _NAMES)
         | st.tuples(st.just("begin"), st.integers(1, 3))
         | st.tuples(st.sampled_from(["pay", "fail"]), st.integers(0, 2)),
         max_size=20,
@@ -41,24 +42,28 @@ _NAMES = st.sets(st.sampled_from("abc")).map(lambda names: [ObjectName("shop", n
 )
 def test_only_a_pass_that_began_after_the_change_pays_for_it(steps: list[Any]) -> None:
     """Passes may overlap and end in any order; none that failed counts."""
-    owed, changed, passes = Debts(), dict[ObjectName, int](), list[tuple[int, Any]]()
+    owed, since, passes = Debts(), dict[ObjectName, int](), list[tuple[int, Any]]()
     for now, (step, what) in enumerate(steps):
-        if step == "owe":
-            owed.owe(what)
-            changed |= dict.fromkeys(what, now)
+        if step in ("changed", "due"):
+            owed.owe(what, changed=step == "changed")
+            since |= dict.fromkeys(what, now)
         elif step == "begin":
-            debts = owed.oldest(what)
-            assert len(debts) == min(what, len(changed))
+            debts = owed.next(what)
+            assert bool(debts) == bool(since)
             passes.append((now, debts))
         elif passes:
             began, debts = passes.pop(what % len(passes))
             if step == "pay":
-                owed.paid(debts)
+                owed.paid(debts, 0.0)
                 for name in debts:
-                    if changed.get(name, now) < began:
-                        del changed[name]
-        assert set(owed.oldest(9)) == set(changed)
-        assert len(owed) == len(changed)
+                    if since.get(name, now) < began:
+                        del since[name]
+        assert len(owed) == len(since)
+    left = set[ObjectName]()
+    while debts := owed.next(9):
+        left |= debts.keys()
+        owed.paid(debts, 0.0)
+    assert left == since.keys()
 
 
 # The task
@@ -181,6 +186,7 @@ async def test_what_failed_is_tried_again_with_growing_pauses(
         assert world.stale_entries.owed == 2
         assert await world.advance(4.0) == [["10.96.0.1", "10.96.0.2"]]
         assert world.stale_entries.owed == 0
+        assert await world.advance(AGAIN) == [["10.96.0.1", "10.96.0.2"]]
         assert await world.advance(60.0) == []
         assert sum("retrying in" in line for line in caplog.messages) == 1
         assert sum("resolved" in line for line in caplog.messages) == 1
@@ -435,19 +441,76 @@ async def test_plans_are_not_searched_if_nothing_is_found(monkeypatch: pytest.Mo
     assert not walks
 
 
-async def test_it_rests_after_a_long_pass() -> None:
+async def test_a_changed_service_is_looked_at_once_more() -> None:
+    """A packet that was translated by the old rules may make its entry after the first pass."""
+    async with running(*A, *B) as world:
+        world.table.take()
+        assert await world.change(ends("a", "10.1.0.9")) == [["10.96.0.1"]]
+        assert await world.advance(AGAIN - 0.1) == []
+        assert await world.change(ends("b", "10.1.0.9")) == [["10.96.0.2"]]
+        assert await world.advance(0.1) == [["10.96.0.1"]]
+        assert await world.advance(AGAIN - 0.1) == [["10.96.0.2"]]
+        assert await world.advance(60.0) == []
+        assert world.stale_entries.owed == 0
+
+
+async def test_a_pass_that_takes_long_holds_up_no_change() -> None:
+    """It rests for nine times the CPU time, and half a second if a Service changed meanwhile."""
     async with running(*A) as world:
         world.table.take()
-
-        async def long() -> None:
-            world.table.during = None
-            world.clock._now += 2.0
-
-        world.table.during = long
-        await world.change(ends("a", "10.1.0.9"))
+        world.table.answers = [Cleanup(0, 0, True, seconds=10.0)]
+        assert await world.change(ends("a", "10.1.0.9")) == [["10.96.0.1"]]
         assert await world.change(ends("a", "10.1.0.8")) == []
-        assert await world.advance(7.9) == []
+        assert await world.advance(0.4) == []
+        world.table.answers = [Cleanup(0, 0, True, seconds=10.0)]
         assert await world.advance(0.1) == [["10.96.0.1"]]
+        assert await world.advance(59.9) == [], "the second look waits for the rest"
+        assert await world.advance(0.1) == [["10.96.0.1"]]
+
+
+async def test_a_change_comes_before_the_hourly_clean_up() -> None:
+    """Thousands of Services are owed, in passes with long rests between them."""
+    count = 2 * AT_ONCE
+    objects = [o for n in range(count) for o in (dns(f"s{n}", n), ends(f"s{n}", "10.1.0.1"))]
+    world = World()
+    world.table.answers = [Cleanup(0, 0, True, seconds=10.0)]
+    task = asyncio.create_task(world.stale_entries.run())
+    world.store.replace("Service", objects[::2])
+    world.store.replace("EndpointSlice", objects[1::2])
+    await world.report()
+    while not world.table.looked:
+        await world.settle()
+    assert list(map(len, world.table.take())) == [AT_ONCE]
+    world.store.upsert(ends(f"s{count - 1}", "10.1.0.9"))
+    await world.report()
+    assert await world.advance(0.5) == [["10.96.7.207"]]
+    assert world.stale_entries.owed == AT_ONCE - 1
+    task.cancel()
+    await asyncio.gather(task, return_exceptions=True)
+
+
+async def test_no_family_waits_for_another() -> None:
+    families, stopped = list[Family](), asyncio.Event()
+
+    async def delete(stale: Stale, _confirm: Confirm) -> Cleanup:
+        families.append(stale.family)
+        if stale.family is Family.IPV4:
+            await stopped.wait()
+        return Cleanup(0, 0, complete=True)
+
+    both: dict[str, Any] = {"clusterIPs": ["10.96.0.1", "fd00::1"], "ipFamilies": ["IPv4", "IPv6"]}
+    world = World(families=tuple(Family), delete=delete)
+    world.store.replace("Service", [dns("a", 1, **both)])
+    ports = [{"name": "", "port": 8080, "protocol": "UDP"}]
+    six = kube.endpoint_slice("a-6", "a", "fd01::1", family="IPv6", ports=ports)
+    world.store.replace("EndpointSlice", [A[1], make("EndpointSlice", six)])
+    task = asyncio.create_task(world.stale_entries.run())
+    await world.report()
+    while world.stale_entries.owed > 1:
+        await world.settle()
+    assert families == list(Family)
+    task.cancel()
+    await asyncio.gather(task, return_exceptions=True)
 
 
 async def test_deletions_are_counted_and_logged(caplog: pytest.LogCaptureFixture) -> None:

@@ -10,11 +10,15 @@ it has one) and in every family:
 
 A debt is removed only by a pass that began after the change and deleted everything it had to. So a
 pass may fail, be interrupted or overtaken at any point: the debt remains, and is retried after
-growing pauses. In addition every Service that can have stale entries is cleaned once an hour, at
-the start, and after rules were missing from the kernel. Then the connections of all Services that
-began without rules are deleted, too: they wait for an answer to untranslated packets.
+growing pauses.
 
-All of this runs in a task of its own. Listing takes a thread; the rest yields to the loop.
+A changed Service is cleaned at once, and once more two seconds later: a packet may be held up on
+its way between the old rules and its exit from the node, and makes its entry at the exit. In
+addition every Service that can have stale entries is cleaned once an hour, at the start, and after
+rules were missing from the kernel. Then the connections of all Services that began without rules
+are deleted, too: they wait for an answer to untranslated packets.
+
+Each family is cleaned by a task of its own. Listing takes a thread; the rest yields to the loop.
 """
 
 from __future__ import annotations
@@ -23,6 +27,8 @@ import asyncio
 import errno
 import logging
 from collections.abc import Awaitable, Callable, Collection, Iterable, Mapping
+from itertools import islice, takewhile
+from math import inf
 from typing import TypeAlias
 
 from steersman.compile.conntrack import (
@@ -47,11 +53,16 @@ HOUR = 3600.0
 """Seconds in which every Service is cleaned once."""
 AT_ONCE = 1000
 """Services in one pass; the hourly clean-up of more is spread over the hour."""
+AGAIN = 2.0
+"""Seconds after which a changed Service is cleaned once more."""
 _SLICE = 1000
 """Endpoints (or Services) examined before other tasks may run; about 2 ms."""
 _RETRY, _LONGEST = 1.0, 60.0  # seconds after a failure; doubled each time
-_SHARE = 4
-"""After a pass it rests for this many times its duration: at most a fifth of a core."""
+_SHARE = 9
+"""After a pass a family rests for this many times its CPU time, so that it takes a tenth of a core
+(at most a minute)."""
+_LONGEST_REST = 0.5
+"""Seconds of this rest that a changed Service waits for at most."""
 
 Delete: TypeAlias = Callable[[Stale, Confirm], Awaitable[Cleanup]]
 """Deletes stale entries of one table."""
@@ -65,37 +76,73 @@ _ALL = (ObjectName("", ""),)
 class Debts:
     """The Services whose stale entries may still be in one table, in one family."""
 
-    def __init__(self) -> None:
-        self._marks: dict[ObjectName, int] = {}
-        self._last = 0
+    def __init__(self, *, again: bool = True) -> None:
+        """Start without debts.
+
+        Args:
+            again: whether changed Services are cleaned once more, `AGAIN` seconds later.
+        """
+        self._changed: dict[ObjectName, int] = {}
+        """Services that changed, with marks: these come first."""
+        self._due: dict[ObjectName, int] = {}
+        """Services to clean for another reason, with marks."""
+        self._again: dict[ObjectName, float] | None = {} if again else None
+        """When changed Services that were cleaned are due once more, the first one first."""
+        self._last_mark = 0
         self.failures = 0
         """Passes in a row that failed."""
         self.not_before = 0.0
         """When the next pass may begin."""
         self.answers = True
-        """Whether the last failure was about some entries only; then new debts need not wait."""
+        """Whether the last failure was about some entries only; then changes need not wait."""
         self.warned = False
         """Whether a failure was logged since the last success."""
 
     def __len__(self) -> int:
-        return len(self._marks)
+        return len(self._changed.keys() | self._due)
 
-    def owe(self, names: Iterable[ObjectName]) -> None:
-        """Record that Services changed: passes that have begun do not count for them."""
-        self._last += 1
-        self._marks.update(dict.fromkeys(names, self._last))
-        if self.answers:
+    def owe(self, names: Iterable[ObjectName], *, changed: bool = True) -> None:
+        """Record Services to clean: passes that have begun do not count for them."""
+        self._last_mark += 1
+        marks = self._changed if changed else self._due
+        marks.update(dict.fromkeys(names, self._last_mark))
+        if changed and self.answers:
             self.not_before = 0.0
 
-    def oldest(self, count: int) -> Mapping[ObjectName, int]:
-        """Return the oldest debts, with marks for `paid`; they remain."""
-        return dict(pair for pair, _ in zip(self._marks.items(), range(count), strict=False))
+    def next(self, count: int) -> Mapping[ObjectName, int]:
+        """Return the oldest debts of those that come first, with marks for `paid`; they remain."""
+        return dict.fromkeys(islice(self._changed or self._due, count), self._last_mark)
 
-    def paid(self, debts: Mapping[ObjectName, int]) -> None:
-        """Remove debts that a pass has paid, except of Services that changed since `oldest`."""
+    def paid(self, debts: Mapping[ObjectName, int], now: float) -> None:
+        """Remove debts that a pass has paid, except of Services that changed since `next`."""
         for name, mark in debts.items():
-            if self._marks.get(name) == mark:
-                del self._marks[name]
+            if self._due.get(name, inf) <= mark:
+                del self._due[name]
+            if self._changed.get(name, inf) <= mark:
+                del self._changed[name]
+                if self._again is not None:
+                    self._again.pop(name, None)
+                    self._again[name] = now + AGAIN
+
+    def begin(self, now: float, rested: float, ended: float) -> float:
+        """Return when the next pass may begin; infinity if there is nothing to do.
+
+        Args:
+            now: the present.
+            rested: when the family has rested from its passes.
+            ended: the end of its last pass.
+        """
+        again = self._again or {}
+        if names := tuple(takewhile(lambda name: again[name] <= now, again)):
+            self.owe(names, changed=False)
+            for name in names:
+                del again[name]
+        times = [*islice(again.values(), 1)]
+        if self._changed:
+            times.append(max(self.not_before, min(rested, ended + _LONGEST_REST)))
+        if self._due:
+            times.append(max(self.not_before, rested))
+        return min(times, default=inf)
 
 
 class StaleEntryCleaner:
@@ -120,40 +167,39 @@ class StaleEntryCleaner:
             clock: for tests.
         """
         self._metrics = metrics
-        self._clock = clock or MonotonicClock()
+        clock = self._clock = clock or MonotonicClock()
         tables: dict[str, Delete] = {"conntrack": delete or _delete_entries}
         if mode is not None and mode.has_connection_table:
             flush_stale = mode.flush_stale
 
             async def flush(what: Stale, confirm: Confirm) -> Cleanup:
-                return Cleanup(await flush_stale(what, confirm), 0, complete=True)
+                began = clock.time()
+                deleted = await flush_stale(what, confirm)
+                return Cleanup(deleted, 0, complete=True, seconds=clock.time() - began)
 
             tables = {f"{mode.name} mode": flush, **tables}
         self._tables = tables
         self._untranslated = untranslated or _delete_untranslated
         # Untranslated connections come first: their clients wait, and send again after a second.
         places = (_UNTRANSLATED, *tables)
-        self._owed = {(table, family): Debts() for table in places for family in Family}
+        self._owed = {
+            family: {table: Debts(again=table != _UNTRANSLATED) for table in places}
+            for family in Family
+        }
+        self._wake = {family: asyncio.Event() for family in Family}
         self._state: State | None = None
         self._plan: NodePlan | None = None
         """The plan in force, also if connections end in this process."""
-        self._all_owed = 0
-        """How often everything became owed."""
-        self._all_noted = 0
-        """How many of these are in the debts."""
-        self._wake = asyncio.Event()
-        self._rest = 0.0
-        """When the next pass of any kind may begin."""
-        self._hourly_at = 0.0
-        """When the next part of the hourly clean-up is due."""
-        self._pause = HOUR
-        self._parts: list[list[ObjectName]] = []
-        """The remaining parts of the hourly clean-up."""
+        self._everything = asyncio.Event()
+        """All Services are owed a clean-up."""
+        self._listing = False
+        """Whether the Services are being listed for this."""
 
     @property
     def owed(self) -> int:
         """Number of debts, over all tables and families."""
-        return sum(map(len, self._owed.values())) + (self._all_owed - self._all_noted)
+        everything = self._everything.is_set() or self._listing
+        return everything + sum(len(owed) for of in self._owed.values() for owed in of.values())
 
     # Debts
 
@@ -169,14 +215,14 @@ class StaleEntryCleaner:
         # Connections made while rules were missing are not translated, if conntrack has any.
         if repaired and plan.settings.traits.tracks_connections:
             for family in plan.settings.families:
-                self._owed[_UNTRANSLATED, family].owe(_ALL)
-            self._wake.set()
+                self._owed[family][_UNTRANSLATED].owe(_ALL)
+                self._wake[family].set()
         if plan.settings.traits.terminates_connections:
             return
         self._state = report.state
         if repaired:
-            self._all_owed += 1
-        else:
+            self._everything.set()
+        if not starting:
             # Changed Services, and others that won or lost a destination to them.
             names = {
                 *report.changes.services,
@@ -185,38 +231,36 @@ class StaleEntryCleaner:
             services = report.state.snapshot.services
             self._owe(n for n in names if n in services and is_concerned(services[n]))
 
-    def _owe(self, names: Iterable[ObjectName]) -> None:
+    def _owe(self, names: Iterable[ObjectName], *, changed: bool = True) -> None:
         names = tuple(names)
         assert self._state is not None
-        for (table, family), owed in self._owed.items():
-            if names and table != _UNTRANSLATED and family in self._state.plan.settings.families:
-                owed.owe(names)
-                self._wake.set()
+        for family in self._state.plan.settings.families if names else ():
+            for table in self._tables:
+                self._owed[family][table].owe(names, changed=changed)
+            self._wake[family].set()
 
-    async def _add_due(self) -> None:
-        """Record all Services as debts if they are, or the next part of them once it is due."""
-        if self._state is None:
-            return
-        # Everything: after the start, or after rules were missing. The count tells whether this
-        # happened once more while all Services were listed.
-        if self._all_noted != self._all_owed:
-            count = self._all_owed
-            self._owe(await self._concerned(self._state))
-            self._all_noted = count
-            self._parts = []
-            self._hourly_at = self._clock.time() + HOUR
-        # A part of the hourly clean-up; the list is made when the first part is due.
-        elif self._clock.time() >= self._hourly_at:
-            if not self._parts:
-                names = await self._concerned(self._state)
-                self._parts = [names[at : at + AT_ONCE] for at in range(0, len(names), AT_ONCE)]
-                self._pause = HOUR / max(len(self._parts), 1)
-            self._owe(self._parts.pop(0) if self._parts else ())
-            self._hourly_at = self._clock.time() + self._pause
+    async def _owe_everything(self) -> None:
+        """Record all Services as debts when they are, and once an hour in parts."""
+        parts: list[list[ObjectName]] = []
+        pause = HOUR
+        await self._everything.wait()
+        while True:
+            if self._everything.is_set():
+                self._everything.clear()
+                parts, pause = [await self._concerned()], HOUR
+            elif not parts:  # the list is made when the first part is due
+                names = await self._concerned()
+                parts = [names[at : at + AT_ONCE] for at in range(0, len(names), AT_ONCE)]
+                pause = HOUR / max(len(parts), 1)
+            self._owe(parts.pop(0) if parts else (), changed=False)
+            self._listing = False
+            await self._clock.wait(self._everything, pause)
 
-    async def _concerned(self, state: State) -> list[ObjectName]:
+    async def _concerned(self) -> list[ObjectName]:
         """Return all Services that can have stale entries; yields to the loop."""
-        services, names = state.snapshot.services, list[ObjectName]()
+        assert self._state is not None
+        self._listing = True
+        services, names = self._state.snapshot.services, list[ObjectName]()
         for number, name in enumerate(tuple(services)):
             if (service := services.get(name)) is not None and is_concerned(service):
                 names.append(name)
@@ -228,30 +272,36 @@ class StaleEntryCleaner:
 
     async def run(self) -> None:
         """Pay the debts until cancelled."""
-        while True:
-            self._wake.clear()
-            await self._add_due()
-            for (table, family), owed in self._owed.items():
-                if owed and owed.not_before <= self._clock.time() >= self._rest:
-                    await self._pay(table, family, owed)
-            # Wait for the next debt, or the next part of the hourly clean-up.
-            due = [owed.not_before for owed in self._owed.values() if owed]
-            times = [max(min(due), self._rest)] if due else []
-            if self._state is not None:
-                times.append(self._hourly_at)
-            wait = min(times, default=self._clock.time() + HOUR) - self._clock.time()
-            if wait > 0:
-                await self._clock.wait(self._wake, wait)
+        async with asyncio.TaskGroup() as group:
+            group.create_task(self._owe_everything())
+            for family in Family:
+                group.create_task(self._clean(family))
 
-    async def _pay(self, table: str, family: Family, owed: Debts) -> None:
-        """Make one pass for the oldest debts."""
-        debts = owed.oldest(AT_ONCE)
+    async def _clean(self, family: Family) -> None:
+        """Pay the debts of a family until cancelled."""
+        wake, clock = self._wake[family], self._clock
+        rested = ended = clock.time()
+        while True:
+            wake.clear()
+            for table, owed in self._owed[family].items():
+                if owed.begin(clock.time(), rested, ended) <= clock.time():
+                    seconds = await self._pay(table, family, owed)
+                    ended = clock.time()
+                    rested = min(max(rested, ended) + _SHARE * seconds, ended + _LONGEST)
+            tables = self._owed[family].values()
+            begin = min(owed.begin(clock.time(), rested, ended) for owed in tables)
+            if (wait := min(begin - clock.time(), HOUR)) > 0:
+                await clock.wait(wake, wait)
+
+    async def _pay(self, table: str, family: Family, owed: Debts) -> float:
+        """Make one pass for the debts that come first; return the CPU seconds it took."""
+        debts = owed.next(AT_ONCE)
         try:
             result = await self._pass(table, family, debts)
         except Exception as error:
             owed.answers = False
             self._failed(table, family, owed, f"{type(error).__name__}: {error}")
-            return
+            return 0.0
         if result.failed:
             owed.answers = True
             self._failed(table, family, owed, f"the kernel keeps {result.failed} of them")
@@ -259,11 +309,12 @@ class StaleEntryCleaner:
             owed.answers = True
             self._failed(table, family, owed, "the table changed while it was listed", warn=False)
         else:
-            owed.paid(debts)
+            owed.paid(debts, self._clock.time())
             owed.failures = 0
             if owed.warned:
                 owed.warned = False
                 log.info("%s %s: resolved: no stale entries remain", family.kubernetes, table)
+        return result.seconds
 
     async def _pass(self, table: str, family: Family, debts: Mapping[ObjectName, int]) -> Cleanup:
         """Delete the stale entries of some Services."""
@@ -277,13 +328,10 @@ class StaleEntryCleaner:
                 return Cleanup(0, 0, complete=True)
             began = self._clock.time()
             result = await self._tables[table](what, lambda: self._confirmed(debts, family))
-        # Rest in proportion, so that a full table never costs more than a share of a core.
-        seconds = self._clock.time() - began
-        self._rest = self._clock.time() + min(_SHARE * seconds, _LONGEST)
         if result.deleted:
             log.info("%s %s: %d stale entries deleted", label, table, result.deleted)
         self._metrics.conntrack_deleted(label).inc(result.deleted)
-        self._metrics.conntrack_seconds(label).observe(seconds)
+        self._metrics.conntrack_seconds(label).observe(self._clock.time() - began)
         return result
 
     def _failed(
