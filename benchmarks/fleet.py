@@ -317,7 +317,7 @@ class Fleet:
         outcome.attempts = list(network.refused)
         for server, before in zip(self.servers, logs, strict=True):
             for entry in server.log[before:]:
-                probe = "resourceVersion" in entry.query and entry.verb == "list"
+                probe = entry.query.get("limit") == "1"
                 outcome.requests.append((entry.time, "probe" if probe else entry.verb))
         outcome.connections = network.connections - connections
         outcome.sent = network.sent - sent

@@ -12,7 +12,7 @@ from contextlib import asynccontextmanager
 
 import pytest
 
-from steersman.source import lister
+from steersman.source import lister, watch
 from steersman.source.base import MAX_RETRY_AFTER
 from steersman.source.client import body_chunks
 from steersman.source.kubeconfig import ClusterAccess
@@ -170,7 +170,8 @@ async def test_pages_without_end(monkeypatch: pytest.MonkeyPatch) -> None:
 async def test_lists_of_endless_pages_or_events(
     watch_list: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(lister, "MAX_LIST", MIB)
+    for module in (lister, watch):
+        monkeypatch.setattr(module, "MAX_LIST", MIB)
     obj = service("a")
     line = json.dumps({"type": "ADDED", "object": obj}).encode() + b"\n"
     page = {**LIST, "metadata": {"resourceVersion": "7", "continue": "x"}, "items": [obj] * 500}

@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 import yaml
 
+from steersman.source import lister
 from steersman.source.base import Timing
 from steersman.source.kubeconfig import ClusterAccess, load_cluster_access
 from tests.support.apiserver.reading import (
@@ -109,50 +110,90 @@ async def test_events(watch_list: str, protobuf: bool) -> None:
             assert (stats.events, stats.lists) == (2, 1)
 
 
-async def test_pages_and_gzip() -> None:
+async def test_a_list_is_read_at_once_from_the_cache() -> None:
+    """As upstream: the first in any state, later ones not older than what was seen."""
     many = [service(f"s{i}", f"10.96.{i // 250}.{i % 250}") for i in range(1200)]
+    async with ApiServer((*many, node())) as server, reading(server) as r:
+        await r.synced()
+        assert len(r.store.services) == 1200
+        for request in server.requests(verb="list"):
+            assert request.query["resourceVersion"] == "0"
+            assert not request.query.keys() & {"limit", "continue", "resourceVersionMatch"}
+            assert request.headers["Accept-Encoding"] == "gzip"
+        assert len(server.requests(verb="list")) == 4
+        seen = server.add(service("new"))
+        await until(lambda: "new" in r.store.services)
+        server.expire()
+        await until(lambda: r.source.stats.kind("Service").lists == 2)
+        query = server.requests("Service", "list")[-1].query
+        assert query["resourceVersion"] == seen
+        assert not query.keys() & {"limit", "continue", "resourceVersionMatch"}
+
+
+@pytest.mark.parametrize("status", [410, 504])
+async def test_the_newest_state_is_listed_if_what_was_seen_cannot_be(status: int) -> None:
+    async with ApiServer(WORLD) as server, reading(server) as r:
+        await r.synced()
+        if status == 410:
+            server.fault("status", status=410, kind="Service", verb="list")
+            server.expire()
+        else:  # another history, in which the last version does not exist yet
+            server.world.version = 3
+            server.expire()
+        await until(lambda: r.source.stats.kind("Service").lists == 2)
+        _, again, newest = server.requests("Service", "list")
+        assert int(again.query["resourceVersion"]) > 1
+        assert "resourceVersion" not in newest.query
+        assert r.store.services == {"cart", "till"}
+
+
+async def test_a_list_that_is_too_large_is_read_by_pages(monkeypatch: pytest.MonkeyPatch) -> None:
+    many = [service(f"s{i}", f"10.96.{i // 250}.{i % 250}") for i in range(1200)]
+    whole = len(json.dumps(many, separators=(",", ":")))
+    monkeypatch.setattr(lister, "MAX_BODY", whole * 2 // 3)
     async with ApiServer(many) as server:
-        async with reading(server, watch_list=False) as r:
+        server.fault("status", status=410, kind="Service", verb="list", skip=2)
+        async with reading(server, protobuf=False) as r:
             await r.synced()
             assert len(r.store.services) == 1200
-        pages = server.requests("Service", "list")
-        assert [request.query["limit"] for request in pages] == ["25", "500", "500", "500"]
-        assert {request.headers["Accept-Encoding"] for request in pages} == {"gzip"}
+            server.expire()
+            await until(lambda: r.source.stats.kind("Service").lists == 2)
+        queries = [request.query for request in server.requests("Service", "list")]
+        assert queries[0]["resourceVersion"] == "0"
+        pages = ["25", "500", "500", "500"]
+        # The second page expired, so that it begins again; later it begins with pages.
+        limits = [query.get("limit") for query in queries]
+        assert limits == [None, "25", "500", *pages, *pages]
+        assert not any("resourceVersion" in query for query in queries[1:])
 
 
-async def test_pages_that_expire_are_read_again() -> None:
-    many = [service(f"s{i}", f"10.96.{i // 250}.{i % 250}") for i in range(600)]
-    async with ApiServer(many) as server:
-        server.fault("status", status=410, kind="Service", verb="list", skip=1)
-        async with reading(server, watch_list=False) as r:
-            await r.synced()
-            assert len(r.store.services) == 600
-        limits = [r.query.get("limit") for r in server.requests("Service", "list")]
-        assert limits == ["25", "500", "25", "500", "500"]
-
-
-async def test_pages_that_always_expire_are_one_page() -> None:
-    many = [service(f"s{i}", f"10.96.{i // 250}.{i % 250}") for i in range(600)]
-    async with ApiServer(many) as server:
-        server.fault("status", status=410, kind="Service", verb="list", times=2)
-        async with reading(server, watch_list=False) as r:
-            await r.synced()
-            assert len(r.store.services) == 600
-        assert "limit" not in server.requests("Service", "list")[-1].query
-
-
-async def test_pages_of_large_objects_are_small() -> None:
+async def test_pages_of_large_objects_are_small(monkeypatch: pytest.MonkeyPatch) -> None:
     """So that no page takes long to decode."""
     endpoints = [f"10.244.{i // 250}.{i % 250}" for i in range(1000)]
     many = [slice_(f"s{i}", "cart", *endpoints) for i in range(100)]
+    size = len(json.dumps(many[0], separators=(",", ":")))
+    monkeypatch.setattr(lister, "MAX_BODY", 50 * size)
     async with ApiServer(many) as server:
         async with reading(server, protobuf=False) as r:  # protobuf is decoded as it arrives
             await r.synced()
             assert r.store.slices == 100
-        limits = [int(r.query["limit"]) for r in server.requests("EndpointSlice", "list")]
-        size = len(json.dumps(many[0], separators=(",", ":")))
+        requests = server.requests("EndpointSlice", "list")[1:]
+        limits = [int(request.query["limit"]) for request in requests]
         assert limits[0] == 25
-        assert all(20 <= limit <= (1 << 20) // size for limit in limits[1:])
+        assert all(10 <= limit <= (1 << 20) // size for limit in limits[1:])
+
+
+async def test_a_watch_list_goes_on_as_a_watch() -> None:
+    async with ApiServer(WORLD) as server, reading(server, watch_list=True) as r:
+        await r.synced()
+        server.add(service("new"))
+        await until(lambda: "new" in r.store.services)
+        assert len(server.requests("Service", "watchlist")) == 1
+        assert not server.requests("Service", "watch") + server.requests("Service", "list")
+        server.drop("Service")  # it is resumed as any watch
+        server.add(service("later"))
+        await until(lambda: "later" in r.store.services)
+        assert r.source.stats.kind("Service").lists == 1
 
 
 async def test_a_list_is_taken_in_slices() -> None:
@@ -256,16 +297,13 @@ async def test_a_server_that_refuses_protobuf_is_asked_for_json() -> None:
 
 
 async def test_protobuf_is_what_the_server_sends() -> None:
-    """Many endpoints, in pages of any size, with gzip, and a change of one of them."""
+    """Many endpoints, with gzip, and a change of one of them."""
     slices = [slice_(f"s{n}", "cart", f"10.245.{n // 200}.{n % 200}") for n in range(2000)]
     async with ApiServer((*WORLD, *slices)) as server, reading(server) as r:
         await r.synced()
         assert len(r.store.addresses("cart")) == 2002
-        pages = server.requests("EndpointSlice", "list")
-        assert len(pages) > 4
-        assert {page.headers["Accept"].split(",")[0] for page in pages} == {
-            "application/vnd.kubernetes.protobuf"
-        }
+        (request,) = server.requests("EndpointSlice", "list")
+        assert request.headers["Accept"].startswith("application/vnd.kubernetes.protobuf,")
         server.add(slice_("s7", "cart", "10.246.0.1"))
         await until(lambda: "10.246.0.1" in r.store.addresses("cart"))
         assert "10.245.0.7" not in r.store.addresses("cart")

@@ -78,7 +78,7 @@ class ApiServerSource:
         Args:
             access: the servers and the credentials.
             node_name: this node's name.
-            watch_list: try streaming lists (WatchList) before pages.
+            watch_list: have watches begin with the list (WatchList).
             timing: clock, sleep and periods.
             credentials: made from `access` by default.
         """
@@ -209,7 +209,7 @@ async def fetch_pod(access: ClusterAccess, namespace: str, name: str) -> Pod | N
 
 async def _list(client: ApiClient, stats: SourceStats, resource: Resource) -> Listing:
     kind = stats.kind(resource.kind)
-    return await Lister(client, resource, kind, _TIMING, watch_list=False).fetch()
+    return await Lister(client, resource, kind, _TIMING).fetch("0")
 
 
 @asynccontextmanager

@@ -86,6 +86,11 @@ class Response:
             raise self._failure
         return data
 
+    def wait_up_to(self, seconds: float) -> None:
+        """Change how long the server may be silent."""
+        if self._connection is not None:
+            self._connection.patience = seconds
+
     def close(self) -> None:
         """End it; its connection is closed unless the body was read to its end."""
         if self._connection is not None:

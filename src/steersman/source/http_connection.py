@@ -71,7 +71,8 @@ class Connection(asyncio.Protocol):
         # A timer for each chunk of a watch would take more time than reading it. One is enough: it
         # compares the clock with the moment since which a reader waits, and is set again.
         self._timer: asyncio.TimerHandle | None = None
-        self._patience = 0.0
+        self.patience = 0.0
+        """Seconds that the server may be silent."""
         self._waiting_since = 0.0
         self._waiter: asyncio.Future[None] | None = None
 
@@ -130,7 +131,7 @@ class Connection(asyncio.Protocol):
             HttpError: there is none; an UnansweredError if not a byte came.
         """
         self._stop_timer()
-        self._busy, self._begun, self._patience = True, b"", patience
+        self._busy, self._begun, self.patience = True, b"", patience
         http = h11.Connection(h11.CLIENT, max_incomplete_event_size=MAX_HEAD)
         events = (request, h11.Data(data=body or b""), h11.EndOfMessage())
         self.transport.write(b"".join(http.send(event) or b"" for event in events))
@@ -193,11 +194,11 @@ class Connection(asyncio.Protocol):
         self._waiter = loop.create_future()
         self._waiting_since = loop.time()
         if self._timer is None:
-            self._timer = loop.call_later(self._patience, self._check)
+            self._timer = loop.call_later(self.patience, self._check)
         try:
             await self._waiter
         except TimeoutError:
-            why = f"the server stopped sending: nothing came for {self._patience:g} s"
+            why = f"the server stopped sending: nothing came for {self.patience:g} s"
             raise HttpError("timeout", why) from None
         finally:
             self._waiter = None
@@ -208,7 +209,7 @@ class Connection(asyncio.Protocol):
         if self._waiter is None or self._waiter.done():
             return  # the next one that waits sets the timer
         loop = asyncio.get_running_loop()
-        due = self._waiting_since + self._patience
+        due = self._waiting_since + self.patience
         if due <= loop.time():
             self._waiter.set_exception(TimeoutError())
         else:

@@ -1,8 +1,10 @@
-"""Fetch the complete list of a kind: by pages, or as a stream (WatchList).
+"""Fetch the complete list of a kind: from the server's watch cache, at once; else by pages.
 
-A page is compressed, a stream is not: a list of Services by pages takes a thirteenth of the bytes,
-and half of the CPU that a stream costs the API server (docs/performance.md). A page in protobuf is
-decoded while it arrives.
+As client-go does, the first list accepts any state that the server has in memory
+(`resourceVersion=0`), and later ones any that is not older than what was seen already. So a list
+costs etcd nothing, however many nodes ask for it. Only a list that is too large is read by pages,
+which come from etcd on API servers before 1.34. A list in protobuf is decoded while it arrives; one
+in JSON is held as a whole.
 
 A list replaces the previous state only when its last object has been received. Until then it is
 kept packed (`PackedObjects`): as objects it would take more memory than all that the Store keeps,
@@ -12,7 +14,6 @@ and CPython does not return such a peak to the system.
 from __future__ import annotations
 
 import asyncio
-import logging
 from collections import deque
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import AsyncExitStack
@@ -25,21 +26,17 @@ from steersman.model.kube import KINDS, KubeObject
 from steersman.source.base import KindStats, Timing
 from steersman.source.client import ApiClient, body_chunks
 from steersman.source.http import Response
-from steersman.source.protobuf import CONTENT_TYPE, LineTooLongError, ListReader
+from steersman.source.protobuf import CONTENT_TYPE, ListReader
 from steersman.source.wire import (
     MAX_LINE,
     ApiError,
     ListMeta,
-    RelistError,
     Resource,
-    decode_event,
     decode_items,
     decode_list,
     decode_list_meta,
     decode_object,
-    initial_end,
     partition,
-    splitter_for,
 )
 
 FIRST_PAGE = 25
@@ -48,25 +45,18 @@ LARGEST_PAGE = 500
 """client-go's number."""
 _PAGE_BYTES = 1 << 20  # bytes of JSON decoded at a time, in about five milliseconds
 MAX_BODY = 128 << 20
-"""Maximum bytes of one page; a server that ignores `limit` sends all objects at once."""
+"""Maximum bytes of one answer in JSON; a list beyond it is read by pages."""
 LARGE_BODY = 16 << 20
-"""Bytes above which only one kind's page may be in memory at a time."""
+"""Bytes of JSON above which only one kind's answer may be in memory at a time."""
 MAX_LIST = 1 << 30
 """Maximum bytes of a whole list; that of 150,000 pods is about 40 MB."""
 MAX_PAGES = 5000
-# Status codes of a server without WatchList: it is not tried again.
-_UNSUPPORTED = frozenset({400, 405, 422})
-# Status codes after which pages are tried, and their answer decides: a server that has just
-# started forbids for a moment what it allows.
-_REFUSED = _UNSUPPORTED | {403, 404}
 # Bytes of JSON after which objects are packed, in about two milliseconds.
 _PACKED_TOGETHER = 512 << 10
 _DECODED_TOGETHER = 64  # items of a list in protobuf, in about two milliseconds
 
 _ENCODER = msgspec.msgpack.Encoder()
 _RAW_LIST = msgspec.json.Decoder(list[msgspec.Raw])
-
-log = logging.getLogger("steersman.source")
 
 
 class Listing(NamedTuple):
@@ -80,7 +70,7 @@ class Listing(NamedTuple):
     """resourceVersion to watch from."""
 
 
-class _Page(msgspec.Struct):
+class _Arrived(msgspec.Struct):
     """What has arrived of a list: all objects, and the numbers of the current page."""
 
     objects: PackedObjects
@@ -108,150 +98,89 @@ class Lister:
     """Fetches lists of one Resource."""
 
     def __init__(
-        self,
-        client: ApiClient,
-        resource: Resource,
-        stats: KindStats,
-        timing: Timing,
-        *,
-        watch_list: bool,
+        self, client: ApiClient, resource: Resource, stats: KindStats, timing: Timing
     ) -> None:
         self._client = client
         self._resource = resource
         self._stats = stats
         self._timing = timing
-        self._watch_list = watch_list
-        self._avoid_once = False
+        self._by_pages = False
 
-    def avoid_streaming(self) -> None:
-        """List by pages the next time: an object is too long for a line of a stream."""
-        self._avoid_once = True
-
-    async def fetch(self) -> Listing:
+    async def fetch(self, oldest: str = "") -> Listing:
         """Fetch a complete list.
 
+        Args:
+            oldest: a resourceVersion that the list must have reached, "0" to accept any state, or
+                "" for the newest one.
+
         Raises:
-            ApiError, ValueError: the request failed, or the answer is something else.
+            ApiError, ValueError: the request failed, or the answer is something else. The error's
+                `other_history` is set if the server has not reached `oldest`.
         """
-        streaming = self._watch_list and not self._avoid_once
-        self._avoid_once = False
-        if streaming:
-            try:
-                return await self._list_by_watch()
-            except ApiError as error:
-                if error.status not in _REFUSED and error.reason != "no_watch_list":
-                    raise
-                self._watch_list = error.status not in _UNSUPPORTED
-                log.info("%s: no WatchList (%s), listing by pages", self._resource.kind, error)
-            except LineTooLongError as error:
-                log.info("%s: WatchList: %s, listing by pages", self._resource.kind, error)
-        # Pages expire (410) if etcd compacts their revision: try once more.
-        for limit in (FIRST_PAGE, FIRST_PAGE):
-            try:
-                return await self._list_pages(limit)
-            except ApiError as error:
-                if error.status != 410:
-                    raise
-        return await self._list_pages(0)  # pages expire too soon: all objects at once
-
-    async def _list_by_watch(self) -> Listing:
-        """Collect the initial events of a watch up to their end (KEP-3157)."""
-        kind, timing = self._resource.kind, self._timing
-        params = {
-            **self._resource.selectors,
-            "watch": "true",
-            "sendInitialEvents": "true",
-            "resourceVersionMatch": "NotOlderThan",
-            "allowWatchBookmarks": "true",
-            "timeoutSeconds": str(round(timing.initial_total)),
-        }
-        objects, findings, received = PackedObjects(kind), list[Finding](), 0
+        if self._by_pages:
+            return await self._fetch_pages()
+        arrived = _Arrived(PackedObjects(self._resource.kind), [])
+        params = {"resourceVersion": oldest} if oldest else {}
         try:
-            async with (
-                asyncio.timeout(timing.initial_total),
-                self._client.get(
-                    self._resource.path, params, timing.initial_idle_timeout, negotiate=True
-                ) as response,
-            ):
-                splitter = splitter_for(response.content_type)
-                async for chunk in body_chunks(response):
-                    self._stats.received(chunk, timing.now())
-                    received += len(chunk)
-                    if received > MAX_LIST:
-                        raise ApiError("too_long", f"a list longer than {MAX_LIST} bytes")
-                    for line in splitter.feed(chunk):
-                        event = decode_event(line)
-                        if event.type == "BOOKMARK":
-                            return Listing(objects.drain(), findings, initial_end(event))
-                        if event.type != "ADDED":
-                            raise ApiError("no_watch_list", f"{event.type} among initial events")
-                        decoded = decode_object(kind, event.object)
-                        if isinstance(decoded, Finding):
-                            findings.append(decoded)
-                        else:
-                            objects.add((decoded,), len(line))
-        except TimeoutError as error:
-            raise ApiError("no_watch_list", "its initial events did not end in time") from error
+            metadata = await self._page(params, arrived)
         except ApiError as error:
-            if error.reason == "timeout":
-                raise ApiError("no_watch_list", "its initial events stalled") from error
+            self._by_pages = error.reason == "too_long"
             raise
-        raise ApiError("no_watch_list", "its initial events ended early")
+        if metadata.continue_:  # it had no limit: this server makes pages in any case
+            return await self._fetch_pages()
+        return Listing(arrived.objects.drain(), arrived.findings, metadata.resource_version)
 
-    async def _list_pages(self, limit: int) -> Listing:
-        """Fetch a list by pages; as a single page if `limit` is 0."""
-        page = _Page(PackedObjects(self._resource.kind), [])
-        params = {"limit": str(limit)} if limit else {}
+    async def _fetch_pages(self) -> Listing:
+        """Fetch the newest list by pages."""
+        arrived = _Arrived(PackedObjects(self._resource.kind), [])
+        params = {"limit": str(FIRST_PAGE)}
         for _ in range(MAX_PAGES):
-            page.count = page.size = 0
-            async with AsyncExitStack() as alone:  # see LARGE_BODY
-                metadata = await self._page(params, alone, page)
-            page.before += page.size
+            arrived.count = arrived.size = 0
+            metadata = await self._page(params, arrived)
+            arrived.before += arrived.size
             if not metadata.continue_:
-                return Listing(page.objects.drain(), page.findings, metadata.resource_version)
+                return Listing(arrived.objects.drain(), arrived.findings, metadata.resource_version)
             # The next page should have about _PAGE_BYTES, by the average size of these objects.
-            limit = min(LARGEST_PAGE, max(1, page.count * _PAGE_BYTES // max(page.size, 1)))
+            fitting = arrived.count * _PAGE_BYTES // max(arrived.size, 1)
+            limit = min(LARGEST_PAGE, max(1, fitting))
             params = {"limit": str(limit), "continue": metadata.continue_}
         raise ApiError("too_long", f"a list of more than {MAX_PAGES} pages")
 
-    async def _page(
-        self, params: Mapping[str, str], alone: AsyncExitStack, page: _Page
-    ) -> ListMeta:
-        """Fetch a page; the caller closes `alone` after using it."""
-        async with self._client.get(
-            self._resource.path,
-            {**self._resource.selectors, **params},
-            self._timing.answer,
-            negotiate=True,
-        ) as response:
-            if response.content_type == CONTENT_TYPE:
-                return await self._protobuf_page(response, page)
-            body = bytearray()
-            async for chunk in body_chunks(response):
-                self._stats.received(chunk, self._timing.now())
-                if len(body) <= LARGE_BODY < len(body) + len(chunk):
-                    await alone.enter_async_context(self._client.large_body)
-                body += chunk
-                if len(body) > MAX_BODY:
-                    raise ApiError("too_long", f"a page longer than {MAX_BODY} bytes")
-        decoded = decode_list(self._resource.kind, body)
-        page.received(len(body))
-        for items, size in _parts(decoded.items):
-            page.add(*decode_items(self._resource.kind, items), size)
-            await asyncio.sleep(0)
-        return decoded.metadata
+    async def _page(self, params: Mapping[str, str], arrived: _Arrived) -> ListMeta:
+        """Fetch a page, or all of the list."""
+        query, timeout = {**self._resource.selectors, **params}, self._timing.answer
+        async with AsyncExitStack() as alone:  # see LARGE_BODY
+            async with self._client.get(
+                self._resource.path, query, timeout, negotiate=True
+            ) as response:
+                if response.content_type == CONTENT_TYPE:
+                    return await self._protobuf_page(response, arrived)
+                body = bytearray()
+                async for chunk in body_chunks(response):
+                    self._stats.received(chunk, self._timing.now())
+                    if len(body) <= LARGE_BODY < len(body) + len(chunk):
+                        await alone.enter_async_context(self._client.large_body)
+                    body += chunk
+                    if len(body) > MAX_BODY:
+                        raise ApiError("too_long", f"an answer longer than {MAX_BODY} bytes")
+            decoded = decode_list(self._resource.kind, body)
+            arrived.received(len(body))
+            for items, size in _parts(decoded.items):
+                arrived.add(*decode_items(self._resource.kind, items), size)
+                await asyncio.sleep(0)
+            return decoded.metadata
 
-    async def _protobuf_page(self, response: Response, page: _Page) -> ListMeta:
+    async def _protobuf_page(self, response: Response, arrived: _Arrived) -> ListMeta:
         """Read a page in protobuf: decode its items as they arrive."""
         kind, reader = self._resource.kind, ListReader(MAX_LINE)
         async for chunk in body_chunks(response):
             self._stats.received(chunk, self._timing.now())
-            page.received(len(chunk))
+            arrived.received(len(chunk))
             items = reader.feed(chunk)
             for start in range(0, len(items), _DECODED_TOGETHER):
                 some = items[start : start + _DECODED_TOGETHER]
                 good, bad = partition(decode_object(kind, item) for item in some)
-                page.add(good, bad, sum(map(len, some)))
+                arrived.add(good, bad, sum(map(len, some)))
                 await asyncio.sleep(0)
         metadata = decode_list_meta(kind, reader.kind, reader.metadata)
         if not reader.complete:
@@ -266,22 +195,15 @@ class Lister:
         3 seconds.
 
         Raises:
-            RelistError: it does not.
-            ApiError, ValueError: the request failed.
+            ApiError, ValueError: the request failed. The error's `other_history` is set if the
+                history does not include it.
         """
         params = {
             "limit": "1",
             "resourceVersion": version,
             "resourceVersionMatch": "NotOlderThan",
         }
-        unused = _Page(PackedObjects(self._resource.kind), [])
-        try:
-            async with AsyncExitStack() as alone:
-                await self._page(params, alone, unused)
-        except ApiError as error:
-            if "ResourceVersionTooLarge" in error.causes:
-                raise RelistError(f"the server has another history: {error}") from error
-            raise
+        await self._page(params, _Arrived(PackedObjects(self._resource.kind), []))
 
 
 def _parts(items: msgspec.Raw) -> Iterator[tuple[bytes | msgspec.Raw, int]]:

@@ -1,8 +1,8 @@
 """Follow one kind of object: list, then watch, forever; resume, relist and retry as needed.
 
-    list (WatchList, else pages) -> watch -> ended -> resume from the last resourceVersion
-      ^                                       broken -> wait, probe, resume
-      |______ 410, other history, line too long ______|
+    list (or WatchList) -> watch -> ended -> resume from the last resourceVersion
+      ^                              broken -> wait, probe, resume
+      |__ 410, other history, event malformed or too long __|
 
 The state is only ever replaced by a complete list; anything else leads to a retry and keeps the
 previous state. An object that cannot be decoded keeps its last good version in force.
@@ -13,6 +13,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Iterable
+from contextlib import aclosing
 
 import msgspec
 
@@ -20,22 +21,26 @@ from steersman.model.findings import Finding
 from steersman.model.kube import KubeObject
 from steersman.model.names import ObjectName
 from steersman.source.base import Backoff, EventHandler, KindStats, Timing, upsert_in_batches
-from steersman.source.client import ApiClient, body_chunks
-from steersman.source.lister import Lister
+from steersman.source.client import ApiClient
+from steersman.source.lister import Lister, Listing
 from steersman.source.protobuf import LineTooLongError
+from steersman.source.watch import read_initial, watch_events
 from steersman.source.wire import (
     ApiError,
     RelistError,
     Resource,
     WatchEvent,
-    decode_event,
     decode_metadata,
     decode_object,
     scope_of,
-    splitter_for,
 )
 
 _ABSENT = frozenset({403, 404})
+# Status codes of a server without WatchList: it is not tried again.
+_UNSUPPORTED = frozenset({400, 405, 422})
+# Status codes after which a list is tried, and its answer decides: a server that has just started
+# forbids for a moment what it allows.
+_REFUSED = _UNSUPPORTED | _ABSENT
 _UNREACHABLE = frozenset({"connect", "connection", "timeout", "tls"})
 # Seconds before its end at which a watch that ends was ended by a server that shuts down.
 _EARLY = 5.0
@@ -122,10 +127,13 @@ class Reflector:
         self._resource = resource
         self._stats = stats
         self._timing = timing
-        self._lister = Lister(client, resource, stats, timing, watch_list=watch_list)
+        self._lister = Lister(client, resource, stats, timing)
         self._updater = StoreUpdater(resource.kind, handler, stats)
         self._backoff = Backoff(timing)
-        self._version = ""
+        self._watch_list = watch_list
+        self._list_plainly = False  # the next list is to be none by WatchList
+        self._version = "0"  # the last resourceVersion seen; "" to list the newest state
+        self._listed = False  # whether a watch can begin at this version
         self._suspect = False  # the connection broke: the server may have another history now
         self._logged: tuple[int, str] | None = None
 
@@ -134,20 +142,18 @@ class Reflector:
         stats, timing, backoff, pace = self._stats, self._timing, self._backoff, self._client.pace
         while True:
             failure = await self._attempt()
-            if failure.status == 410 or failure.reason == "relist":
-                self._version = ""
             stats.errors[failure.reason] += 1
-            spread = pace.spread(timing.resume_spacing if self._version else timing.list_spacing)
+            spread = pace.spread(timing.resume_spacing if self._listed else timing.list_spacing)
             alone, delay = False, 0.0
-            if self._resource.optional and failure.status in _ABSENT:
-                # Continue without the kind, as if its list were empty.
-                if not stats.lists:
-                    self._updater.set_empty()
-                    stats.connected = True
+            if self._resource.optional and failure.status in _ABSENT and not stats.lists:
+                # Continue without the kind, as if its list were empty. One that was there before
+                # is waited for: its objects are in use.
+                self._updater.set_empty()
+                stats.connected = True
                 delay = timing.optional_retry * (0.5 + timing.random())
                 # A server that has just started forbids for a moment what it allows, so the first
-                # attempts after a 403 come soon.
-                if failure.status == 403 and not backoff.grown:
+                # attempts come soon.
+                if not backoff.grown:
                     delay = min(delay, backoff.next(failure.retry_after, spread))
             else:
                 self._suspect = True
@@ -171,65 +177,60 @@ class Reflector:
         """List or watch for as long as that works; return the failure that ended it."""
         try:
             while True:
-                if not self._version:
-                    listing = await self._lister.fetch()
-                    objects = self._client.pace.counted(listing.objects)
-                    await self._updater.replace(objects, listing.findings)
-                    self._version, self._suspect = listing.version, False
-                    del listing, objects  # free the list before the watch, which lasts
-                elif self._suspect:
-                    await self._lister.probe(self._version)
+                if self._listed:
+                    if self._suspect:
+                        await self._lister.probe(self._version)
+                elif self._list_plainly or not self._watch_list:
+                    self._list_plainly = False
+                    await self._replace(await self._lister.fetch(self._version))
                 await self._watch()
         except RelistError as error:
+            self._listed = False
             return ApiError("relist", str(error))
         except ApiError as error:
+            # As client-go: a list must have reached what was seen, unless there is no such list.
+            if error.other_history or (error.status == 410 and not self._listed):
+                self._version = ""
+            if error.other_history:
+                self._listed = False
+                return ApiError("relist", f"the server has another history: {error}")
+            self._listed = self._listed and error.status != 410
             # Tracebacks would keep all received data in memory during the wait.
             error.__cause__ = error.__context__ = None
             return error.with_traceback(None)
         except (ValueError, RecursionError) as error:  # msgspec's errors are ValueErrors
             return ApiError("malformed", f"unexpected answer: {error}")
 
+    async def _replace(self, listing: Listing) -> None:
+        """Pass on a complete list; a watch can begin at its resourceVersion."""
+        objects = self._client.pace.counted(listing.objects)
+        await self._updater.replace(objects, listing.findings)
+        self._version, self._listed, self._suspect = listing.version, True, False
+
     async def _watch(self) -> None:
-        """Watch from the last resourceVersion until the server ends it, as it does in time."""
-        timing = self._timing
+        """Watch until the server ends it, as it does in time."""
+        timing, stats = self._timing, self._stats
         span = timing.watch_longest - timing.watch_shortest
         seconds = timing.watch_shortest + timing.random() * span
-        params = {
-            **self._resource.selectors,
-            "watch": "true",
-            "resourceVersion": self._version,
-            "allowWatchBookmarks": "true",
-            "timeoutSeconds": str(max(1, round(seconds))),
-        }
-        stats = self._stats
         began, received_before = timing.now(), stats.received_bytes
         # The server ends the watch after timeoutSeconds; our own timeout is for one that does not.
         try:
-            async with (
-                asyncio.timeout(seconds + timing.grace),
-                self._client.get(
-                    self._resource.path, params, timing.idle_timeout, negotiate=True
-                ) as response,
-            ):
-                splitter = splitter_for(response.content_type)
-                stats.watches += 1
-                stats.connected = True
-                if self._logged is not None:
-                    self._logged = None
-                    if self._client.throttle.resolved():
-                        log.info("%s: connected again, watching", self._resource.kind)
-                async for chunk in body_chunks(response):
-                    stats.received(chunk, timing.now())
-                    for line in splitter.feed(chunk):
-                        self._handle(decode_event(line))
-            if splitter.rest:
-                raise ApiError("truncated", "the watch ended within an event")
+            async with asyncio.timeout(seconds + timing.grace):
+                await self._follow(seconds)
         except TimeoutError as error:
             self._suspect = True
             raise ApiError("timeout", "the server did not end the watch in time") from error
         except LineTooLongError as error:
-            self._lister.avoid_streaming()  # the same line would be in a WatchList
+            self._list_plainly = True  # it would be in a WatchList, too
             raise RelistError(str(error)) from error
+        except ApiError as error:
+            refused = error.status in _REFUSED or error.reason in ("no_watch_list", "timeout")
+            if self._listed or not refused:
+                raise
+            log.info("%s: no WatchList (%s), listing instead", self._resource.kind, error)
+            self._watch_list = error.status not in _UNSUPPORTED
+            self._list_plainly = True
+            return
         finally:
             if timing.now() - began >= timing.steady:
                 self._backoff.reset()
@@ -242,6 +243,39 @@ class Reflector:
         if timing.now() - began < seconds - _EARLY:
             spread = self._client.pace.spread(timing.resume_spacing)
             await timing.sleep(spread * timing.random())
+
+    async def _follow(self, seconds: float) -> None:
+        """Watch from the last resourceVersion for some seconds, and pass on the events.
+
+        Where there is no list yet, the watch begins with one (WatchList, KEP-3157).
+        """
+        timing, stats, resource = self._timing, self._stats, self._resource
+        params = {
+            **resource.selectors,
+            "watch": "true",
+            "allowWatchBookmarks": "true",
+            "timeoutSeconds": str(max(1, round(seconds))),
+        }
+        if self._listed:
+            params["resourceVersion"], patience = self._version, timing.idle_timeout
+        else:
+            params |= {"sendInitialEvents": "true", "resourceVersionMatch": "NotOlderThan"}
+            patience = timing.initial_idle_timeout
+        async with (
+            self._client.get(resource.path, params, patience, negotiate=True) as response,
+            aclosing(watch_events(response, stats, timing.now)) as events,
+        ):
+            stats.watches += 1
+            if not self._listed:
+                await self._replace(await read_initial(resource.kind, events, timing))
+                response.wait_up_to(timing.idle_timeout)
+            stats.connected = True
+            if self._logged is not None:
+                self._logged = None
+                if self._client.throttle.resolved():
+                    log.info("%s: connected again, watching", resource.kind)
+            async for event in events:
+                self._handle(event)
 
     def _handle(self, event: WatchEvent) -> None:
         """Pass on one event, then move the resourceVersion.
@@ -260,9 +294,10 @@ class Reflector:
                 self._stats.bookmarks += 1
                 version = decode_metadata(event.object).resource_version
             case _:
-                raise ApiError("malformed", f"an event of unknown type {event.type[:40]!r}")
+                raise RelistError(f"an event of unknown type {event.type[:40]!r}")
         last = self._version
         if version.isdecimal() and last.isdecimal() and int(version) < int(last):
+            self._version = ""  # of another history
             raise RelistError(f"the resourceVersion went back from {last} to {version}")
         self._version = version or last
         self._backoff.reset()

@@ -68,6 +68,11 @@ class ApiError(Exception):
         self.retry_after = retry_after
         self.causes = tuple(causes)
 
+    @property
+    def other_history(self) -> bool:
+        """Whether the server has not reached the resourceVersion that was asked for."""
+        return "ResourceVersionTooLarge" in self.causes
+
 
 class RelistError(Exception):
     """The watch cannot be resumed: a new list is needed. The message says why."""
