@@ -16,7 +16,7 @@ from pathlib import Path
 
 from benchmarks import world
 
-_ROOT = Path(__file__).parents[1]
+ROOT = Path(__file__).parents[1]
 _NODE = {
     "kind": "Node",
     "metadata": {"name": world.NODE},
@@ -57,7 +57,7 @@ def api_server(objects: Sequence[bytes], folder: Path) -> Iterator[str]:
     items = [_NODE, *map(json.loads, objects)]
     file.write_text(json.dumps({"items": items}))
     argv = [sys.executable, "-m", "tests.support.apiserver.server", "--objects", str(file)]
-    process = subprocess.Popen(argv, cwd=_ROOT, stdout=subprocess.PIPE, text=True)
+    process = subprocess.Popen(argv, cwd=ROOT, stdout=subprocess.PIPE, text=True)
     try:
         assert process.stdout is not None
         yield process.stdout.readline().split()[-1]

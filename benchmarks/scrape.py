@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import statistics
+import subprocess
 import sys
 import tempfile
 import time
@@ -11,12 +12,13 @@ from contextlib import ExitStack, contextmanager
 from pathlib import Path
 
 from benchmarks import world
+from benchmarks.churn_load import ask
 from benchmarks.churn_place import in_ebpf_place
 from benchmarks.ebpf_place import Place as EbpfPlace
 from benchmarks.figures import Figure, figure
 from benchmarks.footprint import objects
 from benchmarks.node import Netns
-from benchmarks.process import api_server, get, steersman, wait_ready
+from benchmarks.process import ROOT, api_server, get, steersman, wait_ready
 from steersman.model.names import Family, PlanKey, Protocol, ServicePortName
 from steersman.model.plan import Action, Endpoint, Frontend, FrontendKind, ServicePlan, Verdict
 from steersman.model.stats import ConnectionStats
@@ -28,7 +30,9 @@ MODES = ("iptables", "nftables", "ebpf")
 _PAGES = ("metrics", "metrics/services", "state")
 _ROUNDS, _TOGETHER = 5, 5
 _METRICS = "http://127.0.0.1:10249"
-_PROBE, _PROBES = "http://127.0.0.1:10256/healthz", 200
+_HEALTH_PORT = 10256
+_PROBE, _PROBES = f"http://127.0.0.1:{_HEALTH_PORT}/healthz", 200
+_ATTACKERS, _ATTACK_PROBES, _PER_SECOND = 240, 1200, 60
 
 
 @contextmanager
@@ -72,14 +76,40 @@ def of_pages(mode: str, services: int) -> Iterator[Figure]:
         for _ in range(_PROBES):
             get(_PROBE)
         probe = (cpu(pid) - begun) / _PROBES * 1e3
+        took, unhealthy = under_attack()
     name = "iptables-nft" if mode == "iptables" else mode
     yield figure("/healthz: CPU of a probe", name, services, (probe, "ms"))
+    yield figure("  p99, 240 slow clients", name, services, (took, "ms"))
+    yield figure("  probes without a 200", name, services, (unhealthy, ""))
     for page in _PAGES:
         yield figure(f"/{page}: CPU", name, services, (statistics.median(spent[page]), "ms"))
         yield figure("  size", name, services, (len(sizes[page]) / 1e3, "kB"))
         if page != "state":
             series = sum(1 for line in sizes[page].splitlines() if not line.startswith(b"#"))
             yield figure("  series", name, services, (series, ""))
+
+
+def under_attack() -> tuple[float, int]:
+    """Probe 60 times a second beside slow clients; p99 in ms, and the answers that are not 200."""
+    argv = [sys.executable, "-m", "benchmarks.slow_clients", str(_HEALTH_PORT), str(_ATTACKERS)]
+    attack, took, unhealthy = subprocess.Popen(argv, cwd=ROOT), [], 0
+    try:
+        time.sleep(2)  # until all are connected
+        due = time.monotonic()
+        for _ in range(_ATTACK_PROBES):
+            time.sleep(max(0.0, due - time.monotonic()))
+            begun = time.perf_counter()
+            try:
+                status, _ = ask(_HEALTH_PORT, "/healthz")
+            except OSError:
+                status = 0
+            took.append((time.perf_counter() - begun) * 1e3)
+            unhealthy += status != 200
+            due += 1 / _PER_SECOND
+    finally:
+        attack.terminate()
+        attack.wait()
+    return sorted(took)[int(len(took) * 0.99)], unhealthy
 
 
 def of_a_busy_cluster(services: int) -> Figure:

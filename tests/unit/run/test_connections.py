@@ -7,34 +7,51 @@ import contextlib
 import errno
 import json
 import logging
+import os
 import resource
+import socket
+import ssl
 import subprocess
 import sys
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
+from typing import Any
 
+import h11
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 
 from steersman.host.process import descriptor_limit, raise_descriptor_limit
 from steersman.model.names import ObjectName
-from steersman.run.serve.connections import Bounds, ClientPool, Clients, ListenError, simple_path
+from steersman.run.serve import control
+from steersman.run.serve.connections import (
+    Bounds,
+    ClientPool,
+    Clients,
+    ListenError,
+    listening_socket,
+    next_turn,
+)
+from steersman.run.serve.control import ControlSocket
 from steersman.run.serve.health import ServiceHealthServers
 from steersman.run.serve.http import (
-    NOT_FOUND,
     Answer,
     App,
+    Connection,
+    Listening,
     Request,
     application,
     keep_serving,
     listen,
-    short_pages,
 )
 from tests.support.apiserver.reading import until
 from tests.support.http import ask, free_port, free_ports
+from tests.support.iterations import Iterations
 
 FEW = Bounds(per_server=4, total=6)
+PROBE = (
+    b"GET /healthz HTTP/1.1\r\nHost: 10.0.0.1:10256\r\nUser-Agent: kube-probe/1.36\r\n"
+    b"Accept: */*\r\nConnection: close\r\n\r\n"
+)
 
 
 def hello() -> App:
@@ -378,52 +395,10 @@ async def test_a_defect_in_accepting_is_not_silent(monkeypatch: pytest.MonkeyPat
         await keep_serving(hello, "127.0.0.1", free_port(), what="healthz server")
 
 
-# Probes' requests, answered without h11, and those left to it
-
-
-PROBE = (
-    b"GET /healthz HTTP/1.1\r\nHost: 10.0.0.1:10256\r\nUser-Agent: kube-probe/1.36\r\n"
-    b"Accept: */*\r\nConnection: close\r\n\r\n"
-)
-
-
-def test_a_probe_is_simple() -> None:
-    assert simple_path(PROBE) == "/healthz"
-
-
-@pytest.mark.parametrize(
-    "head",
-    [
-        b"",
-        PROBE[:-1],
-        PROBE + b"GET ",
-        PROBE.replace(b"GET", b"POST"),
-        PROBE.replace(b"/healthz", b"/healthz?verbose"),
-        PROBE.replace(b"/healthz", b"/health%7a"),
-        PROBE.replace(b"HTTP/1.1", b"HTTP/1.0"),
-        PROBE.replace(b"Connection: close\r\n", b""),
-        PROBE.replace(b"Accept: */*", b"Content-Length: 2"),
-        PROBE.replace(b"Accept: */*", b"transfer-encoding: chunked"),
-        PROBE.replace(b"Accept: */*", b"Upgrade: websocket"),
-        PROBE.replace(b"Accept: */*", b"Expect: 100-continue"),
-        PROBE.replace(b"Accept: */*", b" folded"),
-        PROBE.replace(b"Accept: */*", b"X: \xff"),
-        PROBE.replace(b"\r\n", b"\n"),
-    ],
-)
-def test_anything_else_is_not(head: bytes) -> None:
-    assert simple_path(head) is None
-
-
-@given(st.binary(max_size=200), st.integers(0, len(PROBE)))
-def test_no_input_is_an_error(noise: bytes, at: int) -> None:
-    simple_path(PROBE[:at] + noise + PROBE[at:])
-
-
 @asynccontextmanager
-async def short_serving(pool: ClientPool | None = None) -> AsyncIterator[int]:
+async def probed(pool: ClientPool | None = None) -> AsyncIterator[int]:
     port = free_port()
-    app = short_pages({"/healthz": lambda: Answer("fine", 503)}, lambda: NOT_FOUND)
+    app = application({"/healthz": lambda _: Answer("fine", 503)})
     server = await listen(app, "127.0.0.1", port, pool or ClientPool())
     try:
         yield port
@@ -441,18 +416,171 @@ async def exchange(port: int, request: bytes) -> tuple[bytes, set[bytes], bytes]
     return first, {each for each in headers if not each.startswith(b"Date: ")}, body
 
 
-@pytest.mark.parametrize("path", [b"/healthz", b"/nothing"])
-async def test_the_answer_is_that_of_the_real_server(path: bytes) -> None:
-    request = PROBE.replace(b"/healthz", path)
-    async with short_serving() as port:
-        quick = await exchange(port, request)
-        assert quick == await exchange(port, request.replace(b"Accept: */*", b"Content-Length: 0"))
-    assert quick[0].split()[1] == (b"503" if path == b"/healthz" else b"404")
-    assert b"Connection: close" in quick[1]
+@pytest.mark.parametrize(("path", "status"), [(b"/healthz", b"503"), (b"/nothing", b"404")])
+async def test_a_probe_is_answered_and_its_connection_closed(path: bytes, status: bytes) -> None:
+    async with probed() as port:
+        first, headers, body = await exchange(port, PROBE.replace(b"/healthz", path))
+    assert first.split()[1] == status
+    assert headers == {
+        b"Content-Type: text/plain; charset=utf-8",
+        b"X-Content-Type-Options: nosniff",
+        b"Content-Length: %d" % len(body),
+        b"Connection: close",
+    }
+
+
+# Turns of the event loop
+
+
+class Backlog:
+    """Clients that wait in the backlog of a socket that is not accepted from yet."""
+
+    def __init__(self, count: int, text: bytes = b"") -> None:
+        self.socket = listening_socket("127.0.0.1", 0)
+        self.clients = [socket.create_connection(self.socket.getsockname()) for _ in range(count)]
+        for client in self.clients:
+            client.sendall(text)
+
+    def close(self) -> None:
+        for sock in (self.socket, *self.clients):
+            sock.close()
+
+
+def counting_accepts(monkeypatch: pytest.MonkeyPatch, iterations: Iterations) -> None:
+    loop = asyncio.get_running_loop()
+    original = loop.sock_accept
+
+    async def sock_accept(sock: socket.socket) -> Any:
+        accepted = await original(sock)
+        iterations.happened()
+        return accepted
+
+    monkeypatch.setattr(loop, "sock_accept", sock_accept)
+
+
+async def accepting(backlog: Backlog, app: App, tls: ssl.SSLContext | None = None) -> Listening:
+    clients = Clients(ClientPool(), tls)
+    task = asyncio.create_task(
+        clients.accept(backlog.socket, lambda: Connection(app, clients), "the test's server")
+    )
+    return Listening(backlog.socket, task, clients)
+
+
+async def test_requests_that_wait_are_answered_a_few_in_an_iteration() -> None:
+    backlog = Backlog(100, PROBE)
+    with Iterations() as iterations:
+
+        def page(_: Request) -> Answer:
+            iterations.happened()
+            return Answer("fine")
+
+        server = await accepting(backlog, App(page))
+        await until(lambda: iterations.total == 100)
+        assert iterations.most <= 2
+    await server.close()
+    backlog.close()
+
+
+@pytest.mark.parametrize("over_tls", [False, True])
+async def test_clients_are_accepted_a_few_in_an_iteration(
+    over_tls: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    tls = ssl.create_default_context(ssl.Purpose.CLIENT_AUTH) if over_tls else None
+    backlog = Backlog(100)
+    with Iterations() as iterations:
+        counting_accepts(monkeypatch, iterations)
+        server = await accepting(backlog, hello(), tls)
+        await until(lambda: iterations.total == 100)
+        assert iterations.most <= 3  # one more may have been accepted, and wait
+        await until(lambda: server.clients.starting <= 16)
+    await server.close()
+    backlog.close()
+
+
+async def test_strangers_at_the_local_socket_are_refused_a_few_in_an_iteration(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(control, "is_trusted", lambda _user: False)
+    name = f"steersman-strangers-{os.getpid()}"
+    served = ControlSocket({}, name)
+    with Iterations() as iterations:
+        counting_accepts(monkeypatch, iterations)
+        task = asyncio.create_task(served.run())
+        await served.listening.wait()
+        strangers = [socket.socket(socket.AF_UNIX) for _ in range(16)]
+        for stranger in strangers:
+            stranger.connect(f"\0{name}")
+        await until(lambda: iterations.total == 16)
+        assert iterations.most <= 3
+    for stranger in strangers:
+        stranger.settimeout(60)
+        assert stranger.recv(1) == b""
+        stranger.close()
+    task.cancel()
+    await asyncio.gather(task, return_exceptions=True)
+
+
+async def test_many_servers_share_the_iterations() -> None:
+    """As of Services with a health check node port, each with a client at the same moment."""
+    with Iterations() as iterations:
+
+        def page(_: Request) -> Answer:
+            iterations.happened()
+            return Answer("fine")
+
+        backlogs = [Backlog(1, PROBE) for _ in range(50)]
+        servers = [await accepting(each, App(page)) for each in backlogs]
+        await until(lambda: iterations.total == 50)
+        assert iterations.most <= 2
+    for server, backlog in zip(servers, backlogs, strict=True):
+        await server.close()
+        backlog.close()
+
+
+async def test_clients_that_send_at_the_same_moment_are_read_a_few_in_an_iteration(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Rows of requests and tiny pieces of bodies, from many clients at once."""
+    original = h11.Connection.receive_data
+    longest = 0
+    with Iterations() as iterations:
+
+        def receive_data(connection: h11.Connection, data: bytes) -> None:
+            nonlocal longest
+            iterations.happened()
+            longest = max(longest, len(data))
+            original(connection, data)
+
+        monkeypatch.setattr(h11.Connection, "receive_data", receive_data)
+        async with serving(hello(), ClientPool()) as port:
+            clients = [await Client.connect(port) for _ in range(60)]
+            row = b"GET / HTTP/1.1\r\nHost: x\r\n\r\n" * 20
+            body = b"POST / HTTP/1.1\r\nHost: x\r\nTransfer-Encoding: chunked\r\n\r\n"
+            body += b"1\r\nx\r\n" * 1000 + b"0\r\n\r\n"
+            for client in clients:
+                client.writer.write(row + body + PROBE)
+            for client in clients:
+                heard = await client.reader.read()
+                assert heard.count(b" 200 OK") == 22
+                client.writer.close()
+        assert iterations.most <= 2
+    assert longest <= 1024
+
+
+async def test_a_client_that_goes_gives_its_turn_to_the_next() -> None:
+    turns = [asyncio.create_task(next_turn()) for _ in range(9)]
+    await asyncio.sleep(0)
+    turns[2].cancel()
+    turns[3].cancel()
+    done = await asyncio.wait_for(asyncio.gather(*turns, return_exceptions=True), 60)
+    assert [type(each) for each in done].count(asyncio.CancelledError) == 2
+
+
+# Probes
 
 
 async def test_a_client_waits_before_it_asks() -> None:
-    async with short_serving() as port:
+    async with probed() as port:
         reader, writer = await asyncio.open_connection("127.0.0.1", port)
         await exchange(port, PROBE)  # the first client was accepted before this one
         writer.write(PROBE)
@@ -462,7 +590,7 @@ async def test_a_client_waits_before_it_asks() -> None:
 
 async def test_a_client_goes_without_a_word() -> None:
     pool = ClientPool()
-    async with short_serving(pool) as port:
+    async with probed(pool) as port:
         _, writer = await asyncio.open_connection("127.0.0.1", port)
         await until(lambda: pool.count == 1)
         writer.close()
@@ -472,7 +600,7 @@ async def test_a_client_goes_without_a_word() -> None:
 
 async def test_who_says_nothing_makes_room_and_is_dropped_in_time() -> None:
     pool = ClientPool(Bounds(per_server=2, header=0.0))
-    async with short_serving(pool) as port:
+    async with probed(pool) as port:
         idle = [await asyncio.open_connection("127.0.0.1", port) for _ in range(4)]
         assert (await exchange(port, PROBE))[2] == b"fine"
         assert pool.count <= 2

@@ -1,4 +1,4 @@
-"""The local socket under want of descriptors: it waits, and never ends the process."""
+"""The local socket under want of descriptors, and work whose steps it tells."""
 
 from __future__ import annotations
 
@@ -6,19 +6,24 @@ import asyncio
 import errno
 import os
 import socket
-from typing import Any
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import asynccontextmanager
+from typing import Any, TypeAlias
 
 import pytest
 
+from steersman.model.errors import BusyError
+from steersman.model.switch import SwitchRequest
+from steersman.operate.answer import QuestionError
 from steersman.operate.client import Client
-from steersman.run.serve import control
+from steersman.run.serve import connections, control
 from steersman.run.serve.connections import POOL
-from steersman.run.serve.control import ControlSocket
+from steersman.run.serve.control import ControlSocket, told_in_lines
 from steersman.run.serve.http import Answer, Request
 
 
 async def test_an_accept_that_fails_is_tried_again(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(control, "_RETRY", 0.0)
+    monkeypatch.setattr(connections, "_PAUSE", 0.0)
     loop = asyncio.get_running_loop()
     accept, failures = loop.sock_accept, [OSError(errno.EMFILE, os.strerror(errno.EMFILE))]
 
@@ -54,3 +59,63 @@ async def test_descriptors_are_kept_for_rules(monkeypatch: pytest.MonkeyPatch) -
     assert answers == []
     task.cancel()
     await asyncio.gather(task, return_exceptions=True)
+
+
+Work: TypeAlias = Callable[[SwitchRequest, Callable[[object], None]], Awaitable[object]]
+
+
+@asynccontextmanager
+async def working(work: Work) -> AsyncIterator[Callable[[], Awaitable[list[object]]]]:
+    """Serve some work; yield a function that asks for it, and returns the lines of the answer."""
+    name = f"steersman-work-{os.getpid()}"
+    served = ControlSocket({("POST", "/work"): told_in_lines(SwitchRequest, work)}, name)
+    task = asyncio.create_task(served.run())
+    await served.listening.wait()
+    client = Client(name)
+
+    async def ask() -> list[object]:
+        return await asyncio.to_thread(lambda: list(client.post("/work", {"to": "nftables"})))
+
+    try:
+        yield ask
+    finally:
+        task.cancel()
+        await asyncio.gather(task, return_exceptions=True)
+
+
+@pytest.mark.parametrize(
+    ("error", "text"),
+    [
+        (BusyError("another one is under way"), "^another one is under way$"),
+        (KeyError("x"), "^KeyError: 'x'; the log of the process says more$"),
+        (asyncio.CancelledError(), "^the process is ending$"),
+    ],
+)
+async def test_work_that_fails_is_never_an_empty_answer(
+    error: BaseException, text: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    async def fails(_: SwitchRequest, tell: Callable[[object], None]) -> None:
+        raise error
+
+    async with working(fails) as ask:
+        with pytest.raises(QuestionError, match=text):
+            await ask()
+    assert ("Traceback" in caplog.text) == isinstance(error, KeyError)
+
+
+@pytest.mark.parametrize(
+    ("error", "text"),
+    [
+        (BusyError("the process ends"), "the process ends"),
+        (KeyError("x"), "KeyError: 'x'; the log of the process says more"),
+    ],
+)
+async def test_work_that_fails_after_a_step_says_so_in_the_last_line(
+    error: Exception, text: str
+) -> None:
+    async def fails(asked: SwitchRequest, tell: Callable[[object], None]) -> None:
+        tell({"step": asked.to})
+        raise error
+
+    async with working(fails) as ask:
+        assert await ask() == [{"step": "nftables"}, {"error": text}]

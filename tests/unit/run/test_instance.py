@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import asyncio
+import socket
+
 from hypothesis import given
 from hypothesis import strategies as st
 
-from steersman.run.process.instance import Holder
+from steersman.run.process.instance import Holder, Instance
 
 WORDS = st.text(st.characters(categories=("L", "N", "P"), codec="ascii"), min_size=1, max_size=60)
 
@@ -34,3 +37,31 @@ def test_what_the_comment_says_is_read_back_whatever_it_is() -> None:
     assert Holder.of("pid=x since=9²") == Holder(0, "?", "?", 0)
     assert str(known) == "pid 17 on host node-a, nftables mode, since 2023-11-14T22:13:20Z"
     assert len(Holder(1, "h" * 400, "m", 0).comment) == 254
+
+
+class Crowd:
+    """A listening socket at which somebody waits whenever it is asked."""
+
+    def __init__(self) -> None:
+        self.accepted = 0
+
+    def fileno(self) -> int:
+        return 99_999  # of no reader
+
+    def accept(self) -> tuple[socket.socket, str]:
+        self.accepted += 1
+        assert self.accepted < 1000
+        ours, theirs = socket.socketpair()
+        theirs.close()
+        return ours, ""
+
+
+async def test_a_crowd_at_the_lock_does_not_hold_the_event_loop() -> None:
+    asked: list[Holder] = []
+    instance, crowd = Instance("nftables", "node-a", take_over=False), Crowd()
+    instance._door, instance._asked = crowd, asked.append  # type: ignore[assignment]
+    instance._on_connection()
+    assert crowd.accepted == 256
+    assert asked == []
+    instance._door = None  # it would listen again in a moment
+    await asyncio.sleep(0)

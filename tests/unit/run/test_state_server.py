@@ -11,6 +11,12 @@ from pathlib import Path
 
 import aiohttp
 import pytest
+from cryptography.hazmat.primitives.serialization import (
+    BestAvailableEncryption,
+    Encoding,
+    PrivateFormat,
+    load_pem_private_key,
+)
 
 from steersman.config.types import StateServer
 from steersman.run.serve import state_server
@@ -205,6 +211,55 @@ async def test_it_serves_with_tls_and_takes_a_new_certificate(
         assert await name(port) == "second"
         for _, writer in silent:
             writer.close()
+
+
+def with_certificate(token: Path, port: int, password: bytes = b"") -> StateServer:
+    """A configuration with a certificate, whose key may be encrypted."""
+    cert, key = token.with_name("cert.pem"), token.with_name("key.pem")
+    data, private = Authority().issue("node", "127.0.0.1")
+    if password:
+        private = load_pem_private_key(private, None).private_bytes(
+            Encoding.PEM, PrivateFormat.PKCS8, BestAvailableEncryption(password)
+        )
+    cert.write_bytes(data)
+    key.write_bytes(private)
+    return StateServer(
+        bind_address=f"127.0.0.1:{port}",
+        token_file=str(token),
+        cert_file=str(cert),
+        key_file=str(key),
+    )
+
+
+async def test_an_encrypted_key_is_an_error_and_no_prompt(
+    token: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """OpenSSL would ask on the terminal, and hold the event loop."""
+    monkeypatch.setattr(state_server, "RETRY_SECONDS", 0.01)
+    port = free_port()
+    config = with_certificate(token, port, b"a password")
+    async with serving(config):
+        async with asyncio.timeout(SECONDS):
+            while "key.pem is encrypted" not in caplog.text:  # noqa: ASYNC110 - a log sets no event
+                await asyncio.sleep(0.01)
+        assert await refused(port)
+        with_certificate(token, port)
+        await until_open(port)
+    assert caplog.text.count("is encrypted") == 1
+
+
+async def test_a_defect_in_following_the_certificate_ends_the_server(
+    token: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def broken(*_: object) -> None:
+        raise RuntimeError("out of cheese")
+
+    monkeypatch.setattr(state_server, "follow_certificate", broken)
+    port = free_port()
+    config = with_certificate(token, port)
+    with pytest.raises(RuntimeError, match="out of cheese"):
+        await serve_state(config, PAGES, on_failure=lambda _: None, hard_fail=False)
+    assert await refused(port)
 
 
 async def test_clients_are_bounded(token: Path) -> None:

@@ -58,6 +58,8 @@ NAME = "steersman-instance"
 NEXT = "steersman-next"
 """Name of the table by which a newcomer asks."""
 _PAUSE = 0.1  # seconds between two looks
+_MOST_AT_ONCE = 256
+"""Connections of a look: all that may wait, and not all that strangers can make meanwhile."""
 _SILENT = 2.0  # seconds that an unreachable socket may belong to an instance that ends
 PATIENCE = 30.0
 """Seconds that the holder has to release the lock."""
@@ -239,7 +241,7 @@ class Instance:
         loop.remove_reader(self._door)
         newcomer: Holder | None = None
         with contextlib.suppress(OSError):  # BlockingIOError: no more connections
-            while True:
+            for _ in range(_MOST_AT_ONCE):
                 other, _ = self._door.accept()
                 with other, contextlib.suppress(OSError):
                     other.setblocking(False)

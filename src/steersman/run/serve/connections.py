@@ -1,22 +1,13 @@
-"""Connections to the process's own servers: within bounds, and short requests answered at once.
+"""Connections to the process's own servers, within bounds.
 
 Anyone who reaches a health port could otherwise open connections until no descriptor is left for
 iptables-restore or for the API server. So each server has a limit, all servers together have one,
 and some descriptors are never used for connections. At a limit the client that has been idle for
 longest is dropped: a new probe is always answered, however many idle clients there are.
 
-    accept --> admitted? --no--> close
-                  |
-                  v
-    a whole simple GET has come? --yes--> answer, close
-                  |
-                  no --> Connection (http.py) --> the first bytes are one? --yes--> answer, close
-                                                          |
-                                                          no --> h11
-
-Kubelet and load balancers ask many times a minute for one short page, by such a GET on a connection
-of its own. It takes 0.12 ms of CPU if the request is there when the connection is accepted, 0.23
-otherwise, and 0.34 by h11.
+Clients could also take all of the event loop's time. So they wait for their turn (`next_turn`): an
+iteration of the loop accepts a client and reads something of another one, and then everybody else
+has the loop.
 """
 
 from __future__ import annotations
@@ -24,13 +15,14 @@ from __future__ import annotations
 import asyncio
 import errno
 import logging
-import re
 import socket
 import ssl
+from collections import deque
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from math import inf
-from typing import NamedTuple, TypeAlias
+from typing import NamedTuple
+from weakref import WeakKeyDictionary
 
 from steersman.host.process import descriptor_limit
 
@@ -42,14 +34,10 @@ _QUIET = 60.0  # seconds between two log lines about that
 _SWEEP = 1.0  # seconds between two looks for overdue clients
 _LAST = 0.4  # seconds for answers that are being made when a server ends
 _EXHAUSTED = frozenset({errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM})
-_LONGEST = 4096
-"""Bytes of a request that are examined."""
-_REQUEST = re.compile(
-    rb"GET (/[\w./~-]*) HTTP/1\.1\r\n"
-    rb"(?:(?!(?i:content-length|transfer-encoding|upgrade|expect):)[\w-]+:[ \t]?[ -~]*\r\n)*\r\n",
-    re.ASCII,
-)
-_CLOSE = re.compile(rb"\r\nconnection:[ \t]?close\r\n", re.IGNORECASE)
+_HANDSHAKES = 16
+"""TLS handshakes of a server at a time; each takes up to a millisecond."""
+_STEPS = 2
+"""Steps of all clients in an iteration of the event loop; each takes up to 8 ms, mostly 0.1."""
 
 
 class ListenError(OSError):
@@ -74,17 +62,47 @@ class Bounds(NamedTuple):
 
 BOUNDS = Bounds()
 
-ReplyTo: TypeAlias = Callable[[str], bytes]
-"""Returns all that is sent to who gets a path and then closes; it neither waits nor raises."""
+
+class _Turns:
+    """Shares out an event loop: an iteration has time for few steps of work for clients."""
+
+    def __init__(self) -> None:
+        self._left = _STEPS
+        self._waiting: deque[asyncio.Future[None]] = deque()
+
+    async def next(self) -> None:
+        """Wait until a step may be done; who asked first comes first."""
+        loop = asyncio.get_running_loop()
+        if not self._left:
+            turn = loop.create_future()
+            self._waiting.append(turn)
+            await turn
+            return
+        if self._left == _STEPS:
+            loop.call_soon(self._renew)
+        self._left -= 1
+
+    def _renew(self) -> None:
+        """Begin another iteration of the loop."""
+        self._left = _STEPS
+        while self._left and self._waiting:
+            turn = self._waiting.popleft()
+            if not turn.done():  # the client may have gone
+                turn.set_result(None)
+                self._left -= 1
+        if self._left < _STEPS:
+            asyncio.get_running_loop().call_soon(self._renew)
 
 
-def simple_path(head: bytes) -> str | None:
-    """Return the path of a whole GET after which the client closes; None for anything else."""
-    found = _REQUEST.fullmatch(head)
-    return found[1].decode() if found and _CLOSE.search(head) else None
+_turns: WeakKeyDictionary[asyncio.AbstractEventLoop, _Turns] = WeakKeyDictionary()
 
 
-# Clients within bounds
+async def next_turn() -> None:
+    """Wait until the event loop has time for a step of work for a client of any server."""
+    loop = asyncio.get_running_loop()
+    if loop not in _turns:
+        _turns[loop] = _Turns()
+    await _turns[loop].next()
 
 
 class ClientPool:
@@ -155,19 +173,16 @@ class Clients:
     def __init__(
         self,
         pool: ClientPool = POOL,
-        reply_to: ReplyTo | None = None,
         tls: ssl.SSLContext | None = None,
     ) -> None:
         """Start without clients.
 
         Args:
-            pool: the pool of all servers.
-            reply_to: answers simple requests; None leaves them to the protocol.
+            pool: bounds them.
             tls: the context of HTTPS; None for HTTP.
         """
         self._tls = tls
         self._pool = pool
-        self._reply_to = reply_to
         self._idle: dict[asyncio.BaseTransport, float] = {}  # their deadlines
         self._busy: dict[asyncio.BaseTransport, float] = {}
         self._starting: dict[asyncio.Task[None], None] = {}
@@ -183,6 +198,11 @@ class Clients:
     def busy(self) -> int:
         """Number of clients whose request is being answered."""
         return len(self._busy)
+
+    @property
+    def starting(self) -> int:
+        """Number of clients whose connection is being established, by TLS."""
+        return len(self._starting)
 
     def add_task(self, task: asyncio.Task[None]) -> None:
         """Take the task that answers a client, for the end."""
@@ -205,7 +225,11 @@ class Clients:
                 self._idle[transport] = now() + self._pool.bounds.idle
 
     async def accept(
-        self, sock: socket.socket, protocol: Callable[[], asyncio.Protocol], what: str
+        self,
+        sock: socket.socket,
+        protocol: Callable[[], asyncio.Protocol],
+        what: str,
+        welcome: Callable[[socket.socket], bool] = lambda _: True,
     ) -> None:
         """Accept clients until cancelled.
 
@@ -213,6 +237,7 @@ class Clients:
             sock: a listening socket.
             protocol: makes the protocol for a client.
             what: name of the server, for messages.
+            welcome: returns whether a new client is served at all.
         """
         loop = asyncio.get_running_loop()
         silent_until = 0.0
@@ -228,16 +253,17 @@ class Clients:
                     self._pool.make_room()
                     await asyncio.sleep(_PAUSE)
                 else:  # the client has closed it already
-                    await asyncio.sleep(0)
+                    await next_turn()
                 continue
-            if not self._admits(accepted):
+            try:
+                await next_turn()  # sock_accept does not yield as long as clients wait
+            except asyncio.CancelledError:
                 accepted.close()
-                await asyncio.sleep(0)
-                continue
-            if self._answered(accepted):
+                raise
+            if not (welcome(accepted) and self._admits(accepted)):
                 accepted.close()
             elif self._tls is None:
-                await self.serve(accepted, protocol)
+                await self._serve(accepted, protocol)
             else:  # a silent client must not keep the others waiting
                 self._start(accepted, protocol)
 
@@ -255,38 +281,17 @@ class Clients:
             pool.make_room()
         return pool.spares(sock) or pool.make_room()
 
-    def at_once(self, data: bytes) -> bytes | None:
-        """Return the answer to a simple request; None for anything else."""
-        if self._reply_to is None or (path := simple_path(data)) is None:
-            return None
-        return self._reply_to(path)
-
-    def _answered(self, sock: socket.socket) -> bool:
-        """Answer a simple request that has come with its connection."""
-        if self._reply_to is None or self._tls is not None:
-            return False
-        try:
-            data = sock.recv(_LONGEST, socket.MSG_PEEK)
-            if (answer := self.at_once(data)) is None:
-                return False
-            sock.recv(len(data))  # unread data would turn the close into a reset
-            sock.send(answer)  # it fits into an empty buffer
-        except BlockingIOError:  # nothing has come yet
-            return False
-        except OSError:  # the client has closed it
-            pass
-        return True
-
     def _start(self, sock: socket.socket, protocol: Callable[[], asyncio.Protocol]) -> None:
         """Serve a client by the protocol, beside accepting others."""
-        if len(self._starting) >= self._pool.bounds.per_server:
-            next(iter(self._starting)).cancel()
-        task = asyncio.get_running_loop().create_task(self.serve(sock, protocol))
+        if len(self._starting) >= min(_HANDSHAKES, self._pool.bounds.per_server):
+            oldest = next(iter(self._starting))
+            del self._starting[oldest]
+            oldest.cancel()
+        task = asyncio.get_running_loop().create_task(self._serve(sock, protocol))
         self._starting[task] = None
         task.add_done_callback(lambda ended: self._starting.pop(ended, None))
 
-    async def serve(self, sock: socket.socket, protocol: Callable[[], asyncio.Protocol]) -> None:
-        """Serve a client by a protocol."""
+    async def _serve(self, sock: socket.socket, protocol: Callable[[], asyncio.Protocol]) -> None:
         loop = asyncio.get_running_loop()
         try:
             limit = None if self._tls is None else self._pool.bounds.header

@@ -17,12 +17,13 @@ import logging
 import socket
 from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping
 from math import inf
-from typing import TypeVar
+from typing import NamedTuple, TypeVar
 
 import msgspec
 
 from steersman.host.process import CONTROL, is_trusted, peer
 from steersman.model.errors import BusyError
+from steersman.model.findings import quoted
 from steersman.run.serve.connections import POOL, Bounds, ClientPool, Clients
 from steersman.run.serve.http import NOT_FOUND, Answer, App, Connection, Page, Request
 
@@ -56,22 +57,17 @@ class ControlSocket:
     async def run(self) -> None:
         """Serve until cancelled."""
         sock = await self._bind()
-        app, clients = App(self._page), Clients(ClientPool(Bounds(busy=inf)))
-        loop = asyncio.get_running_loop()
+        app = App(self._page)
+        # The operator's commands may use the reserve: there are few of them.
+        clients = Clients(ClientPool(Bounds(reserve=0, busy=inf)))
         self.listening.set()
         try:
-            while True:
-                try:
-                    client, _ = await loop.sock_accept(sock)
-                except OSError as error:  # no descriptor is left, for a moment
-                    log.debug("local socket @%s: %s", self._name, error.strerror)
-                    await asyncio.sleep(_RETRY)
-                    continue
-                if clients.busy >= _MOST_CLIENTS or not is_trusted(peer(client)[1]):
-                    client.close()
-                    continue
-                client.setblocking(False)
-                await clients.serve(client, lambda: Connection(app, clients))
+            await clients.accept(
+                sock,
+                lambda: Connection(app, clients),
+                f"local socket @{self._name}",
+                lambda client: clients.busy < _MOST_CLIENTS and is_trusted(peer(client)[1]),
+            )
         finally:
             sock.close()
             await clients.end()
@@ -100,6 +96,14 @@ class ControlSocket:
         return NOT_FOUND if page is None else page(request)
 
 
+class _Failure(NamedTuple):
+    """Why some work has no result."""
+
+    text: str
+    status: int
+    """Of HTTP, before the first step."""
+
+
 def told_in_lines(
     kind: type[Asked], work: Callable[[Asked, Callable[[object], None]], Awaitable[object]]
 ) -> Page:
@@ -110,7 +114,8 @@ def told_in_lines(
     Args:
         kind: type of the request's body.
         work: gets the request, and a function that sends a step; its result is the last line. A
-            BusyError before the first step is answered with status 409.
+            failure is the last line, too; before the first step, it is a status: 409 for a
+            BusyError, else 500.
     """
 
     async def handle(request: Request) -> Answer:
@@ -125,7 +130,11 @@ def told_in_lines(
             try:
                 steps.put_nowait(await work(asked, steps.put_nowait))
             except BusyError as error:
-                steps.put_nowait(error)
+                steps.put_nowait(_Failure(str(error), 409))
+            except Exception as error:
+                log.exception("the page %s failed", quoted(request.path))
+                text = f"{type(error).__name__}: {error}; the log of the process says more"
+                steps.put_nowait(_Failure(text, 500))
             finally:
                 steps.put_nowait(done)
 
@@ -133,12 +142,14 @@ def told_in_lines(
         _working.add(task)
         task.add_done_callback(_working.discard)
         first = await steps.get()
-        if isinstance(first, BusyError):
-            return Answer(f"{first}\n", 409)
+        if first is done:
+            return Answer("the process is ending\n", 503)
+        if isinstance(first, _Failure):
+            return Answer(f"{first.text}\n", first.status)
 
         async def lines(step: object) -> AsyncGenerator[bytes]:
             while step is not done:
-                step = {"error": str(step)} if isinstance(step, BusyError) else step
+                step = {"error": step.text} if isinstance(step, _Failure) else step
                 yield msgspec.json.encode(step) + b"\n"
                 step = await steps.get()
 

@@ -24,15 +24,7 @@ import msgspec
 from steersman.model.kube import Node
 from steersman.model.names import Family, ObjectName
 from steersman.run.serve.connections import ListenError
-from steersman.run.serve.http import (
-    NOT_FOUND,
-    Answer,
-    App,
-    Listening,
-    ShortPage,
-    listen,
-    short_pages,
-)
+from steersman.run.serve.http import Answer, App, Listening, Page, Request, application, listen
 
 log = logging.getLogger(__name__)
 
@@ -204,9 +196,6 @@ class ServiceHealth:
         return Answer(text, 200 if good else 503, _JSON, more_headers=weight)
 
 
-# Servers
-
-
 def proxy_health_app(
     health: ProxyHealth,
     node: Callable[[], Node | None],
@@ -225,21 +214,20 @@ def proxy_health_app(
         clock: for tests.
     """
 
-    def counted(name: str, answer: Callable[[], Answer]) -> ShortPage:
-        def page() -> Answer:
+    def counted(name: str, answer: Callable[[], Answer]) -> Page:
+        def page(_: Request) -> Answer:
             made = answer()
             count(name, made.status)
             return made
 
         return page
 
-    return short_pages(
+    return application(
         {
             "/healthz": counted("healthz", lambda: health.healthz(clock(), node())),
             "/livez": counted("livez", lambda: health.livez(clock())),
-            "/readyz": lambda: readyz(ready()),
-        },
-        lambda: NOT_FOUND,
+            "/readyz": lambda _: readyz(ready()),
+        }
     )
 
 
@@ -298,11 +286,9 @@ class ServiceHealthServers:
         await asyncio.gather(*(server.close() for server in servers))
 
     async def _open(self, name: ObjectName, port: int, address: str) -> None:
-        def page() -> Answer:
-            return self._state.answer(name, self._proxy_healthy())
-
+        app = App(lambda _: self._state.answer(name, self._proxy_healthy()))
         try:
-            server = await listen(short_pages({}, page), address, port)
+            server = await listen(app, address, port)
         except ListenError as error:
             why, before = str(error.strerror), self._failures.get((name, port, address))
             self._failures[name, port, address] = why

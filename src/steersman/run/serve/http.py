@@ -33,8 +33,8 @@ from steersman.run.serve.connections import (
     ClientPool,
     Clients,
     ListenError,
-    ReplyTo,
     listening_socket,
+    next_turn,
 )
 
 log = logging.getLogger(__name__)
@@ -45,12 +45,9 @@ _MOST_HEAD = 16_384
 """Bytes of a request without its body."""
 _MOST_BODY = 1 << 20
 _MOST_UNREAD = 65_536
-_FED = 4096
-"""Bytes that h11 gets at a time: it looks at the size of a head only when it needs more of it."""
+_FED = 1024
+"""Bytes that h11 gets at a time: 170 of the tiniest pieces of a body, for a millisecond or two."""
 _AUTHORITY = re.compile("https?://[^/?]*", re.IGNORECASE)
-
-
-# Requests and answers
 
 
 class _GoneError(Exception):
@@ -61,10 +58,15 @@ class Request:
     """A request: its head, and the body for a page that wants to read it."""
 
     def __init__(
-        self, head: h11.Request, event: Callable[[], Awaitable[object]], gone: Callable[[], bool]
+        self,
+        head: h11.Request,
+        event: Callable[[], Awaitable[object]],
+        gone: Callable[[], bool],
+        most_body: int = _MOST_BODY,
     ) -> None:
         """Take a head apart; `event` returns the next part of the body, and then its end."""
         self._event = event
+        self._most_body = most_body
         self.gone = gone
         """Returns whether the client has left, or sends no more."""
         self.method = head.method.decode()
@@ -85,12 +87,12 @@ class Request:
         """Return the body.
 
         Raises:
-            h11.RemoteProtocolError: it is broken, or has more than 1 MB; the answer says so.
+            h11.RemoteProtocolError: it is broken or too large; the answer says so.
         """
         found = bytearray()
         while isinstance(event := await self._event(), h11.Data):
             found += event.data
-            if len(found) > _MOST_BODY:
+            if len(found) > self._most_body:
                 raise h11.RemoteProtocolError("too large", 413)
         return bytes(found)
 
@@ -121,44 +123,19 @@ class Answer(msgspec.Struct, frozen=True):
         """The body as bytes."""
         return self.body.encode() if isinstance(self.body, str) else self.body
 
-    def encode(self) -> bytes:
-        """Encode a body of one piece as the last answer of a connection."""
-        lines = [
-            f"HTTP/1.1 {self.status} {HTTPStatus(self.status).phrase}",
-            *(f"{name}: {value}" for name, value in self.headers.items()),
-            f"Content-Length: {len(self.content)}",
-            f"Date: {_date()}",
-            "Connection: close",
-        ]
-        return "\r\n".join((*lines, "", "")).encode("latin-1") + self.content
-
 
 Page: TypeAlias = Callable[[Request], Awaitable[Answer] | Answer]
 """Answers the requests for a path."""
 
-ShortPage: TypeAlias = Callable[[], Answer]
-"""Answers any request in one piece; it neither waits nor raises."""
-
 NOT_FOUND = Answer("404 page not found\n", 404)
-
-
-# Applications
 
 
 class App(NamedTuple):
     """What a server answers."""
 
     page: Page
-    reply_to: ReplyTo | None = None
-    """Answers simple requests, if the answers depend on nothing but the path."""
-
-
-def short_pages(pages: Mapping[str, ShortPage], otherwise: ShortPage) -> App:
-    """Return an application of pages that depend on nothing but their path."""
-    return App(
-        lambda request: pages.get(request.path, otherwise)(),
-        lambda path: pages.get(path, otherwise)().encode(),
-    )
+    most_body: int = _MOST_BODY
+    """Bytes of a body; a larger one is refused when a page reads it."""
 
 
 def application(pages: Mapping[str, Page], otherwise: Page = lambda _: NOT_FOUND) -> App:
@@ -173,9 +150,6 @@ def application(pages: Mapping[str, Page], otherwise: Page = lambda _: NOT_FOUND
         return pages.get(path, otherwise)(request)
 
     return App(page)
-
-
-# Connections
 
 
 class Connection(asyncio.Protocol):
@@ -197,8 +171,6 @@ class Connection(asyncio.Protocol):
         self._lost = False
         self._task: asyncio.Task[None] | None = None
 
-    # What the loop calls
-
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         """Begin; `Clients` drops who asks nothing."""
         assert isinstance(transport, asyncio.Transport)
@@ -209,10 +181,6 @@ class Connection(asyncio.Protocol):
     def data_received(self, data: bytes) -> None:
         """Take what the client has sent."""
         if self._task is None:
-            if (answer := self._clients.at_once(data)) is not None:
-                self._transport.write(answer)
-                self._transport.close()
-                return
             self._http = h11.Connection(h11.SERVER, _MOST_HEAD)
             self._task = asyncio.get_running_loop().create_task(self._serve())
             self._clients.add_task(self._task)
@@ -241,13 +209,11 @@ class Connection(asyncio.Protocol):
         self._readable.set()
         self._writable.set()
 
-    # Requests
-
     async def _serve(self) -> None:
         try:
             while await self._serve_request() and not self._clients.ending:
                 if self._http.trailing_data[0]:  # a row of requests must not keep others waiting
-                    await asyncio.sleep(0)
+                    await next_turn()
             self._transport.close()
         except (_GoneError, h11.RemoteProtocolError):
             pass
@@ -264,11 +230,14 @@ class Connection(asyncio.Protocol):
             await self._send(answer, answer.content)
             return False
         assert isinstance(head, h11.Request), "it follows the end of another one"
-        request = Request(head, self._event, lambda: self._ended or self._transport.is_closing())
+        most_body = self._app.most_body
+        request = Request(
+            head, self._event, lambda: self._ended or self._transport.is_closing(), most_body
+        )
         with self._clients.request(self._transport):
             answer, piece = await self._answer(request, _unacceptable(head))
             # Without its "100 Continue" a client may send the body nevertheless, or may not.
-            left = 0 if self._http.they_are_waiting_for_100_continue else _MOST_BODY
+            left = 0 if self._http.they_are_waiting_for_100_continue else most_body
             try:
                 await self._send(answer, piece, request.method)
             except _GoneError:
@@ -358,11 +327,10 @@ class Connection(asyncio.Protocol):
                         raise _GoneError
                     self._readable.clear()
                     await self._readable.wait()
+                await next_turn()
                 self._http.receive_data(bytes(self._unread[:_FED]))
                 del self._unread[:_FED]
-                if self._unread:
-                    await asyncio.sleep(0)  # thousands of tiny pieces take a while, too
-                else:
+                if not self._unread:
                     self._transport.resume_reading()
             return event
         except h11.RemoteProtocolError as error:
@@ -398,9 +366,6 @@ def _unacceptable(head: h11.Request) -> Answer | None:
     if head.http_version not in (b"1.0", b"1.1"):
         return _refusal(505)
     return _refusal(405) if head.method == b"CONNECT" else None
-
-
-# Servers
 
 
 class Listening(NamedTuple):
@@ -442,7 +407,7 @@ async def listen(
     except OSError as error:
         text = error.strerror or str(error)
         raise ListenError(error.errno, f"listen on {where}: {text}") from error
-    clients = Clients(pool, app.reply_to, tls)
+    clients = Clients(pool, tls)
     accepting = asyncio.create_task(
         clients.accept(sock, lambda: Connection(app, clients), f"server at {where}")
     )

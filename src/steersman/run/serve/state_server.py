@@ -117,7 +117,7 @@ async def serve_state(
     tls = ssl.create_default_context(ssl.Purpose.CLIENT_AUTH) if config.cert_file else None
     while tls is not None:
         try:
-            tls.load_cert_chain(config.cert_file, config.key_file)
+            _load_certificate(tls, config)
             break
         except OSError as error:
             text = f"the state server has no certificate: {config.cert_file}, {config.key_file}"
@@ -130,21 +130,41 @@ async def serve_state(
             "the state server at %s has no TLS: others on the network can read its token", host
         )
     pool = ClientPool(Bounds(per_server=MOST_CLIENTS, total=MOST_CLIENTS, busy=inf))
-    following = asyncio.create_task(follow_certificate(tls, config)) if tls is not None else None
+    serving = keep_serving(
+        lambda: state_app(pages, token),
+        host,
+        port,
+        what="state server",
+        on_failure=on_failure,
+        hard_fail=hard_fail,
+        pool=pool,
+        tls=tls,
+    )
+    if tls is None:
+        await serving
+        return
+    tasks = [asyncio.create_task(work) for work in (serving, follow_certificate(tls, config))]
     try:
-        await keep_serving(
-            lambda: state_app(pages, token),
-            host,
-            port,
-            what="state server",
-            on_failure=on_failure,
-            hard_fail=hard_fail,
-            pool=pool,
-            tls=tls,
-        )
+        done, _ = await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
+        for task in done:
+            task.result()  # both end only by a failure
     finally:
-        if following is not None:
-            following.cancel()
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+
+
+def _load_certificate(tls: ssl.SSLContext, config: StateServer) -> None:
+    """Load the certificate and its key.
+
+    Raises:
+        OSError: they cannot be read, do not belong together, or the key is encrypted.
+    """
+
+    def no_password() -> str:  # without this, OpenSSL would ask on the terminal and hold the loop
+        raise OSError(f"{config.key_file} is encrypted: give a key without a password")
+
+    tls.load_cert_chain(config.cert_file, config.key_file, password=no_password)
 
 
 async def follow_certificate(tls: ssl.SSLContext, config: StateServer) -> None:
@@ -158,7 +178,7 @@ async def follow_certificate(tls: ssl.SSLContext, config: StateServer) -> None:
     while True:
         try:
             if (now := version()) != known:
-                tls.load_cert_chain(config.cert_file, config.key_file)
+                _load_certificate(tls, config)
                 known = now
         except OSError as error:  # a pair that is being replaced; the last one stays in use
             log.warning("the certificate of the state server cannot be read: %s", error)
