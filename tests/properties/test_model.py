@@ -7,7 +7,7 @@ import ipaddress
 from hypothesis import given
 from hypothesis import strategies as st
 
-from steersman.model.addresses import canonical_cidr, canonical_ip, in_cidr
+from steersman.model.addresses import canonical_cidr, canonical_ip, in_cidr, networks_of
 from steersman.model.ruleset import diff, diff_of_owners, patch
 
 RULESETS = st.dictionaries(st.sampled_from("abcdefgh"), st.integers(0, 2))
@@ -64,3 +64,20 @@ def test_an_address_is_in_its_own_network(
     cidr = canonical_cidr(f"{ip}/{min(bits, ipaddress.ip_address(ip).max_prefixlen)}")
     assert cidr is not None
     assert in_cidr(ip, cidr)
+
+
+@given(st.ip_addresses(), st.integers(0, 128), st.ip_addresses())
+def test_networks_are_those_of_ipaddress(
+    address: ipaddress.IPv4Address | ipaddress.IPv6Address,
+    bits: int,
+    other: ipaddress.IPv4Address | ipaddress.IPv6Address,
+) -> None:
+    ip, client = canonical_ip(str(address)), canonical_ip(str(other))
+    assert ip is not None
+    assert client is not None
+    bits = min(bits, ipaddress.ip_address(ip).max_prefixlen)
+    network = ipaddress.ip_network((ip, bits), strict=False)
+    cidr = canonical_cidr(f"{ip}/{bits}")
+    assert cidr == str(network)
+    assert in_cidr(client, cidr) is (ipaddress.ip_address(client) in network)
+    assert (cidr in networks_of(client)) is in_cidr(client, cidr)

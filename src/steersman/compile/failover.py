@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable, Sequence
+from itertools import chain
 
 from msgspec import structs
 
 from steersman.compile.endpoints import limited_slices, read_endpoints
 from steersman.compile.findings import FindingCollector
-from steersman.compile.service import parse_service, service_ports
+from steersman.compile.service import port_names
 from steersman.model.addresses import canonical_ip
 from steersman.model.failover import Backend, Check
 from steersman.model.findings import Finding, quoted
@@ -71,10 +72,8 @@ def read_check(service: Service) -> tuple[Check | None, tuple[Finding, ...]]:
         counts.append(int(number) if is_count else 0)
         if number and not is_count:
             refuse(name, number, "a number from 1 to 99")
-    if all(
-        key.name.protocol is not Protocol.TCP
-        for key, _ in parse_service(service, tuple(Family)).ports
-    ):
+    ports = chain.from_iterable(port_names(service, tuple(Family)).values())
+    if all(name.protocol is not Protocol.TCP for name in ports):
         problems.add(
             "metadata.annotations[steersman/probe]", "the Service has no TCP port to check"
         )
@@ -113,8 +112,7 @@ def watched_pools(
         if end.addresses
     }
     pools: dict[PlanKey, dict[Backend, str]] = {}
-    for family in families:
-        ports = service_ports(service, family)
+    for family, ports in port_names(service, families).items():
         wanted = {(name.port, name.protocol) for name in ports}
         found, _ = read_endpoints(kept, family, node_name, wanted)
         for name in ports:

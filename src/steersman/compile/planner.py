@@ -29,7 +29,7 @@ from steersman.compile.conflicts import (
 )
 from steersman.compile.findings import FindingIndex
 from steersman.compile.node import PlanSize, node_settings, with_thresholds, zone_of
-from steersman.compile.service import ParsedService, parse_service
+from steersman.compile.service import ParsedService, parse_steps
 from steersman.compile.service_plan import (
     Relisted,
     plan_service,
@@ -233,7 +233,7 @@ class Planner:
                         cost += _cost([plan for plan, _ in lists])
                         continue
                 elif service is not None:
-                    parsed = parse_service(
+                    parsed = yield from parse_steps(
                         service,
                         settings.families,
                         allow_external_ips=self._config.allow_service_external_ips,

@@ -6,16 +6,16 @@ served. Endpoints play no part here.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Generator, Mapping, Sequence
 from functools import lru_cache
-from typing import TypeAlias
+from typing import TypeAlias, TypeVar
 
 import msgspec
 
 from steersman.compile.findings import FindingCollector
 from steersman.model.addresses import canonical_cidr, canonical_ip, family_of, special_range
 from steersman.model.findings import Finding, Severity, quoted
-from steersman.model.kube import Service, ServiceSpec
+from steersman.model.kube import LoadBalancerIngress, Service, ServiceSpec
 from steersman.model.names import Family, PlanKey, Protocol, ServicePortName
 from steersman.model.plan import Value
 
@@ -25,6 +25,8 @@ MAX_PORTS = 10_000
 MAX_DESTINATIONS = 50_000
 """External IPs of a Service, times its ports; the same for load balancer IPs, and for those times
 the source ranges (docs/limits.md)."""
+STEP = 2_000
+"""Entries of a list that are read between two yields of `parse_steps`: about 5 ms."""
 DEFAULT_AFFINITY_SECONDS = 10800
 MAX_AFFINITY_SECONDS = 86400
 PROTOCOLS: Mapping[str | None, Protocol] = {
@@ -82,6 +84,7 @@ class PortSpec(Value, frozen=True):
         )
 
 
+_T = TypeVar("_T")
 PortSpecs: TypeAlias = dict[ServicePortName, PortSpec]
 PortKey: TypeAlias = tuple[str, Protocol]
 """Port name and protocol: they join a Service's port with a slice's."""
@@ -129,9 +132,35 @@ def parse_service(
     allow_external_ips: bool = True,
     forwards_sctp: bool = True,
 ) -> ParsedService:
+    """Return the ServicePorts of a Service in one go; see `parse_steps`."""
+    return _to_end(
+        parse_steps(
+            service, families, allow_external_ips=allow_external_ips, forwards_sctp=forwards_sctp
+        )
+    )
+
+
+def _to_end(steps: Generator[None, None, _T]) -> _T:
+    """Return the result of a generator, without a pause."""
+    while True:
+        try:
+            next(steps)
+        except StopIteration as end:
+            result: _T = end.value
+            return result
+
+
+def parse_steps(
+    service: Service,
+    families: Collection[Family],
+    *,
+    allow_external_ips: bool = True,
+    forwards_sctp: bool = True,
+) -> Generator[None, None, ParsedService]:
     """Return the ServicePorts of a Service, and the problems of its fields.
 
-    A Service that is not served has neither. A family without a clusterIP is left out.
+    A Service that is not served has neither. A family without a clusterIP is left out. It yields
+    every few milliseconds: a Service may have tens of thousands of addresses or ranges.
 
     Args:
         service: the Service.
@@ -147,7 +176,7 @@ def parse_service(
     if not cluster_ips:
         return ParsedService(service, (), problems.findings)
     # Fields that all ports share, addresses of both families together.
-    common = _common_fields(service, allow_external_ips, problems)
+    common = yield from _common_fields(service, allow_external_ips, problems)
     if common.load_balancer_vips and common.load_balancer_source_ranges:
         others = {*common.external_ips, *cluster_ips.values()}
         for vip in common.load_balancer_vips:
@@ -156,7 +185,7 @@ def parse_service(
                 reason += " guard it; give it to one of them only"
                 problems.add("status.loadBalancer.ingress", reason)
     # Ports, without those that the mode cannot forward.
-    ports = _numbered_ports(service, problems)
+    ports = yield from _numbered_ports(service, problems)
     if common.external_ips or common.load_balancer_vips:
         common = _within_limits(common, len(ports), problems)
     findings = problems.findings
@@ -171,15 +200,13 @@ def parse_service(
     specs: list[tuple[PlanKey, PortSpec]] = []
     for family, address in cluster_ips.items():
         of_family = _of_family(common, family, address)
-        specs += [
-            (
-                PlanKey(name, family),
-                msgspec.structs.replace(
-                    of_family, port=port, protocol=name.protocol, node_port=node_port
-                ),
+        for i, (port_name, port, node_port) in enumerate(ports, 1):
+            spec = msgspec.structs.replace(
+                of_family, port=port, protocol=port_name.protocol, node_port=node_port
             )
-            for name, port, node_port in ports
-        ]
+            specs.append((PlanKey(port_name, family), spec))
+            if i % STEP == 0:
+                yield
     wanted = _port_keys(tuple([(name.port, name.protocol) for name, _, _ in ports]))
     return ParsedService(service, tuple(specs), findings, wanted)
 
@@ -188,6 +215,17 @@ def parse_service(
 def _port_keys(keys: tuple[PortKey, ...]) -> frozenset[PortKey]:
     """Return the ports as a set; most Services have one in common."""
     return frozenset(keys)
+
+
+def port_names(
+    service: Service, families: Collection[Family]
+) -> dict[Family, tuple[ServicePortName, ...]]:
+    """Return the names of a Service's ports in each family in which it is served."""
+    if not is_served(service):
+        return {}
+    problems = FindingCollector("Service", service.metadata)
+    names = tuple([name for name, _, _ in _to_end(_numbered_ports(service, problems))])
+    return dict.fromkeys(_cluster_ips(service.spec, families, problems), names)
 
 
 def service_ports(
@@ -268,7 +306,9 @@ def _never_a_service(address: str) -> str:
     return word if word in ("loopback", "unspecified") else ""
 
 
-def _numbered_ports(service: Service, problems: FindingCollector) -> list[_NumberedPort]:
+def _numbered_ports(
+    service: Service, problems: FindingCollector
+) -> Generator[None, None, list[_NumberedPort]]:
     """Return the valid ports; the last of several ports of one name counts, as upstream."""
     out: dict[ServicePortName, _NumberedPort] = {}
     # The limit is on the list as written, so it does not matter which entries are valid.
@@ -278,6 +318,8 @@ def _numbered_ports(service: Service, problems: FindingCollector) -> list[_Numbe
         problems.add("spec.ports", reason, Severity.ERROR)
         listed = listed[:MAX_PORTS]
     for i, port in enumerate(listed):
+        if i % STEP == STEP - 1:
+            yield
         protocol = PROTOCOLS.get(port.protocol)
         if protocol is None:
             reason = f"{quoted(port.protocol)} is not TCP, UDP or SCTP; the port is not served"
@@ -326,8 +368,9 @@ def _of_family(common: PortSpec, family: Family, cluster_ip: str) -> PortSpec:
     """Return the fields that all ports share, with the addresses of one family."""
     if not (common.external_ips or common.load_balancer_vips or common.load_balancer_source_ranges):
         return msgspec.structs.replace(common, cluster_ip=cluster_ip)
+    is_ipv6 = family is Family.IPV6
     external_ips, vips, ranges = (
-        tuple([address for address in addresses if family_of(address) is family])
+        tuple([address for address in addresses if (":" in address) is is_ipv6])
         for addresses in (
             common.external_ips,
             common.load_balancer_vips,
@@ -350,7 +393,7 @@ def _of_family(common: PortSpec, family: Family, cluster_ip: str) -> PortSpec:
 
 def _common_fields(
     service: Service, allow_external_ips: bool, problems: FindingCollector
-) -> PortSpec:
+) -> Generator[None, None, PortSpec]:
     """Return a PortSpec of the fields that all ports share, with addresses of both families."""
     spec = service.spec
     balancer = service.status.load_balancer if service.status else None
@@ -371,7 +414,11 @@ def _common_fields(
         spec.type == "ClusterIP" and bool(spec.external_ips)
     )
     external_local = spec.external_traffic_policy == "Local" and accessible
-    external_ips, vips, ranges = _external_addresses(service, problems, allow_external_ips)
+    external_ips: tuple[str, ...] = ()
+    if allow_external_ips and spec.external_ips:
+        external_ips = yield from _external_ips(spec.external_ips, problems)
+    vips = yield from _load_balancer_vips(ingress, problems)
+    ranges = yield from _source_ranges(spec.load_balancer_source_ranges or (), problems)
     health_port = 0
     if spec.type == "LoadBalancer" and external_local and spec.health_check_node_port:
         field = "spec.healthCheckNodePort"
@@ -403,26 +450,35 @@ def _common_fields(
     )
 
 
-def _external_addresses(
-    service: Service, problems: FindingCollector, allow_external_ips: bool
-) -> tuple[tuple[str, ...], tuple[str, ...], tuple[str, ...]]:
-    """Return external IPs, load balancer VIPs and source ranges, of both families."""
-    # Dictionaries as ordered sets: an address counts once.
-    external_ips: dict[str, None] = {}
-    vips: dict[str, None] = {}
-    ranges: dict[str, None] = {}
-    for i, text in enumerate((service.spec.external_ips or ()) if allow_external_ips else ()):
-        field, address = f"spec.externalIPs[{i}]", canonical_ip(text.strip())
+def _external_ips(
+    texts: Sequence[str], problems: FindingCollector
+) -> Generator[None, None, tuple[str, ...]]:
+    """Return the external IPs, of both families; an address counts once."""
+    addresses: dict[str, None] = {}
+    for i, text in enumerate(texts):
+        if i % STEP == STEP - 1:
+            yield
+        address = canonical_ip(text.strip())
         word = special_range(address) if address else ""
+        field = f"spec.externalIPs[{i}]"
         if word:
             problems.add(field, f"{address} is {word}, which no external IP may be; ignored")
         elif address is not None:
-            external_ips[address] = None
+            addresses[address] = None
         elif text.strip():
             problems.add(field, f"{quoted(text)} is not an IP address; ignored")
+    return tuple(addresses)
+
+
+def _load_balancer_vips(
+    entries: Sequence[LoadBalancerIngress], problems: FindingCollector
+) -> Generator[None, None, tuple[str, ...]]:
+    """Return the load balancer IPs, of both families; an address counts once."""
     # Clients of a VIP of mode Proxy reach the load balancer itself: not served here (KEP-1860).
-    balancer = service.status.load_balancer if service.status else None
-    for i, ingress in enumerate((balancer.ingress if balancer else None) or ()):
+    addresses: dict[str, None] = {}
+    for i, ingress in enumerate(entries):
+        if i % STEP == STEP - 1:
+            yield
         field = f"status.loadBalancer.ingress[{i}]"
         _check_word(f"{field}.ipMode", ingress.ip_mode, _IP_MODES, problems)
         if not ingress.ip or ingress.ip_mode not in (None, "VIP"):
@@ -432,11 +488,22 @@ def _external_addresses(
         if address is None or word:
             problems.add(f"{field}.ip", f"{quoted(ingress.ip)} is {word}; ignored")
         else:
-            vips[address] = None
-    # A malformed range admits no client; but if all are malformed there is no restriction, as
-    # upstream.
-    texts = service.spec.load_balancer_source_ranges or ()
+            addresses[address] = None
+    return tuple(addresses)
+
+
+def _source_ranges(
+    texts: Sequence[str], problems: FindingCollector
+) -> Generator[None, None, tuple[str, ...]]:
+    """Return the source ranges, of both families; () means everyone.
+
+    A malformed range admits no client; but if all are malformed there is no restriction, as
+    upstream.
+    """
+    ranges: dict[str, None] = {}
     for i, text in enumerate(texts):
+        if i % STEP == STEP - 1:
+            yield
         cidr = canonical_cidr(text.strip())
         if cidr is not None:
             ranges[cidr] = None
@@ -446,11 +513,7 @@ def _external_addresses(
     if texts and not ranges:
         reason = "no valid CIDR is left: everyone may use the load balancer; correct the list"
         problems.add("spec.loadBalancerSourceRanges", reason)
-    return (
-        tuple(dict.fromkeys(external_ips)),
-        tuple(dict.fromkeys(vips)),
-        tuple(dict.fromkeys(ranges)),
-    )
+    return tuple(ranges)
 
 
 def _check_word(

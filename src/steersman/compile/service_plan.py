@@ -37,7 +37,7 @@ from steersman.compile.endpoints import (
 )
 from steersman.compile.findings import FindingCollector
 from steersman.compile.service import MAX_PORT, ParsedService, PortSpec, closes_connections
-from steersman.model.addresses import family_of, in_cidr
+from steersman.model.addresses import family_of, networks_of
 from steersman.model.failover import Ejection
 from steersman.model.findings import Finding, Severity
 from steersman.model.kube import EndpointSlice, Service
@@ -299,7 +299,7 @@ def allowed_sources(spec: PortSpec, family: FamilySettings) -> tuple[str, ...]:
     has the VIP as its source (behaviour 6).
     """
     ranges = spec.load_balancer_source_ranges
-    if not any(in_cidr(family.node_ip, cidr) for cidr in ranges):
+    if not ranges or networks_of(family.node_ip).isdisjoint(ranges):
         return ranges
     own = [f"{vip}/{family_of(vip).bits}" for vip in spec.load_balancer_vips]
     return tuple(dict.fromkeys([*ranges, *own]))

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+import gc
+import tracemalloc
+from collections.abc import Callable, Generator, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -13,9 +15,10 @@ from steersman.compile.annotations import MAX_FLAGS, MAX_WEIGHT_ENTRIES
 from steersman.compile.endpoints import MAX_ENDPOINTS, MAX_LISTED, build_endpoints, read_endpoints
 from steersman.compile.findings import IN_TOTAL, PER_SERVICE
 from steersman.compile.planner import Planner
-from steersman.compile.service import MAX_DESTINATIONS, MAX_PORTS, parse_service
+from steersman.compile.service import MAX_DESTINATIONS, MAX_PORTS, STEP, parse_service, parse_steps
 from steersman.compile.service_plan import plan_service
 from steersman.model.findings import Finding, Severity
+from steersman.model.inputs import Snapshot
 from steersman.model.kube import EndpointSlice
 from steersman.model.names import Family, ObjectName, Protocol
 from steersman.model.plan import NodePlan, ServicePlan
@@ -157,6 +160,52 @@ def test_load_balancer_ips_and_source_ranges_times_ports() -> None:
     )
     assert {frontends(p, "loadBalancerIP") for p in plan.services.values()} == {50}
     assert one_error(plan).field == "status.loadBalancer.ingress"
+
+
+def length(steps: Generator[None, None, Any]) -> int:
+    """The number of steps that a generator takes."""
+    return 1 + sum(1 for _ in steps)
+
+
+RANGES = [f"{1 + n // 65536}.{n // 256 % 256}.{n % 256}.0/24" for n in range(50_000)]
+
+
+@pytest.mark.parametrize(
+    "fields",
+    [
+        {"loadBalancerSourceRanges": RANGES},
+        {"loadBalancerSourceRanges": [f"x{text}" for text in RANGES]},
+        {"ingress": [{"ip": text.removesuffix("/24")} for text in RANGES]},
+        {"externalIPs": [text.removesuffix("/24") for text in RANGES]},
+    ],
+)
+def test_long_lists_are_read_in_steps(fields: dict[str, Any]) -> None:
+    asked = objects.service(**{"type": "LoadBalancer", "ingress": [{"ip": "192.0.2.1"}], **fields})
+    assert length(parse_steps(asked, (Family.IPV4,))) == 50_000 // STEP + 1
+    name = asked.metadata.object_name
+    steps = Planner(CONFIG, IPTABLES).steps(Snapshot({name: asked}), FACTS, [name])
+    assert length(steps) >= 50_000 // STEP
+    assert [*parse_steps(objects.service(), (Family.IPV4,))] == []
+
+
+def test_ports_are_read_in_steps() -> None:
+    asked = objects.service(ports=[port(f"p{n}", 1 + n) for n in range(MAX_PORTS)])
+    assert length(parse_steps(asked, (Family.IPV4,))) == 2 * MAX_PORTS // STEP + 1
+
+
+def test_source_ranges_leave_nothing_in_caches() -> None:
+    asked = objects.service(
+        type="LoadBalancer", ingress=[{"ip": "192.0.2.1"}], loadBalancerSourceRanges=RANGES
+    )
+    plan_of(objects.service())  # imports and small caches
+    tracemalloc.start()
+    try:
+        plan_of(asked)
+        gc.collect()
+        left, _ = tracemalloc.get_traced_memory()
+    finally:
+        tracemalloc.stop()
+    assert left < 200_000
 
 
 def test_a_service_without_ports_may_have_addresses() -> None:

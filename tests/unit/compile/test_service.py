@@ -4,7 +4,13 @@ from typing import Any
 
 import pytest
 
-from steersman.compile.service import ParsedService, PortSpec, parse_service, service_ports
+from steersman.compile.service import (
+    ParsedService,
+    PortSpec,
+    parse_service,
+    port_names,
+    service_ports,
+)
 from steersman.model.findings import Severity
 from steersman.model.kube import Service
 from steersman.model.names import Family, Protocol, ServicePortName
@@ -292,3 +298,13 @@ def test_keys_carry_the_names() -> None:
     assert list(service_ports(service("x", ports=[port("p")]), Family.IPV4)) == [
         ServicePortName("shop", "x", "p", Protocol.TCP)
     ]
+
+
+def test_names_of_ports_by_family() -> None:
+    both = service(ports=[port("a", 1), port("b", 2, protocol="UDP"), port("a", 3)], **DUAL)
+    for families in ((Family.IPV4,), (Family.IPV6,), BOTH):
+        parsed = parse_service(both, families).ports
+        names = port_names(both, families)
+        assert [key.name for key, _ in parsed] == [name for each in names.values() for name in each]
+        assert tuple(names) == families
+    assert port_names(service(type="ExternalName"), BOTH) == {}
