@@ -11,10 +11,7 @@ import yaml
 from scripts import monitoring
 from scripts.monitoring import FOLDER
 from steersman.modes.specs import SPECS
-from steersman.run.observe.metrics import DECLARED, Metrics
-from steersman.run.observe.mode_metrics import SUMS, TABLES
-from steersman.run.observe.scraped import SCRAPED
-from steersman.run.process.event_loop import HOLD
+from steersman.run.observe.metric_table import DECLARED
 
 
 class Row(NamedTuple):
@@ -25,37 +22,12 @@ class Row(NamedTuple):
     text: str
 
 
-def modes_with(name: str) -> str:
-    """The modes that have a metric."""
-    return ", ".join(mode for mode, spec in SPECS.items() if name in (*spec.metrics, *spec.counts))
-
-
 def rows() -> Iterator[Row]:
-    """Every metric: pushed ones, those collected at a scrape, and those of modes."""
+    """Every metric as the reference page lists it."""
     for metric in DECLARED:
-        modes = modes_with(metric.name) if metric.optional else "all"
-        kind = metric.kind.__name__.lower()
-        yield Row(metric.name, kind, metric.labels, modes, metric.text)
-    for each in (*SCRAPED, HOLD):
-        yield Row(each.name, each.kind, each.labels, modes_with(each.name) or "all", each.text)
-    for each in SUMS:
-        yield Row(each.name, each.kind, each.labels, modes_with(each.name), each.text)
-    of_service = ("namespace", "service", "port", "protocol")
-    series = {}
-    for table in TABLES:
-        for column in table.columns:
-            more = ("direction",) if column.direction else ()
-            labels = (*of_service, table.label, *more)
-            series[column.metric] = Row(
-                column.metric, "counter", labels, modes_with(column.metric), column.help
-            )
-    yield from series.values()
-    listed = {metric.name for metric in DECLARED}
-    for family in Metrics("iptables").collect():
-        if family.name not in listed:
-            sample = next(iter(family.samples), None)
-            labels = tuple(sample.labels) if sample else ()
-            yield Row(family.name, family.kind, labels, "all", family.text)
+        having = [mode for mode, spec in SPECS.items() if metric.name in spec.metrics]
+        modes = ", ".join(having) or "all"
+        yield Row(metric.name, metric.kind, metric.labels, modes, metric.text)
 
 
 def rules() -> list[dict[str, Any]]:

@@ -127,9 +127,7 @@ class ModeSpec(msgspec.Struct, frozen=True):
     # Metrics
 
     metrics: tuple[str, ...] = ()
-    """Upstream's metrics that only some modes have."""
-    counts: tuple[str, ...] = ()
-    """Further metrics that only some modes have: what they count of connections and packets."""
+    """The metrics that only some modes have and this is one of them."""
     failure_metric: str = ""
     """The one of them that counts batches refused by the kernel."""
     partial_failure_metric: str = ""
@@ -190,8 +188,8 @@ _ROWS = (
         "iptables",
         upstream=True,
         costs={"nft": Cost(92, 63, 2200), "": Cost(38, 15, 1600)},
-        metrics=(*_BOTH_EXTENTS, *_RULES, _PARTIAL_FAILURES),
-        counts=(
+        metrics=(
+            *(*_BOTH_EXTENTS, *_RULES, _PARTIAL_FAILURES),
             "kubeproxy_iptables_ct_state_invalid_dropped_packets_total",
             "kubeproxy_iptables_localhost_nodeports_accepted_packets_total",
         ),
@@ -213,8 +211,8 @@ _ROWS = (
             *_BOTH_EXTENTS,
             _NFTABLES_FAILURES,
             f"{_SYNC}nftables_cleanup_failures_total",
+            *(*_BY_ENDPOINT, *_BY_FRONTEND),
         ),
-        counts=(*_BY_ENDPOINT, *_BY_FRONTEND),
         failure_metric=_NFTABLES_FAILURES,
         cleanup_rank=1,
         probe_before_cleanup=False,
@@ -225,8 +223,8 @@ _ROWS = (
         fallback="iptables",  # kernels without ip_vs are common
         periods_section="ipvs",
         local_fallback=True,
-        metrics=_RULES,
-        counts=(
+        metrics=(
+            *_RULES,
             *(*_FORWARDED, "steersman_forwarded_packets_total"),
             *(*_BY_ENDPOINT, *_ENDPOINT_TRAFFIC, *_BY_FRONTEND, *_FRONTEND_TRAFFIC),
         ),
@@ -238,7 +236,7 @@ _ROWS = (
         "ebpf",
         costs={"": Cost(15, 15, 650)},
         min_sync_seconds=0.01,
-        counts=(
+        metrics=(
             *("steersman_mode_events_total", "steersman_mode_table_entries"),
             *("steersman_mode_table_capacity", *_BY_ENDPOINT, *_BY_FRONTEND, *_ENDPOINT_TRAFFIC),
         ),
@@ -249,7 +247,7 @@ _ROWS = (
         "userspace",
         costs={"": Cost(86, 27, 2200)},
         uses_port_range=True,
-        counts=_PROXY,
+        metrics=_PROXY,
         cleanup_rank=5,
         variants=(_NFT, _LEGACY, _NFTABLES_PORTALS),
         cleanup_variants=(_NFT, _LEGACY, _NFTABLES_PORTALS, _DIRECT_PORTALS),
@@ -259,7 +257,7 @@ _ROWS = (
         platform="win32",
         module="userspace.direct_portals",
         uses_port_range=True,
-        counts=_PROXY,
+        metrics=_PROXY,
     ),
 )
 

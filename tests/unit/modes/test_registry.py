@@ -21,7 +21,7 @@ from steersman.modes import ebpf, specs
 from steersman.modes.base import Mode
 from steersman.modes.registry import create, may_have_left
 from steersman.modes.specs import SPECS, ModeOptions, ModeSpec, Variant
-from steersman.run.observe.metrics import DECLARED
+from steersman.run.observe.metric_table import DECLARED
 from steersman.run.process.assemble import assemble
 from steersman.run.process.daemon import NodeLock, Stop
 from steersman.run.process.klog import ProcessLog
@@ -33,8 +33,7 @@ CONTRIBUTING = Path(__file__).parents[3] / "CONTRIBUTING.md"
 
 @pytest.mark.parametrize("spec", SPECS.values(), ids=lambda spec: spec.name)
 def test_rows_agree_with_the_rest_of_the_program(spec: ModeSpec) -> None:
-    optional = {metric.name for metric in DECLARED if metric.optional}
-    assert set(spec.metrics) <= optional
+    assert set(spec.metrics) <= {metric.name for metric in DECLARED}
     assert {spec.failure_metric, spec.partial_failure_metric} <= {"", *spec.metrics}
     assert spec.fallback == "" or SPECS[spec.fallback].platform == spec.platform
     fields = ModeOptions.__struct_fields__

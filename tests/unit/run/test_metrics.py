@@ -6,12 +6,13 @@ import pytest
 
 from steersman.model.names import Family
 from steersman.modes.specs import SPECS
-from steersman.run.observe.metrics import (
+from steersman.run.observe.metric_table import (
     DECLARED,
     PROGRAMMING_BUCKETS,
     SYNC_BUCKETS,
-    Metrics,
+    MetricTable,
 )
+from steersman.run.observe.metrics import COUNTED, OF_SOME_MODES, Metrics
 from steersman.run.observe.prometheus import Labelled
 from steersman.run.observe.scraped import NFACCT, conntrack_usage, nfacct_packets
 
@@ -29,10 +30,10 @@ def test_each_mode_has_its_metrics_under_upstreams_names_and_types(mode: str) ->
     metrics = Metrics(mode)
     found = types(metrics)
     optional = SPECS[mode].metrics
-    for metric in DECLARED:
-        there = not metric.optional or metric.name in optional
-        assert found.get(metric.name) == (metric.kind.__name__.lower() if there else None)
-        name = next(name for name, each in vars(Metrics).items() if each is metric)
+    for metric in COUNTED:
+        there = metric.name not in OF_SOME_MODES or metric.name in optional
+        assert found.get(metric.name) == (metric.kind if there else None)
+        name = next(name for name, each in vars(MetricTable).items() if each is metric)
         if there:
             assert isinstance(getattr(metrics, name), Labelled)
         else:

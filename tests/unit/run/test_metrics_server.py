@@ -10,7 +10,7 @@ import pytest
 from steersman import __version__
 from steersman.model.errors import BusyError
 from steersman.run.observe.metrics import Metrics
-from steersman.run.observe.prometheus import Described, Metric
+from steersman.run.observe.prometheus import Counter, Declared, Metric
 from steersman.run.observe.service_metrics import ServiceFilter
 from steersman.run.serve import page_builder
 from steersman.run.serve.metrics_server import Pages, metrics_app
@@ -60,7 +60,7 @@ class Shop:
         self.asked.append(which)
         if self.error:
             raise self.error
-        return [Described("counter", "steersman_connections_total", "Connections.").at(7)]
+        return [Declared(Counter, "steersman_connections_total", "Connections.").at(7)]
 
 
 @pytest.mark.parametrize(

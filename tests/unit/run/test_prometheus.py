@@ -5,7 +5,6 @@ from __future__ import annotations
 import math
 import os
 from collections.abc import Callable, Iterable
-from functools import partial
 from pathlib import Path
 
 import prometheus_client as theirs
@@ -16,8 +15,9 @@ from prometheus_client.exposition import choose_encoder
 from prometheus_client.utils import floatToGoString
 
 from steersman.run.observe.prometheus import (
+    Counted,
     Counter,
-    Described,
+    Declared,
     Gauge,
     Histogram,
     Labelled,
@@ -47,12 +47,10 @@ def test_counters_gauges_and_histograms_are_written_as_by_the_library(accept: st
     registry = theirs.CollectorRegistry()
     help_text = 'All "of" it \\ and\nmore.'
     bounds = (0.5, 1, 2500000.0)
-    counter = Labelled(Counter, Described("counter", "c_total", help_text, LABELS))
-    gauge = Labelled(Gauge, Described("gauge", "g", help_text))
-    wide = Labelled(
-        partial(Histogram, bounds), Described("histogram", "h_seconds", help_text, ("z",))
-    )
-    empty = Labelled(Gauge, Described("gauge", "e_total", help_text, ("of",)))
+    counter = Labelled(Counted(Counter, "c_total", help_text, LABELS))
+    gauge = Labelled(Counted(Gauge, "g", help_text))
+    wide = Labelled(Counted(Histogram, "h_seconds", help_text, ("z",), bounds))
+    empty = Labelled(Counted(Gauge, "e_total", help_text, ("of",)))
     their_counter = theirs.Counter("c_total", help_text, LABELS, registry=registry)
     their_gauge = theirs.Gauge("g", help_text, registry=registry)
     their_wide = theirs.Histogram("h_seconds", help_text, ("z",), registry=registry, buckets=bounds)
@@ -110,7 +108,7 @@ def test_only_some_series_are_held_at_once() -> None:
         for made in range(1, 20_001):
             yield (f"shop/{made % 7}", f"10.0.0.{made}:80"), made
 
-    metric = Described("counter", "connections_total", "Connections.", LABELS).streamed(rows())
+    metric = Declared(Counter, "connections_total", "Connections.", LABELS).streamed(rows())
     pieces = exposition([metric], "")[0]
     first = next(pieces)
     assert made < 2_000
@@ -129,16 +127,16 @@ def test_a_counter_never_falls() -> None:
 
 @pytest.mark.parametrize("labels", [(), ("a",), ("a", "b", "c")])
 def test_a_value_has_all_labels(labels: tuple[str, ...]) -> None:
-    metric = Labelled(Counter, Described("counter", "c_total", "Some.", LABELS))
+    metric = Labelled(Counted(Counter, "c_total", "Some.", LABELS))
     with pytest.raises(ValueError, match="zip"):
         metric(*labels)
     assert list(metric.collect().samples) == []
 
 
 def test_without_labels_a_metric_is_there_from_the_start_and_can_be_cleared() -> None:
-    plain = Labelled(Gauge, Described("gauge", "g", "Some."))
+    plain = Labelled(Counted(Gauge, "g", "Some."))
     assert [sample.value for sample in plain.collect().samples] == [0]
-    of = Labelled(Gauge, Described("gauge", "g", "Some.", ("of",)))
+    of = Labelled(Counted(Gauge, "g", "Some.", ("of",)))
     of("x").set(1)
     assert of("x") is of("x")
     of.clear()

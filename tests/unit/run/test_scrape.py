@@ -18,7 +18,7 @@ from steersman.model.stats import (
 )
 from steersman.model.world import Condition, ProcessStatus
 from steersman.modes.specs import SPECS
-from steersman.run.observe.metrics import Metrics
+from steersman.run.observe.metrics import OF_SOME_MODES, Metrics
 from steersman.run.observe.mode_metrics import ModeMetrics
 from steersman.run.observe.prometheus import exposition
 from steersman.run.observe.scraped import (
@@ -79,6 +79,8 @@ async def lines(mode: str) -> list[str]:
         for proxy in (False, True)
         for each in await ModeMetrics(Counting(proxy), lambda: [PLAN], lambda: True).default()
     ]
+    # The reference page says "all modes" of a metric that no mode's row names.
+    assert {each.name for each in more} <= OF_SOME_MODES
     text = b"".join(exposition([*metrics.collect(), *more])[0]).decode()
     # These differ from process to process.
     text = re.sub(r"^(process_\w+) .*$", r"\1 0", text, flags=re.MULTILINE)

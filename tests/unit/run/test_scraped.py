@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 
 from steersman.model.world import Condition, ProcessStatus
-from steersman.run.observe.prometheus import Described, Metric
+from steersman.run.observe.prometheus import Declared, Histogram, Metric
 from steersman.run.observe.scraped import process_state, source_state
 from steersman.source.base import SourceStats
 
@@ -57,8 +57,8 @@ def test_the_connection_to_the_api_server_is_shown_by_kind() -> None:
 
 
 def test_a_histogram_has_the_sum_and_cumulated_buckets() -> None:
-    row = Described("histogram", "h_seconds", "Seconds.", ("clock",))
-    found = values([row.buckets([(("wall",), (1.0,), (2, 1), 9.0)])])
+    row = Declared(Histogram, "h_seconds", "Seconds.", ("clock",))
+    found = values([row.histogram([(("wall",), (1.0,), (2, 1), 9.0)])])
     assert found["h_seconds_bucket{wall,1.0}"] == 2
     assert found["h_seconds_count{wall}"] == 3
     assert found["h_seconds_sum{wall}"] == 9

@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 from steersman.model.names import Protocol, ServicePortName
 from steersman.model.plan import Endpoint, ServicePlan
 from steersman.run.observe import service_metrics
+from steersman.run.observe.prometheus import Counter, Declared
 from steersman.run.observe.service_metrics import (
     MOST_SERIES,
     MOST_VIEWS,
@@ -25,15 +26,17 @@ from steersman.run.observe.service_metrics import (
 )
 from tests.support.builders.plans import cluster_ip, plan
 
+OWNER = ("namespace", "service", "port", "protocol")
+CONNECTIONS = Declared(Counter, "connections_total", "Connections.", (*OWNER, "endpoint"))
+BYTES = Declared(Counter, "bytes_total", "Bytes.", (*OWNER, "endpoint", "direction"))
 ENDPOINT = Table(
     "endpoint",
-    (
-        Column("connections_total", "Connections."),
-        Column("bytes_total", "Bytes.", "to_endpoint"),
-        Column("bytes_total", "Bytes.", "to_client"),
-    ),
+    (Column(CONNECTIONS), Column(BYTES, "to_endpoint"), Column(BYTES, "to_client")),
 )
-FRONTEND = Table("frontend", (Column("frontend_connections_total", "Connections."),))
+FRONTEND = Table(
+    "frontend",
+    (Column(Declared(Counter, "frontend_connections_total", "x", (*OWNER, "frontend"))),),
+)
 
 
 def port(service: str, namespace: str = "shop") -> ServicePortName:

@@ -13,9 +13,9 @@ import pytest
 from steersman.config.flags import UPSTREAM as FLAGS
 from steersman.config.types import KubeProxyConfiguration, Section
 from steersman.modes.specs import SPECS
-from steersman.run.observe.metrics import DECLARED, Metrics
+from steersman.run.observe.metric_table import DECLARED
+from steersman.run.observe.metrics import Metrics
 from steersman.run.observe.mode_metrics import ModeMetrics
-from steersman.run.observe.scraped import NFACCT
 from steersman.run.serve.health import ProxyHealth, proxy_health_app
 from steersman.run.serve.metrics_server import Pages, metrics_app
 from tests.support.http import ask, serving
@@ -85,7 +85,6 @@ def test_every_field_of_upstream() -> None:
 
 def test_every_metric_of_upstream() -> None:
     ours = {metric.name for metric in DECLARED if metric.name.startswith("kubeproxy_")}
-    ours |= {metric.name for metric in NFACCT.values()}
     listed = {name for name in named("Metrics") if name.startswith("kubeproxy_")}
     assert listed == ours
 

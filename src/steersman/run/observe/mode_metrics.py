@@ -14,7 +14,8 @@ from steersman.model.errors import ApplyError, BusyError
 from steersman.model.plan import ServicePlan
 from steersman.model.stats import ConnectionStats, NodeTotals
 from steersman.modes.base import Mode
-from steersman.run.observe.prometheus import Described, Metric
+from steersman.run.observe.metric_table import MetricTable
+from steersman.run.observe.prometheus import Counter, Declared, Metric
 from steersman.run.observe.service_metrics import (
     Column,
     Counts,
@@ -30,93 +31,35 @@ _TIMEOUT = 5.0  # seconds that a page waits for a busy mode
 _BOTH_WAYS = ("to_endpoint", "to_client")
 
 
-def _both_ways(metric: str, text: str) -> tuple[Column, Column]:
-    return Column(metric, text, _BOTH_WAYS[0]), Column(metric, text, _BOTH_WAYS[1])
+def _both_ways(metric: Declared[Counter]) -> tuple[Column, Column]:
+    return Column(metric, _BOTH_WAYS[0]), Column(metric, _BOTH_WAYS[1])
 
 
-_CONNECTIONS = Column("steersman_connections_total", "Number of connections made to an endpoint.")
-_BYTES = _both_ways("steersman_proxied_bytes_total", "Number of bytes passed on for an endpoint.")
 _BY_ENDPOINT = Table(
     "endpoint",
     (
-        _CONNECTIONS,
-        *_both_ways("steersman_proxied_packets_total", "Number of packets of an endpoint."),
-        *_BYTES,
+        Column(MetricTable.connections),
+        *_both_ways(MetricTable.proxied_packets),
+        *_both_ways(MetricTable.proxied_bytes),
     ),
 )
 _BY_FRONTEND = Table(
     "frontend",
     (
-        Column("steersman_frontend_connections_total", "Number of connections to a destination."),
-        *_both_ways("steersman_frontend_packets_total", "Number of packets of a destination."),
-        *_both_ways("steersman_frontend_bytes_total", "Number of bytes of a destination."),
+        Column(MetricTable.frontend_connections),
+        *_both_ways(MetricTable.frontend_packets),
+        *_both_ways(MetricTable.frontend_bytes),
     ),
 )
 _PROXIED = Table(
     "endpoint",
     (
-        _CONNECTIONS,
-        Column("steersman_dial_failures_total", "Number of dials refused or not answered."),
-        Column("steersman_endpoint_dial_seconds_total", "Seconds until an endpoint answered."),
-        *_BYTES,
+        Column(MetricTable.connections),
+        Column(MetricTable.dial_failures),
+        Column(MetricTable.endpoint_dial_seconds),
+        *_both_ways(MetricTable.proxied_bytes),
     ),
 )
-TABLES = (_BY_ENDPOINT, _BY_FRONTEND, _PROXIED)
-"""All series by Service."""
-
-FORWARDED_CONNECTIONS = Described(
-    "counter",
-    "steersman_forwarded_connections_total",
-    "Number of connections to endpoints of all Services.",
-)
-FORWARDED_PACKETS = Described(
-    "counter",
-    "steersman_forwarded_packets_total",
-    "Number of packets passed on for all Services.",
-    ("direction",),
-)
-FORWARDED_BYTES = Described(
-    "counter",
-    "steersman_forwarded_bytes_total",
-    "Number of bytes passed on for all Services.",
-    ("direction",),
-)
-FAILED_DIALS = Described(
-    "counter", "steersman_failed_dials_total", "Number of dials refused or not answered."
-)
-DIAL_SECONDS = Described(
-    "histogram", "steersman_dial_seconds", "Seconds until an endpoint answered."
-)
-PROXIED = Described("gauge", "steersman_proxied_connections", "Number of open connections.")
-REFUSED = Described(
-    "counter",
-    "steersman_refused_connections_total",
-    "Number of connections and datagrams refused for want of descriptors.",
-)
-MODE_EVENTS = Described(
-    "counter",
-    "steersman_mode_events_total",
-    "Number of times that something happened to packets and sockets.",
-    ("event",),
-)
-TABLE_ENTRIES = Described(
-    "gauge",
-    "steersman_mode_table_entries",
-    "Number of entries in a table of connections.",
-    ("table",),
-)
-TABLE_CAPACITY = Described(
-    "gauge",
-    "steersman_mode_table_capacity",
-    "Number of entries that a table of connections can hold.",
-    ("table",),
-)
-SUMS = (
-    *(FORWARDED_CONNECTIONS, FORWARDED_PACKETS, FORWARDED_BYTES),
-    *(FAILED_DIALS, DIAL_SECONDS, PROXIED, REFUSED),
-    *(MODE_EVENTS, TABLE_ENTRIES, TABLE_CAPACITY),
-)
-"""All sums over Services; modes have some of them (`ModeSpec.sums`)."""
 
 
 class ModeMetrics:
@@ -220,23 +163,28 @@ def counts_of(stats: ConnectionStats) -> Counts:
 
 def _node_totals(totals: NodeTotals) -> Iterator[Metric]:
     if totals.connections is not None:
-        yield FORWARDED_CONNECTIONS.at(totals.connections)
+        yield MetricTable.forwarded_connections.at(totals.connections)
         moved = totals.traffic or ()
         # A proxy in this process counts bytes, but no packets.
         packets = moved[:2] if totals.proxy is None else ()
-        for metric, counts in ((FORWARDED_PACKETS, packets), (FORWARDED_BYTES, moved[2:])):
+        for metric, counts in (
+            (MetricTable.forwarded_packets, packets),
+            (MetricTable.forwarded_bytes, moved[2:]),
+        ):
             if counts:
                 yield metric.of(((way,), n) for way, n in zip(_BOTH_WAYS, counts, strict=True))
     if (proxy := totals.proxy) is not None:  # only a proxy in this process has these
-        yield FAILED_DIALS.at(proxy.failures)
+        yield MetricTable.failed_dials.at(proxy.failures)
         ends = [end for end, _ in proxy.buckets if not math.isinf(end)]
         sizes = [size for _, size in proxy.buckets]
-        yield DIAL_SECONDS.buckets([((), ends, sizes, proxy.seconds)])
-        yield PROXIED.at(proxy.open_connections)
-        yield REFUSED.at(proxy.refused)
+        yield MetricTable.dial_seconds.histogram([((), ends, sizes, proxy.seconds)])
+        yield MetricTable.proxied_connections.at(proxy.open_connections)
+        yield MetricTable.refused_connections.at(proxy.refused)
     if totals.events:
-        yield MODE_EVENTS.of(((event,), count) for event, count in totals.events.items())
+        yield MetricTable.mode_events.of(
+            ((event,), count) for event, count in totals.events.items()
+        )
     if totals.tables:
         rows = totals.tables.items()
-        yield TABLE_ENTRIES.of(((table,), entries) for table, (entries, _) in rows)
-        yield TABLE_CAPACITY.of(((table,), capacity) for table, (_, capacity) in rows)
+        yield MetricTable.table_entries.of(((table,), entries) for table, (entries, _) in rows)
+        yield MetricTable.table_capacity.of(((table,), capacity) for table, (_, capacity) in rows)

@@ -14,7 +14,9 @@ import math
 from bisect import bisect_left
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from itertools import accumulate
-from typing import Generic, Literal, NamedTuple, TypeAlias, TypeVar
+from typing import Any, ClassVar, Generic, Literal, NamedTuple, TypeAlias, TypeVar, overload
+
+import msgspec
 
 Kind: TypeAlias = Literal["counter", "gauge", "histogram"]
 Rows: TypeAlias = Iterable[tuple[Sequence[str], float]]
@@ -45,13 +47,68 @@ class Metric(NamedTuple):
     samples: Iterable[Sample]
 
 
-class Described(NamedTuple):
-    """A metric as the reference page lists it."""
+class Counter:
+    """A value that only grows."""
 
-    kind: Kind
+    kind: ClassVar[Kind] = "counter"
+
+    def __init__(self) -> None:
+        self.value = 0.0
+
+    def inc(self, amount: float = 1) -> None:
+        """Add an amount, which is not negative."""
+        if amount < 0:
+            raise ValueError(f"a counter cannot grow by {amount}")
+        self.value += amount
+
+
+class Gauge:
+    """A value that goes up and down."""
+
+    kind: ClassVar[Kind] = "gauge"
+
+    def __init__(self) -> None:
+        self.value = 0.0
+
+    def set(self, value: float) -> None:
+        """Replace the value."""
+        self.value = value
+
+
+class Histogram:
+    """Numbers of observations by size, and their sum."""
+
+    kind: ClassVar[Kind] = "histogram"
+
+    def __init__(self, bounds: Sequence[float] = ()) -> None:
+        """Start at zero, with these upper bounds in ascending order."""
+        self.bounds = bounds
+        self.counts = [0] * (len(bounds) + 1)
+        self.sum = 0.0
+
+    def observe(self, amount: float) -> None:
+        """Count an observation."""
+        self.counts[bisect_left(self.bounds, amount)] += 1
+        self.sum += amount
+
+
+ChildT = TypeVar("ChildT", bound=Counter | Gauge | Histogram)
+
+
+class Declared(msgspec.Struct, Generic[ChildT], frozen=True):
+    """The declaration of a metric, and what makes it of values that are known elsewhere."""
+
+    child: type[ChildT]
     name: str
+    """In full, with `_total` if it is a counter."""
     text: str
+    """The HELP text, a sentence."""
     labels: tuple[str, ...] = ()
+
+    @property
+    def kind(self) -> Kind:
+        """The type in the text of a scrape."""
+        return self.child.kind
 
     def of(self, rows: Rows) -> Metric:
         """Return a counter or gauge with these samples."""
@@ -67,7 +124,7 @@ class Described(NamedTuple):
         """Return a counter or gauge without labels."""
         return self.of([((), value)])
 
-    def buckets(
+    def histogram(
         self, rows: Iterable[tuple[Sequence[str], Sequence[float], Sequence[int], float]]
     ) -> Metric:
         """Return a histogram.
@@ -91,73 +148,47 @@ class Described(NamedTuple):
         return dict(zip(self.labels, values, strict=True))
 
 
-# -- Values that the program counts ----------------------------------------------------------------
+class Counted(Declared[ChildT], frozen=True):
+    """A metric that the program counts: as an attribute of a `Registry`, it has its values."""
 
+    buckets: tuple[float, ...] = ()
+    """Upper bounds of a histogram."""
 
-class Counter:
-    """A value that only grows."""
+    @overload
+    def __get__(self, registry: None, owner: type[Registry]) -> Counted[ChildT]: ...
+    @overload
+    def __get__(self, registry: Registry, owner: type[Registry]) -> Labelled[ChildT]: ...
+    def __get__(
+        self, registry: Registry | None, owner: type[Registry]
+    ) -> Counted[ChildT] | Labelled[ChildT]:
+        """Return the values; raise KeyError if the registry does not have the metric."""
+        if registry is None:
+            return self
+        labelled: Labelled[ChildT] = registry.by_name[self.name]
+        return labelled
 
-    def __init__(self) -> None:
-        self.value = 0.0
-
-    def inc(self, amount: float = 1) -> None:
-        """Add an amount, which is not negative."""
-        if amount < 0:
-            raise ValueError(f"a counter cannot grow by {amount}")
-        self.value += amount
-
-
-class Gauge:
-    """A value that goes up and down."""
-
-    def __init__(self) -> None:
-        self.value = 0.0
-
-    def set(self, value: float) -> None:
-        """Replace the value."""
-        self.value = value
-
-
-class Histogram:
-    """Numbers of observations by size, and their sum."""
-
-    def __init__(self, bounds: Sequence[float] = ()) -> None:
-        """Start at zero, with these upper bounds in ascending order."""
-        self.bounds = bounds
-        self.counts = [0] * (len(bounds) + 1)
-        self.sum = 0.0
-
-    def observe(self, amount: float) -> None:
-        """Count an observation."""
-        self.counts[bisect_left(self.bounds, amount)] += 1
-        self.sum += amount
-
-
-ChildT = TypeVar("ChildT", bound=Counter | Gauge | Histogram)
+    def zero(self) -> ChildT:
+        """Return a value that has counted nothing yet."""
+        child: Callable[..., ChildT] = self.child
+        return child(self.buckets) if self.child is Histogram else child()
 
 
 class Labelled(Generic[ChildT]):
     """A metric that the program counts, with a value for each set of labels."""
 
-    def __init__(self, make: Callable[[], ChildT], described: Described) -> None:
-        """Create it. Without labels it has its one value, zero, from the start.
-
-        Args:
-            make: creates a value.
-            described: names of the metric and of its labels.
-        """
-        self._make = make
-        self._described = described
+    def __init__(self, declared: Counted[ChildT]) -> None:
+        """Create it. Without labels it has its one value, zero, from the start."""
+        self._declared = declared
         self._children: dict[tuple[str, ...], ChildT] = {}
-        if not described.labels:
+        if not declared.labels:
             self()
 
     def __call__(self, *labels: str) -> ChildT:
         """Return the value for these labels."""
         child = self._children.get(labels)
         if child is None:
-            self._described.labelled(labels)  # as many as it has
-            child = self._children[labels] = self._make()
+            self._declared.labelled(labels)  # as many as it has
+            child = self._children[labels] = self._declared.zero()
         return child
 
     def clear(self) -> None:
@@ -173,12 +204,15 @@ class Labelled(Generic[ChildT]):
                 histograms.append((labels, child.bounds, tuple(child.counts), child.sum))
             else:
                 simple.append((labels, child.value))
-        if self._described.kind == "histogram":
-            return self._described.buckets(histograms)
-        return self._described.of(simple)
+        if self._declared.child is Histogram:
+            return self._declared.histogram(histograms)
+        return self._declared.of(simple)
 
 
-# -- As text, piece by piece: a cluster has tens of thousands of series ----------------------------
+class Registry:
+    """Has declared metrics as attributes of its class: `registry.NAME(labels)` is a value."""
+
+    by_name: dict[str, Labelled[Any]]
 
 
 def accepted_type(accept: str) -> str:
@@ -189,7 +223,9 @@ def accepted_type(accept: str) -> str:
 
 
 def exposition(metrics: Iterable[Metric], accept: str = "") -> tuple[Iterator[bytes], str]:
-    """Encode metrics in the format that a client accepts.
+    """Encode metrics in the format that a client accepts, piece by piece.
+
+    A cluster has tens of thousands of series.
 
     Args:
         metrics: read while the pieces are consumed; do that off the event loop.

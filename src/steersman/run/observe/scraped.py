@@ -1,8 +1,4 @@
-"""Metrics that are collected when scraped: of values that are known elsewhere.
-
-Each is a row with name, type, labels and meaning, which the reference page (docs/metrics.md) lists.
-Metrics that the program counts itself are in metrics.py, series by Service in service_metrics.py.
-"""
+"""Metrics that are collected when scraped: of values that are known elsewhere."""
 
 from __future__ import annotations
 
@@ -13,83 +9,17 @@ from pathlib import Path
 from typing import TypeAlias
 
 from steersman.model.world import ProcessStatus
-from steersman.run.observe.prometheus import Described, Metric
+from steersman.run.observe.metric_table import MetricTable
+from steersman.run.observe.prometheus import Counter, Declared, Metric
 from steersman.source.base import SourceStats
 
 Collect: TypeAlias = Callable[[], Iterator[Metric]]
 
-
-CONNTRACK_ENTRIES = Described(
-    "gauge", "steersman_conntrack_entries", "Number of entries in the conntrack table."
-)
-CONNTRACK_LIMIT = Described(
-    "gauge",
-    "steersman_conntrack_entries_limit",
-    "Number of entries that the conntrack table can hold.",
-)
-NFACCT = {
-    "ct_state_invalid_dropped_pkts": Described(
-        "counter",
-        "kubeproxy_iptables_ct_state_invalid_dropped_packets_total",
-        "Number of packets that were dropped because conntrack found them invalid.",
-    ),
-    "localhost_nps_accepted_pkts": Described(
-        "counter",
-        "kubeproxy_iptables_localhost_nodeports_accepted_packets_total",
-        "Number of packets accepted on node ports of loopback addresses.",
-    ),
+NFACCT: Mapping[str, Declared[Counter]] = {
+    "ct_state_invalid_dropped_pkts": MetricTable.invalid_packets_dropped,
+    "localhost_nps_accepted_pkts": MetricTable.localhost_node_port_packets,
 }
 """nfacct objects of the iptables mode, and the metrics that show them."""
-WATCH_ERRORS = Described(
-    "counter",
-    "steersman_watch_errors_total",
-    "Number of failed requests and watches.",
-    ("kind", "reason"),
-)
-SOURCE_CONNECTED = Described(
-    "gauge",
-    "steersman_source_connected",
-    "1 while a watch of this kind of object is open at the API server, else 0.",
-    ("kind",),
-)
-SOURCE_QUIET = Described(
-    "gauge",
-    "steersman_source_quiet_seconds",
-    "Seconds since the API server last sent anything.",
-)
-CONDITION = Described(
-    "gauge",
-    "steersman_condition",
-    "1 for the status that a condition of the process has (true, false or unknown), else 0.",
-    ("condition", "status"),
-)
-CONDITION_SINCE = Described(
-    "gauge",
-    "steersman_condition_since_timestamp_seconds",
-    "Unix time at which a condition of the process got its status.",
-    ("condition",),
-)
-OLDEST_CHANGE = Described(
-    "gauge",
-    "steersman_oldest_change_waiting_seconds",
-    "Seconds that the oldest change not yet in force has been waiting; 0 if none waits.",
-)
-SERVICE_PORTS = Described(
-    "gauge", "steersman_service_ports", "Number of ServicePorts planned, in both families."
-)
-SCRAPED = (
-    CONNTRACK_ENTRIES,
-    CONNTRACK_LIMIT,
-    *NFACCT.values(),
-    WATCH_ERRORS,
-    SOURCE_CONNECTED,
-    SOURCE_QUIET,
-    CONDITION,
-    CONDITION_SINCE,
-    OLDEST_CHANGE,
-    SERVICE_PORTS,
-)
-"""The metrics of this module, for the reference page."""
 
 
 def conntrack_usage(usage: Callable[[], tuple[int, int]]) -> Collect:
@@ -104,8 +34,8 @@ def conntrack_usage(usage: Callable[[], tuple[int, int]]) -> Collect:
             entries, maximum = usage()
         except OSError:
             return
-        yield CONNTRACK_ENTRIES.at(entries)
-        yield CONNTRACK_LIMIT.at(maximum)
+        yield MetricTable.conntrack_entries.at(entries)
+        yield MetricTable.conntrack_limit.at(maximum)
 
     return collect
 
@@ -136,14 +66,14 @@ def source_state(stats: SourceStats, clock: Callable[[], float]) -> Collect:
 
     def collect() -> Iterator[Metric]:
         kinds = tuple(stats.kinds.items())
-        yield WATCH_ERRORS.of(
+        yield MetricTable.watch_errors.of(
             ((kind, reason), count)
             for kind, each in kinds
             for reason, count in tuple(each.errors.items())
         )
-        yield SOURCE_CONNECTED.of(((kind,), each.connected) for kind, each in kinds)
+        yield MetricTable.source_connected.of(((kind,), each.connected) for kind, each in kinds)
         if (last := stats.last_event) is not None:
-            yield SOURCE_QUIET.at(max(0.0, clock() - last))
+            yield MetricTable.source_quiet.at(max(0.0, clock() - last))
 
     return collect
 
@@ -157,28 +87,14 @@ def process_state(status: ProcessStatus, waiting: float, service_ports: int) -> 
         service_ports: number of planned ServicePorts.
     """
     conditions = status.conditions
-    yield CONDITION.of(
+    yield MetricTable.condition.of(
         ((each.type, word.lower()), each.status == word)
         for each in conditions
         for word in ("True", "False", "Unknown")
     )
-    yield CONDITION_SINCE.of(((each.type,), each.since) for each in conditions)
-    yield OLDEST_CHANGE.at(waiting)
-    yield SERVICE_PORTS.at(service_ports)
-
-
-_MEMORY = Described("gauge", "process_virtual_memory_bytes", "Virtual memory size in bytes.")
-_RESIDENT = Described("gauge", "process_resident_memory_bytes", "Resident memory size in bytes.")
-_STARTED = Described(
-    "gauge",
-    "process_start_time_seconds",
-    "Start time of the process since unix epoch in seconds.",
-)
-_CPU = Described(
-    "counter", "process_cpu_seconds_total", "Total user and system CPU time spent in seconds."
-)
-_OPEN = Described("gauge", "process_open_fds", "Number of open file descriptors.")
-_MOST_OPEN = Described("gauge", "process_max_fds", "Maximum number of open file descriptors.")
+    yield MetricTable.condition_since.of(((each.type,), each.since) for each in conditions)
+    yield MetricTable.oldest_change.at(waiting)
+    yield MetricTable.service_ports.at(service_ports)
 
 
 def process_metrics(proc: Path = Path("/proc")) -> Iterator[Metric]:
@@ -191,9 +107,9 @@ def process_metrics(proc: Path = Path("/proc")) -> Iterator[Metric]:
     except (OSError, IndexError):
         return
     ticks = os.sysconf("SC_CLK_TCK")
-    yield _MEMORY.at(float(stat[20]))
-    yield _RESIDENT.at(float(stat[21]) * os.sysconf("SC_PAGE_SIZE"))
-    yield _STARTED.at(float(stat[19]) / ticks + float(boot))
-    yield _CPU.at((float(stat[11]) + float(stat[12])) / ticks)
-    yield _OPEN.at(descriptors)
-    yield _MOST_OPEN.at(float(limits[0]) if limits[0] != b"unlimited" else math.inf)
+    yield MetricTable.virtual_memory.at(float(stat[20]))
+    yield MetricTable.resident_memory.at(float(stat[21]) * os.sysconf("SC_PAGE_SIZE"))
+    yield MetricTable.start_time.at(float(stat[19]) / ticks + float(boot))
+    yield MetricTable.cpu_seconds.at((float(stat[11]) + float(stat[12])) / ticks)
+    yield MetricTable.open_fds.at(descriptors)
+    yield MetricTable.max_fds.at(float(limits[0]) if limits[0] != b"unlimited" else math.inf)

@@ -27,7 +27,8 @@ import msgspec
 from steersman.model.names import ServicePortName
 from steersman.model.plan import ServicePlan
 from steersman.model.stats import frontend_label
-from steersman.run.observe.prometheus import Described, Metric
+from steersman.run.observe import prometheus
+from steersman.run.observe.prometheus import Declared, Metric
 
 MOST_SERIES = 5_000
 """Series of a page, apart from one more for each metric."""
@@ -46,8 +47,8 @@ Values: TypeAlias = tuple[float, ...]
 class Column(NamedTuple):
     """The meaning of one position in the values of a row."""
 
-    metric: str
-    help: str
+    metric: Declared[prometheus.Counter]
+    """Its labels are those of a ServicePort, `endpoint` or `frontend`, and perhaps `direction`."""
     direction: str = ""
 
 
@@ -213,15 +214,11 @@ def _choose(
 def _series(table: Table, lines: Sequence[tuple[tuple[str, ...], Values]]) -> Iterator[Metric]:
     """Yield a counter for each metric of a table that some line has values for."""
     width = max(len(values) for _, values in lines)
-    places: dict[str, list[tuple[int, Column]]] = {}
+    places: dict[Declared[prometheus.Counter], list[tuple[int, Column]]] = {}
     for place, column in enumerate(table.columns[:width]):
         places.setdefault(column.metric, []).append((place, column))
-    labels = ("namespace", "service", "port", "protocol", table.label)
     for metric, columns in places.items():
-        first = columns[0][1]
-        directed = ("direction",) if first.direction else ()
-        described = Described("counter", metric, first.help, (*labels, *directed))
-        yield described.streamed(_samples(lines, columns))
+        yield metric.streamed(_samples(lines, columns))
 
 
 def _samples(

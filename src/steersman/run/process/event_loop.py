@@ -23,7 +23,8 @@ from collections.abc import Callable, Coroutine, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any, TypeVar
 
-from steersman.run.observe.prometheus import Described, Metric
+from steersman.run.observe.metric_table import MetricTable
+from steersman.run.observe.prometheus import Metric
 from steersman.run.serve.connections import ListenError
 
 # -- Memory ----------------------------------------------------------------------------------------
@@ -94,14 +95,6 @@ _THREADS = "steersman-work"
 # The loop
 
 
-HOLD = Described(
-    "histogram",
-    "steersman_event_loop_hold_seconds",
-    "Seconds of an iteration of the event loop, during which nothing else is answered.",
-    ("clock",),
-)
-
-
 class Holds:
     """Durations of loop iterations, by the wall clock and in CPU time.
 
@@ -134,7 +127,7 @@ class Holds:
 
     def collect(self) -> Iterator[Metric]:
         """Yield the histogram."""
-        yield HOLD.buckets(
+        yield MetricTable.loop_holds.histogram(
             ((clock,), BUCKETS, tuple(counts), self._sums[clock])
             for clock, counts in self._counts.items()
         )

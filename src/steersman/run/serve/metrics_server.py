@@ -26,8 +26,10 @@ from steersman.model.addresses import without_password
 from steersman.model.errors import ApplyError, BusyError
 from steersman.run.observe.metrics import Metrics
 from steersman.run.observe.prometheus import (
+    Counted,
     Counter,
-    Described,
+    Declared,
+    Gauge,
     Labelled,
     Metric,
     accepted_type,
@@ -48,9 +50,9 @@ _MOST_DIGITS = 9
 _LONGEST_NAME = 253
 _EMULATES = "1.36"
 _JSON = "application/json"
-_CHECK = Described("gauge", "kubernetes_healthcheck", "1 while a check succeeds.", ("name", "type"))
-_CHECKS = Described(
-    "counter",
+_CHECK = Declared(Gauge, "kubernetes_healthcheck", "1 while a check succeeds.", ("name", "type"))
+_CHECKS = Counted(
+    Counter,
     "kubernetes_healthchecks_total",
     "Number of checks by result.",
     ("name", "type", "status"),
@@ -193,7 +195,7 @@ def _filter(query: Mapping[str, str]) -> ServiceFilter | str:
 
 def _slis(healthy: Callable[[], bool]) -> Page:
     """Return the page of `/metrics/slis`, in the format of Kubernetes components."""
-    checks = Labelled(Counter, _CHECKS)
+    checks = Labelled(_CHECKS)
 
     def page(request: Request) -> Answer:
         good = healthy()
