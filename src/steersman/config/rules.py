@@ -18,7 +18,7 @@ from steersman.config.errors import (
     required,
     unsupported,
 )
-from steersman.config.features import GATES, enabled, suggest, unknown
+from steersman.config.features import enabled
 from steersman.config.go import Duration, parse_int, split_address
 from steersman.config.types import (
     IPVS,
@@ -71,8 +71,6 @@ def validate(config: ProxyConfig, *, strict_upstream: bool = False) -> list[Fiel
 
 def _errors(config: ProxyConfig, strict_upstream: bool) -> Iterator[FieldError]:
     """Yield the errors, section by section."""
-    yield from validate_feature_gates(config.feature_gates, f"{ROOT}.featureGates")
-
     # Sections: that of iptables always, others if the mode uses them.
     yield from validate_masquerade_bit(config.iptables, f"{ROOT}.KubeProxyIPTablesConfiguration")
     spec = spec_of(config.mode)
@@ -120,13 +118,6 @@ def _errors(config: ProxyConfig, strict_upstream: bool) -> Iterator[FieldError]:
         detail = "must be a valid port range (e.g. 300-2000)"
         yield invalid(f"{ROOT}.PortRange", config.port_range, detail)
     yield from validate_steersman(config.steersman, f"{ROOT}.steersman")
-
-
-def validate_feature_gates(gates: dict[str, bool], path: str) -> Iterator[FieldError]:
-    """Check that every gate exists, now or in an earlier release; report the first one."""
-    for name in unknown(gates):
-        yield invalid(path, gates, f"unrecognized feature gate: {name}{suggest(name, GATES)}")
-        return
 
 
 def validate_masquerade_bit(section: IPTables | NFTables, path: str) -> Iterator[FieldError]:

@@ -307,7 +307,7 @@ class BothForms(Section, frozen=True):
     """Fields that come first in both forms, in upstream's order."""
 
     feature_gates: Annotated[dict[str, bool] | None, RESTART] = None
-    """Feature gates by name; retired ones are ignored with a warning."""
+    """Feature gates by name; those without effect here are ignored with a warning."""
     client_connection: Annotated[ClientConnection, RESTART] = ClientConnection()
     """Access to the API server."""
     logging: Logging = Logging()

@@ -156,7 +156,7 @@ def test_what_older_guides_print() -> None:
         "flag --cleanup-iptables is deprecated: use --cleanup instead",
         "flag --logtostderr is deprecated: it has no effect; remove it",
         "flag --healthz-port is deprecated: use --healthz-bind-address instead",
-        "feature gate ExperimentalCriticalPodAnnotation is retired and has no effect; remove it",
+        "feature gate ExperimentalCriticalPodAnnotation has no effect here",
     )
 
 

@@ -5,7 +5,7 @@ from steersman.config import ProxyConfig, load, to_failover_settings, validate
 from steersman.config.commandline import assign
 from steersman.config.convert import apply_platform_defaults
 from steersman.config.errors import FieldError, printed
-from steersman.config.features import GATES, RETIRED, enabled, gate_warnings
+from steersman.config.features import enabled, gate_warnings
 from steersman.config.go import Duration, Quantity
 from steersman.config.rules import _FAILOVER_RANGES, parse_port_range, validate_dual_stack_cidrs
 from steersman.config.types import FailoverSection, LogOptions, StateServer, VModule
@@ -187,9 +187,6 @@ def test_the_defaults_are_valid() -> None:
          'steersman.failover.longestRest: Invalid value: "100ms": must not be less than rest'),
         (GOOD, "steersman.api_servers", ("https://a", ""),
          'steersman.apiServers[1]: Invalid value: "": must not be empty'),
-        (GOOD, "feature_gates", {"WatchListCliant": True, "AllBeta": False, "SCTPSupport": True},
-         'featureGates: Invalid value: {"AllBeta":false,"SCTPSupport":true,"WatchListCliant":true}'
-         ": unrecognized feature gate: WatchListCliant (did you mean WatchListClient?)"),
     ],
 )  # fmt: skip
 def test_each_rule(base: ProxyConfig, path: str, value: object, expected: str) -> None:
@@ -225,12 +222,10 @@ def test_all_errors_come_in_upstreams_order() -> None:
         "mode": "foo",
         "linux.oom_score_adj": 5000,
         "iptables.masquerade_bit": 99,
-        "feature_gates": {"Nope": True},
     }.items():
         config = assign(config, path, value)
     paths = [text.partition(":")[0] for text in texts(config)]
     assert paths == [
-        "featureGates",
         "KubeProxyIPTablesConfiguration.MasqueradeBit",
         "KubeProxyLinuxConfiguration.OOMScoreAdj",
         "Mode.ProxyMode",
@@ -285,20 +280,19 @@ def test_values_are_printed_as_upstream_does(value: object, shown: str) -> None:
 
 
 def test_gates_say_so_themselves_or_by_stage_or_by_default() -> None:
-    assert enabled({}, "WatchListClient")
-    assert not enabled({"AllBeta": False}, "WatchListClient")
-    assert enabled({"AllBeta": False, "WatchListClient": True}, "WatchListClient")
+    assert enabled({}, "ComponentFlagz")
+    assert not enabled({"AllBeta": False}, "ComponentFlagz")
+    assert enabled({"AllBeta": False, "ComponentFlagz": True}, "ComponentFlagz")
     assert not enabled({}, "LoggingAlphaOptions")
     assert enabled({"AllAlpha": True}, "LoggingAlphaOptions")
     assert enabled({"AllBeta": False, "AllAlpha": False}, "AllowServiceExternalIPs")
+    assert not enabled({"AllowServiceExternalIPs": False}, "AllowServiceExternalIPs")
 
 
-def test_retired_gates_are_warned_of() -> None:
-    gates = {"ExperimentalCriticalPodAnnotation": True, "WatchListClient": True}
-    (warning,) = gate_warnings(gates)
-    assert "ExperimentalCriticalPodAnnotation" in warning
+def test_gates_without_effect_are_warned_of() -> None:
+    gates = {"SCTPSupport": True, "ComponentFlags": False, "AllBeta": False, "AllAlpha": True}
+    assert list(gate_warnings({**gates, "LoggingAlphaOptions": True})) == [
+        "feature gate ComponentFlags has no effect here (did you mean ComponentFlagz?)",
+        "feature gate SCTPSupport has no effect here",
+    ]
     assert texts(replace(GOOD, feature_gates=gates)) == []
-
-
-def test_no_gate_is_both_known_and_retired() -> None:
-    assert not set(GATES) & RETIRED
