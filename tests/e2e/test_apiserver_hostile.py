@@ -14,7 +14,7 @@ import pytest
 
 from steersman.source import lister, watch
 from steersman.source.base import MAX_RETRY_AFTER
-from steersman.source.client import body_chunks
+from steersman.source.bodies import body_chunks
 from steersman.source.kubeconfig import ClusterAccess
 from tests.support.apiserver.reading import WORLD, Reading, reading, service, timing, until
 from tests.support.apiserver.server import ApiServer

@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from steersman.source.client import body_chunks
+from steersman.source.bodies import body_chunks
 from steersman.source.http import HttpClient, Response
 from steersman.source.http_connection import HttpError
 from tests.support.apiserver.reading import until

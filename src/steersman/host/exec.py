@@ -80,15 +80,22 @@ class SubprocessExec:
     """Runs programs as child processes."""
 
     def __init__(
-        self, prefix: Sequence[str] = (), environment: Mapping[str, str] | None = None
+        self,
+        prefix: Sequence[str] = (),
+        environment: Mapping[str, str] | None = None,
+        *,
+        max_output: int | None = None,
     ) -> None:
         """Set what all commands have in common.
 
         Args:
             prefix: words before each command, such as `ip netns exec NAME`.
             environment: variables to add to our own.
+            max_output: bytes of its output, or of its messages, beyond which a program without
+                input is killed (OSError); None for a program that is trusted.
         """
         self.prefix = tuple(prefix)
+        self._max_output = max_output
         path = os.environ.get("PATH", "")
         self._environment = {
             **os.environ,
@@ -102,7 +109,10 @@ class SubprocessExec:
     ) -> Result:
         """Run a program to its end, see `Exec.run`; cancelling ends it."""
         process = await self._start(argv, fed=bool(stdin))
-        talk = asyncio.ensure_future(process.communicate(stdin or None))
+        if self._max_output is None or stdin:
+            talk = asyncio.ensure_future(process.communicate(stdin or None))
+        else:
+            talk = asyncio.ensure_future(_communicate(process, self._max_output))
         async with _ended(argv[0], process, talk):
             stdout, stderr = await _said(argv[0], talk, timeout, writer=bool(stdin))
         assert process.returncode is not None
@@ -183,16 +193,33 @@ class SubprocessExec:
             raise OSError(errno.EAGAIN, f"{argv[0]} cannot be waited for: {error}") from error
 
 
+async def _communicate(process: asyncio.subprocess.Process, most: int) -> tuple[bytes, bytes]:
+    """Return what a program writes until it ends, at most so many bytes of each."""
+
+    async def read(stream: asyncio.StreamReader | None) -> bytes:
+        assert stream
+        data = bytearray()
+        while chunk := await stream.read(1 << 16):
+            data += chunk
+            if len(data) > most:
+                raise OSError(errno.EFBIG, f"it wrote more than {most} bytes")
+        return bytes(data)
+
+    stdout, stderr = await asyncio.gather(read(process.stdout), read(process.stderr))
+    await process.wait()
+    return stdout, stderr
+
+
 @contextlib.asynccontextmanager
 async def _ended(
     program: str, process: asyncio.subprocess.Process, talk: asyncio.Future[tuple[bytes, bytes]]
 ) -> AsyncIterator[None]:
-    """Kill the whole process group at the end of the block, unless `talk` has ended with it."""
+    """Kill the whole process group at the end of the block, unless it and `talk` have ended."""
     try:
         yield
     finally:
         # Do not wait for longer than the kernel needs.
-        if not talk.done():
+        if not talk.done() or process.returncode is None:
             with contextlib.suppress(ProcessLookupError):
                 if sys.platform == "win32":
                     process.kill()

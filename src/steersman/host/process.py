@@ -184,8 +184,16 @@ _THREADS = DaemonThreads()
 
 
 async def in_thread(call: Callable[..., T], *args: Any) -> T:
-    """Call a blocking function in a thread; when cancelled, stop waiting for it."""
-    return await asyncio.get_running_loop().run_in_executor(_THREADS, call, *args)
+    """Call a blocking function in a thread; when cancelled, stop waiting for it.
+
+    Raises:
+        OSError: no thread can be started, and whatever the function raises.
+    """
+    try:
+        done = asyncio.get_running_loop().run_in_executor(_THREADS, call, *args)
+    except RuntimeError as error:
+        raise OSError(f"no thread can be started: {error}") from error
+    return await done
 
 
 async def to_thread_to_end(call: Callable[P, T], /, *args: P.args, **kwargs: P.kwargs) -> T:

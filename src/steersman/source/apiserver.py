@@ -12,7 +12,8 @@ import msgspec
 
 from steersman.model.kube import Node, Pod
 from steersman.source.base import EventHandler, SourceStats, Timing
-from steersman.source.client import ApiClient, body_chunks
+from steersman.source.bodies import body_chunks
+from steersman.source.client import ApiClient
 from steersman.source.credentials import Credentials
 from steersman.source.kubeconfig import ClusterAccess
 from steersman.source.lister import Lister, Listing

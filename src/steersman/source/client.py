@@ -10,103 +10,23 @@ from __future__ import annotations
 import asyncio
 import logging
 import os
-import zlib
 from collections.abc import AsyncIterator, Mapping, Sequence
 from contextlib import asynccontextmanager
 from types import TracebackType
 from typing import Self
-from urllib.parse import urlsplit
 
 import msgspec
 
-from steersman.model.addresses import canonical_cidr, canonical_ip, in_cidr
 from steersman.source.base import LogThrottle, Pace, ServerOrder, SourceStats, Timing
-from steersman.source.credentials import CredentialError, Credentials, TlsContexts, TlsError
+from steersman.source.bodies import body_chunks
+from steersman.source.credentials import CredentialError, Credentials
 from steersman.source.http import HttpClient, Response
 from steersman.source.http_connection import HttpError
 from steersman.source.kubeconfig import ClusterAccess
 from steersman.source.protobuf import CONTENT_TYPE, Message, unwrap
+from steersman.source.proxies import environment_proxy
+from steersman.source.tls import TlsContexts, TlsError
 from steersman.source.wire import MAX_LINE, ApiError, Status, decode_status, shown
-
-# -- Proxies and bodies ----------------------------------------------------------------------------
-
-_PIECE = 256 << 10  # bytes decompressed at a time, in about a millisecond
-
-
-def environment_proxy(server: str, environ: Mapping[str, str]) -> str | None:
-    """Return the proxy for a server by `HTTPS_PROXY`, `HTTP_PROXY` and `NO_PROXY`, as in Go.
-
-    Loopback addresses never use one. `NO_PROXY` lists names (with their subdomains), addresses and
-    CIDRs.
-    """
-    parts = urlsplit(server)
-    proxies = {
-        name.lower().removesuffix("_proxy"): value
-        for name, value in environ.items()
-        if name.lower().endswith("_proxy")
-    }
-    proxy = proxies.get(parts.scheme)
-    if not proxy or _bypasses_proxy(parts.hostname or "", proxies.get("no", "")):
-        return None
-    return proxy if "://" in proxy else f"http://{proxy}"
-
-
-def _bypasses_proxy(host: str, no_proxy: str) -> bool:
-    address = canonical_ip(host)
-    if host == "localhost" or (address and (address.startswith("127.") or address == "::1")):
-        return True
-    for word in (part.strip().lower() for part in no_proxy.split(",")):
-        cidr = canonical_cidr(word)
-        if word == "*" or (word and word == host):
-            return True
-        if address and cidr and in_cidr(address, cidr):
-            return True
-        # `example.org`, `.example.org` and `*.example.org` mean all subdomains.
-        if word and not address and host.endswith("." + word.lstrip("*").lstrip(".")):
-            return True
-    return False
-
-
-async def body_chunks(response: Response) -> AsyncIterator[bytes]:
-    """Yield a body as it arrives, decompressed in small pieces.
-
-    A few kilobytes of gzip can be hundreds of megabytes of zeros.
-
-    Raises:
-        HttpError: the connection breaks, or the body cannot be decompressed.
-    """
-    encoding = response.headers.get("content-encoding", "identity").strip().lower()
-    if encoding == "identity":
-        while chunk := await response.read():
-            yield chunk
-        return
-    if encoding not in ("gzip", "x-gzip"):
-        raise _broken(f"it is compressed by {encoding[:40]!r}, which was not requested")
-    # Other tasks run between two pieces, so that a bomb does not block the event loop either.
-    gzip = zlib.decompressobj(wbits=16 + zlib.MAX_WBITS)
-    while rest := await response.read():
-        while True:
-            try:
-                piece = gzip.decompress(rest, _PIECE)
-            except zlib.error as error:
-                raise _broken(f"it is not gzip: {error}") from None
-            rest = gzip.unconsumed_tail
-            if piece:
-                yield piece
-            if gzip.unused_data:  # zlib would keep all of it
-                raise _broken("more follows the compressed data")
-            if not rest and len(piece) < _PIECE:
-                break
-            await asyncio.sleep(0)
-    if not gzip.eof:
-        raise _broken("it ended within compressed data")
-
-
-def _broken(why: str) -> HttpError:
-    return HttpError("connection", f"the body of an answer cannot be read: {why}")
-
-
-# -- Requests --------------------------------------------------------------------------------------
 
 JSON = "application/json"
 MAX_ERROR_BODY = 64 << 10

@@ -10,25 +10,26 @@ import asyncio
 import base64
 import json
 import logging
-import os
-import ssl
 import time
 from collections.abc import Callable, Mapping
-from contextlib import ExitStack
 from datetime import datetime
-from typing import Any, NamedTuple
+from typing import Any
 
 import msgspec
 
 from steersman.host.exec import Exec, SubprocessExec
 from steersman.host.files import read_file
 from steersman.source.kubeconfig import ClusterAccess, ExecPlugin
+from steersman.source.tls import KeyPair
 
 PLUGIN_TIMEOUT = 60.0
 EXPIRY_MARGIN = 10.0
 """Seconds before its expiry at which a credential is no longer used."""
 REFUSED_MARGIN = 10.0
 """Minimum seconds between two runs of a plugin if its credential is refused."""
+
+MAX_ANSWER = 1 << 20
+"""Bytes that a plugin may write."""
 
 _MAX_TOKEN_BYTES = 1 << 20
 
@@ -37,13 +38,6 @@ log = logging.getLogger("steersman.source")
 
 class CredentialError(Exception):
     """There is no credential; the message says what failed and what to do."""
-
-
-class KeyPair(NamedTuple):
-    """A client certificate with its key, in PEM."""
-
-    certificate: bytes
-    key: bytes
 
 
 class _PluginStatus(msgspec.Struct, frozen=True, rename="camel"):
@@ -65,7 +59,9 @@ class Credentials:
     def __init__(
         self,
         access: ClusterAccess,
-        make_exec: Callable[[Mapping[str, str]], Exec] = lambda env: SubprocessExec((), env),
+        make_exec: Callable[[Mapping[str, str]], Exec] = lambda env: SubprocessExec(
+            (), env, max_output=MAX_ANSWER
+        ),
         wall_clock: Callable[[], float] = time.time,
     ) -> None:
         """Configure the credentials; nothing is read yet.
@@ -176,19 +172,32 @@ class _Plugin:
         self._given: _PluginStatus | None = None
         self._asked = float("-inf")
         self._lock = asyncio.Lock()
+        self._failure = ""  # why the last run gave no credential
+        self._runs = 0
 
     def refused(self) -> None:
         if abs(self._now() - self._asked) >= REFUSED_MARGIN:  # the clock may have been set back
             self._given = None
 
     async def credential(self) -> _PluginStatus:
+        runs = self._runs
         async with self._lock:
             given = self._given
             expires = given.expiration_timestamp if given is not None else None
             expired = expires is not None and expires.timestamp() - EXPIRY_MARGIN <= self._now()
-            if given is None or expired:
-                self._asked = self._now()
+            if given is not None and not expired:
+                return given
+            # All that wait for one run share its failure: it may take a minute.
+            if self._failure and self._runs != runs:
+                raise CredentialError(self._failure)
+            self._asked, self._failure = self._now(), ""
+            try:
                 self._given = given = await self._run()
+            except CredentialError as error:
+                self._failure = str(error)
+                raise
+            finally:
+                self._runs += 1
             return given
 
     async def _run(self) -> _PluginStatus:
@@ -219,98 +228,3 @@ class _Plugin:
         if bool(status.client_certificate_data) != bool(status.client_key_data):
             raise CredentialError(f"{name}: its certificate and key must come together")
         return status
-
-
-# -- TLS -------------------------------------------------------------------------------------------
-
-
-_ALERTS = {
-    "ALERT_CERTIFICATE_EXPIRED": "the server refuses our client certificate: it has expired",
-    "ALERT_BAD_CERTIFICATE": "the server refuses our client certificate",
-    "ALERT_UNKNOWN_CA": "the server refuses our client certificate: it does not know its authority",
-    "ALERT_CERTIFICATE_REQUIRED": "the server requires a client certificate",
-}
-
-
-class TlsError(Exception):
-    """A certificate cannot be used; the message says which and why."""
-
-
-def tls_words(error: ssl.SSLError, where: str) -> str:
-    """Say in plain words why TLS with a server failed."""
-    text = str(error)
-    for alert, words in _ALERTS.items():
-        if alert in text:  # in TLS 1.3 it comes with the first bytes read
-            return f"TLS: {words}"
-    why = error.verify_message if isinstance(error, ssl.SSLCertVerificationError) else error.reason
-    return f"TLS: {where}: {why or text}"
-
-
-class TlsContexts:
-    """Makes the TLS context for the next connection; the same one until a certificate changes."""
-
-    def __init__(self, access: ClusterAccess) -> None:
-        self._access = access
-        self._inputs: tuple[bytes, KeyPair | None] | None = None
-        self._context: ssl.SSLContext | None = None
-
-    def current(self, pair: KeyPair | None) -> ssl.SSLContext:
-        """Return a context for the current certificate authority and this client certificate.
-
-        Raises:
-            TlsError: the authority or the certificate cannot be read or used.
-        """
-        ca = self._access.ca
-        try:
-            authority = ca.read() if ca else b""
-        except OSError as error:
-            raise TlsError(f"certificate authority: {error}") from error
-        if ca and not authority.decode("ascii", "ignore").strip():
-            # The file is being written; trusting the system's authorities instead is not meant.
-            raise TlsError(f"certificate authority: {ca.path or 'the text'} is empty")
-        # Making a context parses all authorities, which takes milliseconds.
-        inputs = (authority, pair)
-        if self._context is None or inputs != self._inputs:
-            self._context = _context(authority, pair, insecure=self._access.insecure)
-            self._inputs = inputs
-        return self._context
-
-
-def _context(authority: bytes, pair: KeyPair | None, *, insecure: bool) -> ssl.SSLContext:
-    if insecure:  # without the system's authorities, which take 1 MB
-        context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
-        context.check_hostname = False
-        context.verify_mode = ssl.CERT_NONE
-    else:
-        try:
-            context = ssl.create_default_context(cadata=authority.decode("ascii", "ignore") or None)
-        except (ssl.SSLError, ValueError) as error:
-            raise TlsError(f"certificate authority is not PEM: {error}") from error
-        # On since Python 3.13; it refuses the CAs that many clusters were set up with.
-        context.verify_flags &= ~ssl.VERIFY_X509_STRICT
-    if pair is not None:
-        # `ssl` loads only files, so the key gets one that no disk ever sees.
-        try:
-            with ExitStack() as stack:
-                certificate, key = (_private_file(stack, text) for text in pair)
-                # With an encrypted key OpenSSL would ask on the terminal; this makes it fail.
-                context.load_cert_chain(certificate, key, password="")
-        except (OSError, ValueError) as error:  # ssl.SSLError is an OSError
-            raise TlsError(f"client certificate or key cannot be used: {error}") from error
-    return context
-
-
-def _private_file(stack: ExitStack, text: bytes) -> str:
-    """Return the path of a file with this content that goes with the stack."""
-    if hasattr(os, "memfd_create"):
-        number = os.memfd_create("steersman-pem")
-        stack.callback(os.close, number)
-        os.write(number, text)
-        return f"/proc/self/fd/{number}"
-    import tempfile  # noqa: PLC0415 - 90 kB, for other systems than Linux
-
-    folder = stack.enter_context(tempfile.TemporaryDirectory())  # mode 0700
-    path = os.path.join(folder, "pem")
-    with open(path, "wb") as file:
-        file.write(text)
-    return path

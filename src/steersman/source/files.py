@@ -11,6 +11,7 @@ meaning of files is in manifests.py.
 from __future__ import annotations
 
 import asyncio
+import logging
 import math
 import os
 import stat
@@ -41,6 +42,7 @@ _RESCAN_SECONDS = 30.0  # without events: file systems of other machines (NFS) s
 _SETTLE_SECONDS = 0.02  # editors and tools make several changes at once
 _SETTLE_ROUNDS = 4
 _POLL_SECONDS = 0.1  # without inotify
+_RETRY_SECONDS = 1.0
 _WRITER_SECONDS = 2.0  # how long to wait for a file that is open for writing
 
 MAX_FILE_BYTES = 32 << 20
@@ -48,6 +50,8 @@ MAX_FILE_BYTES = 32 << 20
 MAX_TOTAL_BYTES = 256 << 20
 MAX_FILES = 10_000
 """Of one directory."""
+
+log = logging.getLogger("steersman.source")
 
 
 class _File(NamedTuple):
@@ -101,7 +105,12 @@ class FileSource:
             while True:
                 # Read the files that changed.
                 writing = frozenset(self._writing)
-                scan, combined = await in_thread(_read, self._directories, self._scan, writing)
+                try:
+                    scan, combined = await in_thread(_read, self._directories, self._scan, writing)
+                except OSError as error:  # there is no thread for it
+                    log.warning("manifests cannot be read now: %s; retrying", error)
+                    await asyncio.sleep(_RETRY_SECONDS)
+                    continue
                 changed = self._note(watch.read())
                 if self._writing.keys() - writing:
                     changed = True  # a file may have been truncated just as it was read

@@ -18,7 +18,6 @@ from urllib.parse import quote, urlencode, urlsplit
 import h11
 
 from steersman.host.connect import Headers, Route, connect_tcp
-from steersman.source.credentials import tls_words
 from steersman.source.http_connection import (
     AGENT,
     Body,
@@ -26,6 +25,7 @@ from steersman.source.http_connection import (
     HttpError,
     UnansweredError,
 )
+from steersman.source.tls import tls_words
 
 
 class Response:

@@ -19,7 +19,7 @@ import h11
 
 from steersman import __version__
 from steersman.host.connect import Route
-from steersman.source.credentials import tls_words
+from steersman.source.tls import tls_words
 
 AGENT = f"steersman/{__version__}"
 """The User-Agent header."""

@@ -12,19 +12,20 @@ import os
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
-from urllib.parse import unquote, urlsplit
+from urllib.parse import quote, unquote, urlsplit
 
 import msgspec
 
 from steersman.host.files import read_file
 from steersman.model.addresses import without_password
+from steersman.source.proxies import PROXY_SCHEMES, environment_proxy
 
 SERVICE_ACCOUNT = Path("/var/run/secrets/kubernetes.io/serviceaccount")
 EXEC_VERSIONS = ("client.authentication.k8s.io/v1", "client.authentication.k8s.io/v1beta1")
 _MAX_BYTES = 8 << 20
 _MAX_NODES = 100_000  # of YAML, aliases expanded
 _MAX_DEPTH = 50
-_PROXY_SCHEMES = ("http", "https")
+_HEADER_SAFE = "!#$&'*+-.^_`|~"  # characters that the name of a header may have
 # Reserved name of the extension with the plugin's settings for a cluster.
 _EXEC_EXTENSION = "client.authentication.k8s.io/exec"
 
@@ -92,7 +93,7 @@ class ClusterAccess(msgspec.Struct, frozen=True):
     client_key: Material = Material()
     exec_plugin: ExecPlugin | None = None
     impersonate: tuple[tuple[str, str], ...] = ()
-    """`Impersonate-*` headers; the one for groups may be repeated."""
+    """`Impersonate-*` headers; those for groups and extra attributes may be repeated."""
 
 
 # The file format (clientcmd.v1); fields that are not used here are skipped.
@@ -142,6 +143,7 @@ class _User(_Kebab, frozen=True):
     as_: str = msgspec.field(name="as", default="")
     as_uid: str = ""
     as_groups: list[str] = []
+    as_user_extra: dict[str, list[str]] = {}
 
 
 class _Context(_Kebab, frozen=True):
@@ -193,10 +195,18 @@ def load_cluster_access(
         KubeconfigError: something is missing or malformed.
     """
     if path:
-        return _from_file(Path(path), tuple(masters), context)
-    if masters:
-        return ClusterAccess(**_servers("--master", "", masters))
-    return _in_cluster(environ, service_account)
+        access = _from_file(Path(path), tuple(masters), context)
+    elif masters:
+        access = ClusterAccess(**_servers("--master", "", masters))
+    else:
+        access = _in_cluster(environ, service_account)
+    for server in () if access.proxy_url else access.servers:
+        proxy = environment_proxy(server, environ)
+        if proxy and urlsplit(proxy).scheme not in PROXY_SCHEMES:
+            variable = f"{urlsplit(server).scheme.upper()}_PROXY"
+            problem = f"{without_password(proxy)!r}: only http and https proxies are supported"
+            raise KubeconfigError("environment", variable, problem)
+    return access
 
 
 def _in_cluster(environ: Mapping[str, str], folder: Path) -> ClusterAccess:
@@ -332,7 +342,7 @@ class _Reader:
         self._folder = folder
 
     def cluster(self, field: str, cluster: _Cluster) -> dict[str, Any]:
-        if cluster.proxy_url and urlsplit(cluster.proxy_url).scheme not in _PROXY_SCHEMES:
+        if cluster.proxy_url and urlsplit(cluster.proxy_url).scheme not in PROXY_SCHEMES:
             shown = without_password(cluster.proxy_url)
             problem = f"{shown!r}: only http and https proxies are supported"
             raise KubeconfigError(self._file, f"{field}.proxy-url", problem)
@@ -375,6 +385,11 @@ class _Reader:
                     ("Impersonate-User", user.as_),
                     ("Impersonate-Uid", user.as_uid),
                     *(("Impersonate-Group", group) for group in user.as_groups),
+                    *(
+                        (f"Impersonate-Extra-{quote(key, safe=_HEADER_SAFE)}", value)
+                        for key, values in user.as_user_extra.items()
+                        for value in values
+                    ),
                 )
                 if value
             ),

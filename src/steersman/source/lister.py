@@ -24,7 +24,8 @@ import msgspec
 from steersman.model.findings import Finding
 from steersman.model.kube import KINDS, KubeObject
 from steersman.source.base import KindStats, Timing
-from steersman.source.client import ApiClient, body_chunks
+from steersman.source.bodies import body_chunks
+from steersman.source.client import ApiClient
 from steersman.source.http import Response
 from steersman.source.protobuf import CONTENT_TYPE, ListReader
 from steersman.source.wire import (

@@ -7,7 +7,7 @@ from collections.abc import AsyncGenerator, AsyncIterator, Callable
 
 from steersman.model.findings import Finding
 from steersman.source.base import KindStats, Timing
-from steersman.source.client import body_chunks
+from steersman.source.bodies import body_chunks
 from steersman.source.http import Response
 from steersman.source.lister import MAX_LIST, Listing, PackedObjects
 from steersman.source.wire import (

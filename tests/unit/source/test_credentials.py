@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import asyncio
 import base64
 import json
 from collections.abc import Mapping, Sequence
@@ -9,8 +10,9 @@ from typing import Any
 import pytest
 
 from steersman.host.exec import Exec, Result
-from steersman.source.credentials import CredentialError, Credentials, KeyPair
+from steersman.source.credentials import CredentialError, Credentials
 from steersman.source.kubeconfig import ClusterAccess, ExecPlugin
+from steersman.source.tls import KeyPair
 
 V1 = "client.authentication.k8s.io/v1"
 
@@ -105,6 +107,45 @@ async def test_a_plugin_can_give_a_certificate() -> None:
 async def test_what_a_plugin_can_do_wrong(answer: Any, words: str) -> None:
     credentials, _ = plugged(Clock(), answer)
     with pytest.raises(CredentialError, match=words):
+        await credentials.headers()
+
+
+class SlowExec(FakeExec):
+    """Answers once `end` is set."""
+
+    def __init__(self, answers: Sequence[Any]) -> None:
+        super().__init__(answers)
+        self.end = asyncio.Event()
+
+    async def run(
+        self, argv: Sequence[str], stdin: bytes = b"", *, timeout: float = 60.0
+    ) -> Result:
+        self.end.clear()
+        await self.end.wait()
+        return await super().run(argv, stdin, timeout=timeout)
+
+
+async def test_all_that_wait_for_a_plugin_share_its_failure() -> None:
+    """Or a plugin that hangs would hold up each kind for a minute, one after the other."""
+    fake = SlowExec([TimeoutError("did not end"), credential(token="one")])
+    access = ClusterAccess(servers=("http://x",), exec_plugin=ExecPlugin("get"))
+    credentials = Credentials(access, fake.make, Clock())
+    waiting = [asyncio.create_task(credentials.headers()) for _ in range(4)]
+    await asyncio.sleep(0)
+    fake.end.set()
+    failures = await asyncio.gather(*waiting, return_exceptions=True)
+    assert [str(each) for each in failures] == ["exec plugin get: did not end"] * 4
+    assert len(fake.runs) == 1
+    later = asyncio.create_task(credentials.headers())
+    await asyncio.sleep(0)
+    fake.end.set()
+    assert await later == [("Authorization", "Bearer one")]
+
+
+async def test_a_plugin_that_writes_without_end_is_killed() -> None:
+    plugin = ExecPlugin("yes", ("x" * 1000,))
+    credentials = Credentials(ClusterAccess(servers=("http://x",), exec_plugin=plugin))
+    with pytest.raises(CredentialError, match="it wrote more than 1048576 bytes"):
         await credentials.headers()
 
 

@@ -399,3 +399,23 @@ async def test_files_of_a_directory_are_limited_in_number(
     await seen.until(lambda: seen.services)
     assert seen.services.keys() == {"a", "b"}
     assert "has 3 manifests; only the first 2" in seen.told(tmp_path)
+
+
+async def test_files_are_read_again_if_no_thread_can_be_started(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    refusals = [OSError(11, "no thread can be started"), OSError(11, "no thread can be started")]
+
+    async def in_thread(call: Callable[..., object], *args: object) -> object:
+        if refusals:
+            raise refusals.pop()
+        return call(*args)
+
+    monkeypatch.setattr(files_module, "in_thread", in_thread)
+    monkeypatch.setattr(files_module, "_RETRY_SECONDS", 0.01)
+    seen = Seen()
+    task = asyncio.create_task(FileSource([tmp_path]).run(seen))
+    await seen.until(lambda: "Service" in seen.objects)
+    assert not refusals
+    task.cancel()
+    await asyncio.gather(task, return_exceptions=True)

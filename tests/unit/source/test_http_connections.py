@@ -143,6 +143,19 @@ async def test_the_addresses_of_a_name_are_tried_until_one_answers(
         assert server.visits == 1
 
 
+async def test_a_name_that_no_thread_can_look_up_is_a_failure_to_connect(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    def refused(_: threading.Thread) -> None:
+        raise RuntimeError("can't start new thread")
+
+    async with client() as made:
+        with monkeypatch.context() as patched:
+            patched.setattr(threading.Thread, "start", refused)
+            error = await failure(made, "http://api.test")
+    assert (error.reason, "no thread can be started" in str(error)) == ("connect", True)
+
+
 async def test_an_address_that_is_silent_does_not_delay_for_long(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:

@@ -11,7 +11,6 @@ import yaml
 from hypothesis import given
 from hypothesis import strategies as st
 
-from steersman.source.client import environment_proxy
 from steersman.source.kubeconfig import (
     ClusterAccess,
     ExecPlugin,
@@ -19,6 +18,7 @@ from steersman.source.kubeconfig import (
     Material,
     load_cluster_access,
 )
+from steersman.source.proxies import environment_proxy
 
 PEM = base64.b64encode(b"PEM").decode()
 EXEC = {"apiVersion": "client.authentication.k8s.io/v1", "command": "get-token"}
@@ -115,6 +115,7 @@ def test_every_field(tmp_path: Path) -> None:
             "as": "someone",
             "as-uid": "7",
             "as-groups": ["a", "b"],
+            "as-user-extra": {"scopes": ["view", "edit"], "example.org/Über%": ["1"]},
         },
     )
     assert access.ca == Material(data=b"PEM")
@@ -131,6 +132,9 @@ def test_every_field(tmp_path: Path) -> None:
         ("Impersonate-Uid", "7"),
         ("Impersonate-Group", "a"),
         ("Impersonate-Group", "b"),
+        ("Impersonate-Extra-example.org%2F%C3%9Cber%25", "1"),
+        ("Impersonate-Extra-scopes", "view"),
+        ("Impersonate-Extra-scopes", "edit"),
     )
 
 
@@ -324,8 +328,25 @@ def test_neither_file_nor_pod(tmp_path: Path) -> None:
         ("https://api.example.org", ".example.org", None),
         ("https://api.example.org", "ample.org", "http://p:1"),
         ("https://api.example.org", "*", None),
+        ("https://10.0.0.1:6443", "10.0.0.1:6443", None),
+        ("https://10.0.0.1:6443", "10.0.0.1:443, 10.0.0.2:6443", "http://p:1"),
+        ("https://10.0.0.1", "10.0.0.1:443", None),
+        ("https://[fd00::1]:6443", "[fd00::1]:6443", None),
+        ("https://[fd00::1]:6443", "[fd00::1]:443", "http://p:1"),
+        ("https://[fd00::1]:6443", "fd00:0::1", None),
+        ("https://api.example.org:6443", "example.org:6443", None),
+        ("https://api.example.org:6443", "example.org:443", "http://p:1"),
     ],
 )
 def test_proxies_of_the_environment(server: str, no_proxy: str, proxy: str | None) -> None:
     environ = {"HTTPS_PROXY": "p:1", "no_proxy": no_proxy}
     assert environment_proxy(server, environ) == proxy
+
+
+def test_a_proxy_of_an_unknown_kind_is_refused_at_the_start(tmp_path: Path) -> None:
+    environ = {"HTTPS_PROXY": "socks5://me:secret@p:1"}
+    with pytest.raises(KubeconfigError, match="HTTPS_PROXY: 'socks5://") as caught:
+        load_cluster_access(masters=["https://10.0.0.1:6443"], environ=environ)
+    assert "secret" not in str(caught.value)
+    for unused in ({"NO_PROXY": "10.0.0.0/8"}, {"HTTPS_PROXY": "http://p:1"}):
+        load_cluster_access(masters=["https://10.0.0.1:6443"], environ={**environ, **unused})

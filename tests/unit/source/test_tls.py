@@ -6,8 +6,8 @@ from pathlib import Path
 import pytest
 from cryptography.hazmat.primitives import serialization
 
-from steersman.source.credentials import KeyPair, TlsContexts, TlsError
 from steersman.source.kubeconfig import ClusterAccess, Material
+from steersman.source.tls import KeyPair, TlsContexts, TlsError
 from tests.support.apiserver.certificates import Authority
 
 
