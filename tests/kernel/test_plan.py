@@ -206,6 +206,8 @@ def test_connections_that_would_end_are_counted(tmp_path: Path) -> None:
             code, out, _ = await command("plan", f"--manifests={fewer}")
             assert code == 1
             assert "connections: 3 entries of conntrack lead to endpoints that go" in out, out
+            _, out, _ = await command("plan", f"--manifests={manifests(tmp_path / 'none')}")
+            assert "connections: 6 entries of conntrack lead" in out, out
             code, out, _ = await command("plan", "--proxy-mode=nftables")
             assert "no established connection is cut" in out, out
 

@@ -78,7 +78,7 @@ class Node:
         """Whether a flow is where it should be; None if there is nowhere better."""
         plan = self.holder(flow.destination)
         if plan is None:
-            return None
+            return None if flow.source == flow.destination else False
         name = plan.key.name.object_name
         slices = self.world.store.snapshot.slices.get(name, {}).values()
         ends = {e.addresses[0] for each in slices for e in each.endpoints or () if e.addresses}

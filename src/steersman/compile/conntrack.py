@@ -1,9 +1,12 @@
 """Describe stale conntrack entries: their Service would no longer send the client there.
 
 An established UDP flow keeps its endpoint in conntrack for as long as packets come, even if the
-endpoint is gone; such entries must be deleted (behaviour 12).
+endpoint is gone, or if the Service has left the destination; such entries must be deleted
+(behaviour 12).
 
-    plan, Services --served_ports--> ServedPort --stale--> Stale, which tells a stale entry
+    plan, Services --served_ports--> ServedPort --+
+                                                  +--stale--> Stale, which tells a stale entry
+    plans before --destinations--> those left ----+
 
 Only the holder of a destination decides about it: a Service that lost a claim cannot cut the
 winner's clients. This module is pure; netfilter/conntrack.py lists and deletes.
@@ -20,9 +23,11 @@ from steersman.model.conntrack import Stale, pack_socket
 from steersman.model.inputs import Snapshot
 from steersman.model.kube import Service
 from steersman.model.names import Family, ObjectName, PlanKey, Protocol, ServicePortName
-from steersman.model.plan import Endpoint, NodePlan, ServicePlan, Value
+from steersman.model.plan import Endpoint, Frontend, NodePlan, ServicePlan, Value
 
 _UDP = Protocol.UDP
+_NODE_PORT = 3
+"""Bytes of a packed destination without an address."""
 
 
 class ServedPort(Value, frozen=True):
@@ -39,18 +44,38 @@ class ServedPort(Value, frozen=True):
     """TCP and SCTP entries are deleted too if their endpoint is gone; see behaviour 12."""
 
 
+def left_destinations(before: ServicePlan, after: ServicePlan | None) -> frozenset[bytes]:
+    """Return the destinations of UDP that a ServicePort no longer has; None if it is gone."""
+    if before.key.name.protocol is not _UDP or (after and after.frontends == before.frontends):
+        return frozenset()
+    now = after.frontends if after else ()
+    return frozenset(_destination(before, f) for f in before.frontends).difference(
+        _destination(before, f) for f in now
+    )
+
+
+def numbers_to_look_up(ports: Iterable[ServedPort], left: Iterable[bytes]) -> set[int]:
+    """Return the port numbers for which `stale` has to know who holds them."""
+    node_ports = {port.node_port for port in ports}
+    return (node_ports | {int.from_bytes(key[-2:], "big") for key in left}) - {0}
+
+
 def destinations_at(
     numbers: Container[int], plans: Iterable[ServicePlan], family: Family
 ) -> Iterator[bytes]:
-    """Yield the address destinations of a family, packed, whose port is one of these numbers.
-
-    A node port counts on every address of the node except for these (behaviour 12).
-    """
+    """Yield the destinations of a family, packed, whose port is one of these numbers."""
     for plan in plans:
         for frontend in plan.frontends:
-            if frontend.port in numbers and frontend.address and plan.key.family is family:
-                protocol = bytes((plan.key.name.protocol.number,))
-                yield protocol + pack_socket(frontend.address, frontend.port)
+            if frontend.port in numbers and plan.key.family is family:
+                yield _destination(plan, frontend)
+
+
+def _destination(plan: ServicePlan, frontend: Frontend) -> bytes:
+    """Return a destination, packed; a node port is one without an address."""
+    protocol = bytes((plan.key.name.protocol.number,))
+    if frontend.address:
+        return protocol + pack_socket(frontend.address, frontend.port)
+    return protocol + frontend.port.to_bytes(2, "big")
 
 
 def is_concerned(service: Service) -> bool:
@@ -93,16 +118,24 @@ def served_ports(
         )
 
 
-def stale(family: Family, ports: Iterable[ServedPort], own: Iterable[bytes] = ()) -> Stale:
+def stale(
+    family: Family,
+    ports: Iterable[ServedPort],
+    held: Iterable[bytes] = (),
+    left: Iterable[bytes] = (),
+) -> Stale:
     """Return the description of the stale entries of a family.
 
     A UDP port without serving endpoints is left out: its clients would have nowhere better to go.
-    If two ports claim one destination, the endpoints of both are valid.
+    If two ports claim one destination, the endpoints of both are valid. At a destination that its
+    Service has left, every entry that was translated is stale.
 
     Args:
         family: the family.
         ports: all served ports that can have stale entries.
-        own: destinations at which no node port counts.
+        held: destinations that Services hold, of the `numbers_to_look_up`: no node port counts
+            at their addresses, and they are not left.
+        left: destinations that Services have left.
     """
     by_address: dict[bytes, frozenset[bytes]] = {}
     by_node_port: dict[bytes, frozenset[bytes]] = {}
@@ -118,7 +151,12 @@ def stale(family: Family, ports: Iterable[ServedPort], own: Iterable[bytes] = ()
         if port.node_port:
             key = protocol + port.node_port.to_bytes(2, "big")
             by_node_port[key] = by_node_port.get(key, frozenset()) | sources
-    return Stale(family, by_address, by_node_port, frozenset(own))
+    own = frozenset(held)
+    gone = frozenset(left).difference(own, by_address, by_node_port)
+    node_ports = frozenset(key for key in gone if len(key) == _NODE_PORT)
+    by_node_port |= dict.fromkeys(node_ports, frozenset())
+    by_address |= {key: frozenset((key[1:],)) for key in gone - node_ports}
+    return Stale(family, by_address, by_node_port, own, node_ports)
 
 
 def _address_port(plan: ServicePlan) -> int | None:

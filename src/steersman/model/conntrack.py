@@ -27,7 +27,9 @@ class Stale(Value, frozen=True):
     by_node_port: Mapping[bytes, frozenset[bytes]]
     """Valid sources by protocol and node port, for destinations other than Service addresses."""
     own: frozenset[bytes] = frozenset()
-    """Destinations of Services at which these node ports do not count, although of their number."""
+    """Destinations of Services with the number of these node ports, which do not count there."""
+    left: frozenset[bytes] = frozenset()
+    """Keys of `by_node_port` that no Service has any more: only translated entries are stale."""
 
     def __bool__(self) -> bool:
         return bool(self.by_address or self.by_node_port)
@@ -51,8 +53,10 @@ class Stale(Value, frozen=True):
         if len(destination) != 1 + self.family.bits // 8 + 2:  # a node port of the other family
             return False
         # An entry without translation belongs to another program. Its UDP entries are deleted
-        # too, as upstream does (behaviour 12).
-        return destination[0] == _UDP or destination[1:] != source
+        # too, as upstream does (behaviour 12), if the Service still has the node port.
+        if destination[1:] != source:
+            return True
+        return destination[0] == _UDP and destination[:1] + destination[-2:] not in self.left
 
 
 class Cleanup(NamedTuple):

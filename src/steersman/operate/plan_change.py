@@ -17,7 +17,13 @@ from typing import NamedTuple
 import msgspec
 
 from steersman.compile.compare import compare_plans
-from steersman.compile.conntrack import destinations_at, served_ports, stale
+from steersman.compile.conntrack import (
+    destinations_at,
+    left_destinations,
+    numbers_to_look_up,
+    served_ports,
+    stale,
+)
 from steersman.compile.planner import Planner
 from steersman.config import Parsed, ProxyConfig, parse_command_line, to_mode_options
 from steersman.host.exec import SubprocessExec
@@ -450,7 +456,8 @@ async def cut_connections(change: Change) -> tuple[str, ...]:
     if before and change.kernel_read and (number := await count_stale_entries(change, before)):
         found.append(
             f"{number}{' or more' * (number >= _MOST_ENTRIES)} entries of conntrack lead to "
-            "endpoints that go and are deleted (UDP, and Services that ask for it)"
+            "endpoints that go, or began at addresses and ports that go, and are deleted (UDP, and "
+            "Services that ask for it)"
         )
     return tuple(found)
 
@@ -470,9 +477,16 @@ async def count_stale_entries(change: Change, before: NodePlan) -> int:
             for name in sorted(names)
             for port in served_ports(name, change.after, change.wanted.snapshot, family)
         ]
-        own = tuple(destinations_at({port.node_port for port in ports}, plans.values(), family))
-        entries = await asyncio.to_thread(find_stale, stale(family, ports, own), _MOST_ENTRIES)
-        total += len(entries)
+        left = {
+            destination
+            for key, plan in before.services.items()
+            if key.family is family
+            for destination in left_destinations(plan, plans.get(key))
+        }
+        numbers = numbers_to_look_up(ports, left)
+        held = tuple(destinations_at(numbers, plans.values(), family))
+        description = stale(family, ports, held, left)
+        total += len(await asyncio.to_thread(find_stale, description, _MOST_ENTRIES))
     return total
 
 

@@ -7,6 +7,8 @@ from steersman.compile.conntrack import (
     ServedPort,
     destinations_at,
     is_concerned,
+    left_destinations,
+    numbers_to_look_up,
     served_ports,
     stale,
 )
@@ -178,7 +180,7 @@ def _tcp(name: str, address: str, port: int) -> Snapshot:
     return Snapshot({own: service})
 
 
-def test_destinations_are_found_by_the_port_of_their_addresses() -> None:
+def test_destinations_are_found_by_their_port() -> None:
     def at(port: int, plan: NodePlan, family: Family = Family.IPV4) -> list[bytes]:
         return sorted(destinations_at({0, port}, plan.services.values(), family))
 
@@ -187,12 +189,55 @@ def test_destinations_are_found_by_the_port_of_their_addresses() -> None:
     assert at(80, web, Family.IPV6) == []
     assert at(30053, web) == []
     assert at(30053, _plan(Snapshot())) == []
-    both = _plan(_world(_service()))  # its node port is none of its addresses
+    both = _plan(_world(_service()))
     assert len(at(53, both)) == 3
-    assert at(30053, both) == []
+    assert at(30053, both) == [bytes((UDP,)) + (30053).to_bytes(2, "big")]
     losing = next(iter(web.services.values()))
     lost = NodePlan(web.settings, {losing.key: type(losing)(losing.key, ())})
     assert at(80, lost) == []
+
+
+def _left(before: kube.Service, after: kube.Service | None) -> tuple[Stale, set[bytes]]:
+    """What a change of the Service leaves, if nothing else is looked at."""
+    slices = _slice(_endpoint("10.244.1.5"))
+    plans = _plan(_world(before, slices)).services
+    now = _plan(_world(after, slices)).services if after else {}
+    left = {each for key, plan in plans.items() for each in left_destinations(plan, now.get(key))}
+    held = destinations_at(numbers_to_look_up([], left), now.values(), Family.IPV4)
+    return stale(Family.IPV4, [], held, left), left
+
+
+ADDRESS = Entry(UDP, "192.0.2.10", 53, "10.244.1.5", 5353)
+NODE_PORT = Entry(UDP, "203.0.113.7", 30053, "10.244.1.5", 5353)
+
+
+def test_translated_entries_at_destinations_that_were_left_are_stale() -> None:
+    """Also those to endpoints that the Service still has."""
+    gone, _ = _left(_service(), None)
+    for entry in (ADDRESS, NODE_PORT):
+        assert contains_entry(gone, entry)
+        alone = entry._replace(source=entry.destination, source_port=entry.destination_port)
+        assert not contains_entry(gone, alone), "it is nobody's of ours"
+        assert not contains_entry(gone, entry._replace(destination_port=54))
+        assert not contains_entry(gone, entry._replace(protocol=TCP))
+    assert not any(_left(_service("TCP", "true"), None))
+    assert not any(_left(_service(), _service()))
+
+
+def test_a_destination_that_a_service_holds_is_not_left() -> None:
+    service = _service()
+    ports = [kube.ServicePort(port=53, name="dns", protocol="UDP")]
+    spec = msgspec.structs.replace(service.spec, external_ips=[], ports=ports)
+    changed, left = _left(service, msgspec.structs.replace(service, spec=spec))
+    assert contains_entry(changed, ADDRESS)
+    assert contains_entry(changed, NODE_PORT)
+    assert not contains_entry(changed, ADDRESS._replace(destination="10.96.0.10"))
+    assert not stale(Family.IPV4, [], left, left)
+    port = ServedPort(Protocol.UDP, 53, ("192.0.2.10",), 30053, (Endpoint("10.244.1.5", 5353),))
+    back = stale(Family.IPV4, [port], (), left)
+    assert not contains_entry(back, ADDRESS)
+    assert not contains_entry(back, NODE_PORT)
+    assert contains_entry(back, NODE_PORT._replace(source="203.0.113.7", source_port=30053))
 
 
 def test_a_connection_to_somebody_elses_port_of_a_node_ports_number_is_not_cut() -> None:

@@ -15,13 +15,13 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from steersman.compile.conntrack import served_ports
-from steersman.model.conntrack import Cleanup, Confirm, Stale
+from steersman.model.conntrack import Cleanup, Confirm, Stale, pack_socket
 from steersman.model.errors import ApplyError, BusyError
 from steersman.model.kube import KubeObject
 from steersman.model.names import Family, ObjectName
 from steersman.modes.base import Mode
 from steersman.run.observe.prometheus import Labelled
-from steersman.run.observe.stale_entries import AGAIN, AT_ONCE, HOUR, Debts
+from steersman.run.observe.stale_entries import AGAIN, AT_ONCE, HOUR, Debts, Key
 from tests.support.builders import kube
 from tests.support.builders.store import make, service, slice_
 from tests.support.modes.bare import BareMode
@@ -59,7 +59,7 @@ def test_only_a_pass_that_began_after_the_change_pays_for_it(steps: list[Any]) -
                     if since.get(name, now) < began:
                         del since[name]
         assert len(owed) == len(since)
-    left = set[ObjectName]()
+    left = set[Key]()
     while debts := owed.next(9):
         left |= debts.keys()
         owed.paid(debts, 0.0)
@@ -157,7 +157,7 @@ async def test_who_inherits_a_destination_is_cleaned() -> None:
     async with running(first, A[1], dns("b", 2, externalIPs=["192.0.2.9"]), B[1]) as world:
         assert world.table.take() == [["10.96.0.1", "10.96.0.2", "192.0.2.9"]]
         world.store.delete("Service", ObjectName("shop", "a"))
-        assert await world.change() == [["10.96.0.2", "192.0.2.9"]]
+        assert await world.change() == [["10.96.0.1", "10.96.0.2", "192.0.2.9"]]
 
 
 FAILURES = [
@@ -297,15 +297,45 @@ async def test_a_change_during_a_pass_is_looked_at_again() -> None:
         assert world.stale_entries.owed == 0
 
 
-async def test_a_service_that_is_gone_owes_nothing() -> None:
+async def test_a_service_that_is_gone_owes_its_destinations() -> None:
+    """A client that never pauses has an entry there that never ends."""
     async with running(*A, *B) as world:
         world.table.take()
         world.table.answers = [OSError(errno.ENOBUFS, "full")]
-        await world.change(ends("a", "10.1.0.9"))
         world.store.delete("Service", ObjectName("shop", "a"))
-        await world.change()
+        assert await world.change() == [["10.96.0.1"]]
+        assert await world.advance(1.0) == [["10.96.0.1"]]
+        assert await world.advance(AGAIN) == [["10.96.0.1"]]
         assert await world.advance(60.0) == []
         assert world.stale_entries.owed == 0
+
+
+async def test_a_port_that_is_left_is_cleaned_until_somebody_has_it_again() -> None:
+    node_port = [{"port": 53, "protocol": "UDP", "nodePort": 30053}]
+    nodes = dns("a", 1, type="NodePort", ports=node_port)
+    port = bytes((17,)) + (30053).to_bytes(2, "big")
+    at_node, endpoint = bytes((17, 192, 0, 2, 1)) + port[1:], pack_socket("10.1.0.1", 8080)
+    async with running(nodes, A[1], *B) as world:
+        confirmed = list[bool]()
+
+        async def back() -> None:
+            """The Service has its node port again while the table is listed."""
+            (listed,) = world.table.asked
+            assert listed.contains(at_node, endpoint)
+            world.store.upsert(nodes)
+            report = await world.sync.run()
+            assert report is not None
+            world.stale_entries.note(report)
+            world.table.during = None
+
+        world.table.asked, world.table.during = [], back
+        await world.change(dns("a", 1))
+        assert world.table.confirmed is not None
+        confirmed.append(world.table.confirmed.contains(at_node, endpoint))
+        world.store.delete("Service", ObjectName("shop", "a"))
+        await world.change()
+        confirmed.append(world.table.asked[-1].contains(at_node, endpoint))
+        assert confirmed == [False, True]
 
 
 async def test_rules_that_were_missing_make_everything_owed() -> None:

@@ -1,8 +1,9 @@
 """Delete stale connections after syncs (behaviour 12).
 
-After a sync, conntrack may still send clients of a changed Service to its previous endpoints. So
-each changed Service is owed a clean-up, in every connection table (conntrack, and the mode's own if
-it has one) and in every family:
+After a sync, conntrack may still send clients of a changed Service to its previous endpoints, also
+from addresses and ports that the Service has left. So each changed Service and each destination
+that was left is owed a clean-up, in every connection table (conntrack, and the mode's own if it has
+one) and in every family:
 
     SyncReport --note--> Debts (table, family) --pass--> list the table, delete stale entries
                            ^                                    |
@@ -35,12 +36,15 @@ from steersman.compile.conntrack import (
     ServedPort,
     destinations_at,
     is_concerned,
+    left_destinations,
+    numbers_to_look_up,
     served_ports,
     stale,
 )
+from steersman.compile.planner import PlanChange
 from steersman.host.sysctl import SysctlError
 from steersman.model.conntrack import Cleanup, Confirm, Stale
-from steersman.model.names import Family, ObjectName
+from steersman.model.names import Family, ObjectName, PlanKey, Protocol
 from steersman.model.plan import NodePlan, ServicePlan
 from steersman.modes.base import Mode
 from steersman.run.observe.metrics import Metrics
@@ -71,10 +75,12 @@ DeleteUntranslated: TypeAlias = Callable[[Family, Collection[ServicePlan]], Awai
 _UNTRANSLATED = "untranslated connections"
 _ALL = (ObjectName("", ""),)
 """The one debt of a family that is about all its Services: see `DeleteUntranslated`."""
+Key: TypeAlias = ObjectName | bytes
+"""A Service, or a destination that one has left (packed as in `Stale`)."""
 
 
 class Debts:
-    """The Services whose stale entries may still be in one table, in one family."""
+    """What may still have stale entries in one table, in one family."""
 
     def __init__(self, *, again: bool = True) -> None:
         """Start without debts.
@@ -82,11 +88,11 @@ class Debts:
         Args:
             again: whether changed Services are cleaned once more, `AGAIN` seconds later.
         """
-        self._changed: dict[ObjectName, int] = {}
+        self._changed: dict[Key, int] = {}
         """Services that changed, with marks: these come first."""
-        self._due: dict[ObjectName, int] = {}
+        self._due: dict[Key, int] = {}
         """Services to clean for another reason, with marks."""
-        self._again: dict[ObjectName, float] | None = {} if again else None
+        self._again: dict[Key, float] | None = {} if again else None
         """When changed Services that were cleaned are due once more, the first one first."""
         self._last_mark = 0
         self.failures = 0
@@ -101,28 +107,28 @@ class Debts:
     def __len__(self) -> int:
         return len(self._changed.keys() | self._due)
 
-    def owe(self, names: Iterable[ObjectName], *, changed: bool = True) -> None:
+    def owe(self, keys: Iterable[Key], *, changed: bool = True) -> None:
         """Record Services to clean: passes that have begun do not count for them."""
         self._last_mark += 1
         marks = self._changed if changed else self._due
-        marks.update(dict.fromkeys(names, self._last_mark))
+        marks.update(dict.fromkeys(keys, self._last_mark))
         if changed and self.answers:
             self.not_before = 0.0
 
-    def next(self, count: int) -> Mapping[ObjectName, int]:
+    def next(self, count: int) -> Mapping[Key, int]:
         """Return the oldest debts of those that come first, with marks for `paid`; they remain."""
         return dict.fromkeys(islice(self._changed or self._due, count), self._last_mark)
 
-    def paid(self, debts: Mapping[ObjectName, int], now: float) -> None:
+    def paid(self, debts: Mapping[Key, int], now: float) -> None:
         """Remove debts that a pass has paid, except of Services that changed since `next`."""
-        for name, mark in debts.items():
-            if self._due.get(name, inf) <= mark:
-                del self._due[name]
-            if self._changed.get(name, inf) <= mark:
-                del self._changed[name]
+        for key, mark in debts.items():
+            if self._due.get(key, inf) <= mark:
+                del self._due[key]
+            if self._changed.get(key, inf) <= mark:
+                del self._changed[key]
                 if self._again is not None:
-                    self._again.pop(name, None)
-                    self._again[name] = now + AGAIN
+                    self._again.pop(key, None)
+                    self._again[key] = now + AGAIN
 
     def begin(self, now: float, rested: float, ended: float) -> float:
         """Return when the next pass may begin; infinity if there is nothing to do.
@@ -133,10 +139,10 @@ class Debts:
             ended: the end of its last pass.
         """
         again = self._again or {}
-        if names := tuple(takewhile(lambda name: again[name] <= now, again)):
-            self.owe(names, changed=False)
-            for name in names:
-                del again[name]
+        if keys := tuple(takewhile(lambda key: again[key] <= now, again)):
+            self.owe(keys, changed=False)
+            for key in keys:
+                del again[key]
         times = [*islice(again.values(), 1)]
         if self._changed:
             times.append(max(self.not_before, min(rested, ended + _LONGEST_REST)))
@@ -190,6 +196,8 @@ class StaleEntryCleaner:
         self._state: State | None = None
         self._plan: NodePlan | None = None
         """The plan in force, also if connections end in this process."""
+        self._held: dict[PlanKey, ServicePlan] = {}
+        """The plans of UDP as of the last report."""
         self._everything = asyncio.Event()
         """All Services are owed a clean-up."""
         self._listing = False
@@ -229,14 +237,29 @@ class StaleEntryCleaner:
                 *(key.name.object_name for key in report.plans.changed),
             }
             services = report.state.snapshot.services
-            self._owe(n for n in names if n in services and is_concerned(services[n]))
+            self._owe([n for n in names if n in services and is_concerned(services[n])])
+        self._note_left_destinations(report.plans)
 
-    def _owe(self, names: Iterable[ObjectName], *, changed: bool = True) -> None:
-        names = tuple(names)
+    def _note_left_destinations(self, change: PlanChange) -> None:
+        """Record the destinations of UDP that were left by a change."""
+        held, left = self._held, dict[Family, set[bytes]]()
+        for key in (*change.removed, *change.changed):
+            if key.name.protocol is Protocol.UDP:
+                plan = change.changed.get(key)
+                if before := held.pop(key, None):
+                    left.setdefault(key.family, set()).update(left_destinations(before, plan))
+                if plan is not None:
+                    held[key] = plan
+        for family, destinations in left.items():
+            self._owe(destinations, families=(family,))
+
+    def _owe(
+        self, keys: Collection[Key], *, changed: bool = True, families: Iterable[Family] = ()
+    ) -> None:
         assert self._state is not None
-        for family in self._state.plan.settings.families if names else ():
+        for family in (families or self._state.plan.settings.families) if keys else ():
             for table in self._tables:
-                self._owed[family][table].owe(names, changed=changed)
+                self._owed[family][table].owe(keys, changed=changed)
             self._wake[family].set()
 
     async def _owe_everything(self) -> None:
@@ -316,7 +339,7 @@ class StaleEntryCleaner:
                 log.info("%s %s: resolved: no stale entries remain", family.kubernetes, table)
         return result.seconds
 
-    async def _pass(self, table: str, family: Family, debts: Mapping[ObjectName, int]) -> Cleanup:
+    async def _pass(self, table: str, family: Family, debts: Mapping[Key, int]) -> Cleanup:
         """Delete the stale entries of some Services."""
         began, label = self._clock.time(), family.kubernetes
         if table == _UNTRANSLATED:
@@ -346,19 +369,20 @@ class StaleEntryCleaner:
         text = "%s %s: stale entries remain: %s; retrying in %gs"
         level(text, family.kubernetes, table, why, pause)
 
-    async def _stale(self, names: Iterable[ObjectName], family: Family) -> Stale:
-        """Return how to find stale entries of some Services, and perhaps a few that are not.
+    async def _stale(self, debts: Iterable[Key], family: Family) -> Stale:
+        """Return how to find the stale entries of some debts, and perhaps a few that are not.
 
-        Which addresses of other Services have the number of a node port is left to `_confirmed`:
-        to know it, all plans have to be looked at, and as a rule nothing is found.
+        Who else holds a destination is left to `_confirmed`: to know it, all plans have to be
+        looked at, and as a rule nothing is found.
         """
-        return await asyncio.to_thread(stale, family, await self._ports(names, family))
+        ports, left = await self._ports(debts, family), _left(debts)
+        return await asyncio.to_thread(stale, family, ports, (), left)
 
-    async def _ports(self, names: Iterable[ObjectName], family: Family) -> list[ServedPort]:
-        """Return the ports of some Services as they are now; yields to the loop."""
+    async def _ports(self, debts: Iterable[Key], family: Family) -> list[ServedPort]:
+        """Return the ports of the Services among some debts as they are now; yields to the loop."""
         ports: list[ServedPort] = []
         looked = 0
-        for name in names:
+        for name in (key for key in debts if not isinstance(key, bytes)):
             state = self._state
             assert state is not None
             for port in served_ports(name, state.plan, state.snapshot, family):
@@ -370,18 +394,22 @@ class StaleEntryCleaner:
                 await asyncio.sleep(0)
         return ports
 
-    async def _confirmed(self, names: Iterable[ObjectName], family: Family) -> Stale:
+    async def _confirmed(self, debts: Iterable[Key], family: Family) -> Stale:
         """Return how to recognise the stale entries among those that were found."""
-        ports = await self._ports(names, family)
+        ports, left = await self._ports(debts, family), _left(debts)
         assert self._state is not None
         # Few Services of UDP have node ports: an index would cost all nodes 80 bytes for each plan.
-        own: list[bytes] = []
-        if numbers := {port.node_port for port in ports} - {0}:
+        held: list[bytes] = []
+        if numbers := numbers_to_look_up(ports, left):
             plans = tuple(self._state.plan.services.values())
             for at in range(0, len(plans), _SLICE):
-                own += destinations_at(numbers, plans[at : at + _SLICE], family)
+                held += destinations_at(numbers, plans[at : at + _SLICE], family)
                 await asyncio.sleep(0)
-        return await asyncio.to_thread(stale, family, ports, own)
+        return await asyncio.to_thread(stale, family, ports, held, left)
+
+
+def _left(debts: Iterable[Key]) -> list[bytes]:
+    return [key for key in debts if isinstance(key, bytes)]
 
 
 async def _delete_entries(what: Stale, confirm: Confirm) -> Cleanup:
