@@ -101,6 +101,8 @@ STEPS: list[tuple[dict[str, Any], list[Way]]] = [
     ({"port": OLD, **INGRESS}, cluster_ips(53) + node_ports(30053) + balancers(53)),
     ({"port": NEW, **INGRESS}, cluster_ips(53) + node_ports(30054) + balancers(53)),
     ({"port": LATER, **INGRESS}, cluster_ips(54) + node_ports(30054) + balancers(54)),
+    # The type comes first; the controller takes the load balancer away later.
+    ({"port": FIRST, "ingress": INGRESS["ingress"]}, cluster_ips(53) + balancers(53)),
     ({"port": FIRST}, cluster_ips(53)),
 ]
 
@@ -127,6 +129,10 @@ def test_clients_follow_every_change_of_type_and_ports(lab: Lab, tmp_path: Path,
             for way in everywhere:  # clients with a new socket
                 asked = lab.probe(*way, "UDP", timeout=5.0 if way in served else 0.2)
                 assert asked.endpoint == want.get(way, ""), (number, way)
+            # Without endpoints new clients are refused; the others keep theirs (behaviour 12).
+            cluster.apply([], [], **service)
+            for way in served:
+                cluster.until(lambda way=way: lab.probe(*way, "UDP").kind == "refused")  # type: ignore[misc]
     finally:
         flows.close()
         cluster.process.kill()
