@@ -35,6 +35,7 @@ from steersman.source.store import Store
 from tests.support.apiserver.reading import until
 from tests.support.builders.store import make
 from tests.support.lab.conntrack_flows import FlowEntry, add_entries, creation
+from tests.support.lab.held_packets import held_packets
 from tests.support.lab.namespace import in_namespace, sh
 
 pytestmark = pytest.mark.kernel
@@ -224,6 +225,28 @@ def test_a_client_that_asked_while_the_rules_were_gone_is_answered(mode: str) ->
             assert await ask(sock) == ""
             await made.sync(drift=True)
             assert await answer(sock) == ENDS[0]
+
+    run(mode, body)
+
+
+@both_modes
+def test_a_packet_that_was_held_up_meanwhile_keeps_no_client_with_its_endpoint(mode: str) -> None:
+    """It was translated by the old rules, and makes its entry after the clean-up of the change."""
+
+    async def body(made: Proxy) -> None:
+        await made.sync(dns(), ends(ENDS[0]))
+        await made.cleaned()
+        with client("10.96.0.10", 53) as sock:
+            with held_packets(f"-d {ENDS[0]} -p udp --dport 5300") as held:
+                sock.send(b"held up")
+                packet = await asyncio.to_thread(held.wait)
+                await made.sync(ends(ENDS[1]))
+                await made.cleaned()
+                held.release(packet)
+            assert await ask(sock) == ENDS[0]
+            async with asyncio.timeout(60):
+                while await ask(sock) != ENDS[1]:  # it never pauses
+                    pass
 
     run(mode, body)
 
