@@ -41,7 +41,6 @@ from steersman.compile.conntrack import (
     served_ports,
     stale,
 )
-from steersman.compile.planner import PlanChange
 from steersman.host.sysctl import SysctlError
 from steersman.model.conntrack import Cleanup, Confirm, Stale
 from steersman.model.names import Family, ObjectName, PlanKey, Protocol
@@ -230,26 +229,28 @@ class StaleEntryCleaner:
         self._state = report.state
         if repaired:
             self._everything.set()
-        if not starting:
-            # Changed Services, and others that won or lost a destination to them.
-            names = {
-                *report.changes.services,
-                *(key.name.object_name for key in report.plans.changed),
-            }
-            services = report.state.snapshot.services
-            self._owe([n for n in names if n in services and is_concerned(services[n])])
-        self._note_left_destinations(report.plans)
+        if starting:
+            of_udp = (key for key in plan.services if key.name.protocol is Protocol.UDP)
+            self._held = {key: plan.services[key] for key in of_udp}
+            return
+        changed = {*report.plans.removed, *report.plans.changed}
+        self._note_left_destinations(changed, plan.services)
+        # Changed Services, and others that won or lost a destination to them.
+        names = {*report.changes.services, *(key.name.object_name for key in changed)}
+        services = report.state.snapshot.services
+        self._owe([n for n in names if n in services and is_concerned(services[n])])
 
-    def _note_left_destinations(self, change: PlanChange) -> None:
-        """Record the destinations of UDP that were left by a change."""
-        held, left = self._held, dict[Family, set[bytes]]()
-        for key in (*change.removed, *change.changed):
-            if key.name.protocol is Protocol.UDP:
-                plan = change.changed.get(key)
-                if before := held.pop(key, None):
-                    left.setdefault(key.family, set()).update(left_destinations(before, plan))
-                if plan is not None:
-                    held[key] = plan
+    def _note_left_destinations(
+        self, changed: Iterable[PlanKey], plans: Mapping[PlanKey, ServicePlan]
+    ) -> None:
+        """Record the destinations of UDP that plans had as of the last report, and have no more."""
+        left: dict[Family, set[bytes]] = {}
+        for key in changed:
+            if before := self._held.pop(key, None):
+                gone = left_destinations(before, plans.get(key))
+                left.setdefault(key.family, set()).update(gone)
+            if key.name.protocol is Protocol.UDP and key in plans:
+                self._held[key] = plans[key]
         for family, destinations in left.items():
             self._owe(destinations, families=(family,))
 
