@@ -28,6 +28,7 @@ from benchmarks import (
     scrape,
     start,
     stream,
+    udp,
     ui,
     wire,
 )
@@ -54,6 +55,7 @@ BENCHMARKS: dict[str, Callable[[bool], list[Figure]]] = {
     "ui": ui.run,
     "wire": wire.run,
     "failover": failover_cost.run,
+    "udp": udp.run,
     "fleet": fleet.run,
 }
 NEED_ROOT = set(BENCHMARKS) - {"memory", "proxy", "ui", "wire", "fleet"}

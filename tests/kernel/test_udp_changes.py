@@ -7,75 +7,39 @@ their entries in conntrack never end by themselves.
 
 from __future__ import annotations
 
-import subprocess
-import sys
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator
 from functools import partial
 from pathlib import Path
 from typing import Any
 
 import pytest
-import yaml
 
-from tests.support.builders import kube
-from tests.support.lab.cluster import Lab, Layout, Pod
+from tests.support.lab.cluster import Lab
+from tests.support.lab.udp_cluster import (
+    CLIENT,
+    CLIENT6,
+    ENDS,
+    ENDS6,
+    LB,
+    LB6,
+    NODE,
+    NODE6,
+    OUTSIDE,
+    OUTSIDE6,
+    VIP,
+    VIP6,
+    UdpCluster,
+    udp_lab,
+)
 from tests.support.lab.udp_flows import Flows, Way
 
 pytestmark = pytest.mark.kernel
 
-NODE, NODE6, OUTSIDE, OUTSIDE6 = "192.0.2.1", "2001:db8::1", "203.0.113.9", "2001:db8:9::9"
-CLIENT, CLIENT6 = "10.244.7.7", "fd00:10:244::7"
-ENDS, ENDS6 = ("10.244.0.1", "10.244.0.2"), ("fd00:10:244::1", "fd00:10:244::2")
-VIP, VIP6, LB, LB6 = "10.96.0.10", "fd00:10:96::10", "198.51.100.1", "2001:db8:51::1"
-WAIT = 60.0
-
-
-class Cluster:
-    """A node with a process of ours, and a Service whose form changes."""
-
-    def __init__(self, lab: Lab, folder: Path, mode: str) -> None:
-        self.lab, self.folder = lab, folder
-        self.log = folder / "log"
-        (folder / "objects").mkdir()
-        self.apply([], [])
-        command = [
-            *(sys.executable, "-m", "steersman", "run", f"--manifests={folder}/objects"),
-            *(f"--proxy-mode={mode}", "--hostname-override=here", "--conntrack-max-per-core=0"),
-            "--cluster-cidr=10.244.0.0/16,fd00:10:244::/64",
-        ]
-        with self.log.open("wb") as log:
-            self.process = subprocess.Popen(lab.exec_argv(command), stdout=log, stderr=log)
-
-    def apply(self, ends: Sequence[str], ends6: Sequence[str], **service: Any) -> None:
-        """Replace the objects by others."""
-        port = {"protocol": "UDP", "targetPort": 5300, **service.pop("port", {"port": 53})}
-        both: dict[str, Any] = {"clusterIPs": [VIP, VIP6], "ipFamilies": ["IPv4", "IPv6"]}
-        listens: list[dict[str, Any]] = [{"name": "", "port": 5300, "protocol": "UDP"}]
-        objects = [
-            kube.service("dns", VIP, ports=[port], **both, **service),
-            kube.endpoint_slice("dns-4", "dns", *ends, ports=listens),
-            kube.endpoint_slice("dns-6", "dns", *ends6, ports=listens, family="IPv6"),
-        ]
-        new = self.folder / "new"
-        new.write_text(yaml.safe_dump_all(objects))
-        new.replace(self.folder / "objects" / "dns.yaml")
-
-    def until(self, true: Callable[[], bool]) -> None:
-        end = time.monotonic() + WAIT
-        while not true():
-            entries = self.lab.run("conntrack", "-L") if time.monotonic() > end else ""
-            assert not entries, (self.log.read_text(), entries)
-            time.sleep(0.02)
-
 
 @pytest.fixture
 def lab() -> Iterator[Lab]:
-    pods = tuple(map(Pod, (*ENDS, *ENDS6, CLIENT, CLIENT6)))
-    interfaces = {"eth0": (f"{NODE}/24", f"{NODE6}/64")}
-    with Lab(Layout(interfaces, (OUTSIDE, OUTSIDE6), pods)) as made:
-        for end in (*ENDS, *ENDS6):
-            made.serve(end, 5300, "UDP", end)
+    with udp_lab() as made:
         yield made
 
 
@@ -113,9 +77,13 @@ def _are_right(flows: Flows, want: dict[Way, str]) -> bool:
     return all(flows.answer(way, since) == who for way, who in want.items())
 
 
+def _is_refused(lab: Lab, way: Way) -> bool:
+    return lab.probe(*way, "UDP").kind == "refused"
+
+
 @pytest.mark.parametrize("mode", ["iptables", "nftables"])
 def test_clients_follow_every_change_of_type_and_ports(lab: Lab, tmp_path: Path, mode: str) -> None:
-    cluster = Cluster(lab, tmp_path, mode)
+    cluster = UdpCluster(lab, tmp_path, mode)
     flows = Flows(lambda source: lab.socket(source, "UDP"))
     everywhere = sorted({way for _, ways in STEPS for way in ways})
     try:
@@ -132,8 +100,7 @@ def test_clients_follow_every_change_of_type_and_ports(lab: Lab, tmp_path: Path,
             # Without endpoints new clients are refused; the others keep theirs (behaviour 12).
             cluster.apply([], [], **service)
             for way in served:
-                cluster.until(lambda way=way: lab.probe(*way, "UDP").kind == "refused")  # type: ignore[misc]
+                cluster.until(partial(_is_refused, lab, way))
     finally:
         flows.close()
-        cluster.process.kill()
-        cluster.process.wait()
+        cluster.close()

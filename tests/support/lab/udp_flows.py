@@ -10,9 +10,6 @@ import time
 from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
-EVERY = 0.02
-"""Seconds between two questions of a client."""
-
 
 class Way(NamedTuple):
     """Where a client is, and what it asks."""
@@ -25,15 +22,19 @@ class Way(NamedTuple):
 class Flows:
     """Clients that ask all the time, each from one socket; served by one thread."""
 
-    def __init__(self, make: Callable[[str], socket.socket]) -> None:
+    def __init__(self, make: Callable[[str], socket.socket], every: float = 0.02) -> None:
         """Start without clients.
 
         Args:
             make: returns a new socket of who has an address.
+            every: seconds between two questions of a client.
         """
-        self._make = make
+        self._make, self._every = make, every
         self._selector = selectors.DefaultSelector()
         self._answers: dict[Way, tuple[float, str]] = {}
+        """When each client was last answered, and by whom."""
+        self._moved: dict[Way, float] = {}
+        """When it was first answered by that endpoint."""
         self._stop = threading.Event()
         self._thread = threading.Thread(target=self._run, daemon=True)
         self._thread.start()
@@ -54,9 +55,13 @@ class Flows:
         at, who = self._answers.get(way, (0.0, ""))
         return who if at >= since else ""
 
+    def moved(self, way: Way) -> float:
+        """Return when a client was first answered by the endpoint that it has (monotonic)."""
+        return self._moved[way]
+
     def _run(self) -> None:
         while not self._stop.is_set():
-            end = time.monotonic() + EVERY
+            end = time.monotonic() + self._every
             for key in list(self._selector.get_map().values()):
                 assert isinstance(key.fileobj, socket.socket)
                 try:
@@ -71,7 +76,10 @@ class Flows:
                         who = key.fileobj.recv(100).decode().partition(" ")[0]
                     except OSError:
                         continue
-                    self._answers[key.data] = (time.monotonic(), who)
+                    now = time.monotonic()
+                    if who != self._answers.get(key.data, (0.0, ""))[1]:
+                        self._moved[key.data] = now
+                    self._answers[key.data] = now, who
 
     def close(self) -> None:
         """Stop all clients."""
