@@ -5,7 +5,7 @@ is compiled at each build, which fails without clang: a wheel without the mode w
 An sdist has the objects, and is built as it is.
 
 The decoder is an extension in C for CPython 3.11 and later (the limited API). Where it cannot be
-compiled, the build says so and goes on: then its twin in Python decodes (source/protobuf.py).
+compiled, the build says so and goes on: then the API server is asked for JSON.
 
 The environment variable STEERSMAN_WHEEL says which wheel is built: "x86_64" or "aarch64", on either
 of them, to be shipped (with glibc 2.17 or later; the build fails if the decoder cannot be
@@ -46,7 +46,7 @@ DECODER = Path("src/steersman/source/_protobuf.c")
 EXTENSION = DECODER.with_suffix(".abi3.so")
 EXTENSION_FLAGS = ("-O2", "-s", "-shared", "-fPIC", "-fvisibility=hidden", "-Wall", "-Wextra")
 
-WITHOUT = "protobuf is decoded in Python, which takes five times as long"
+WITHOUT = "protobuf cannot be decoded, so the API server is asked for JSON"
 WHEEL_FOR = "STEERSMAN_WHEEL"
 MACHINES = {"x86_64": "amd64", "aarch64": "arm64"}
 """Those with a wheel of their own, and their names in Debian."""

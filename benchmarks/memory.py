@@ -20,8 +20,8 @@ def measure(path: Path, services: int) -> tuple[float, float]:
     from steersman.model.inputs import HostFacts, NodeConfig  # noqa: PLC0415
     from steersman.modes.iptables.mode import IptablesMode  # noqa: PLC0415
     from steersman.run.process.event_loop import collect_rarely  # noqa: PLC0415
+    from steersman.source.objects import decode_object  # noqa: PLC0415
     from steersman.source.store import Store  # noqa: PLC0415
-    from steersman.source.wire import decode_object  # noqa: PLC0415
 
     collect_rarely()
     config = NodeConfig(node_name=world.NODE, cluster_cidrs=(world.CLUSTER_CIDR,))

@@ -28,8 +28,8 @@ from steersman.modes.nftables.mode import NftablesMode
 from steersman.modes.userspace.core import UserspaceMode, UserspaceOptions
 from steersman.modes.userspace.mode import linux_portals
 from steersman.run.sync.sync import Sync
+from steersman.source.objects import decode_object
 from steersman.source.store import Store
-from steersman.source.wire import decode_object
 
 _CLONE_NEWNET = 0x40000000
 _UDP_IDLE = 60.0  # seconds: clients are measured in turn

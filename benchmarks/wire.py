@@ -9,20 +9,18 @@ compressed.
 from __future__ import annotations
 
 import asyncio
-import gc
 import json
 import time
-from collections.abc import Callable, Iterable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable, Iterable
 
 from benchmarks import world
 from benchmarks.figures import Figure, figure, interleaved
 from steersman.model.findings import Finding
 from steersman.source.apiserver import ApiServerSource
 from steersman.source.kubeconfig import ClusterAccess
-from steersman.source.protobuf import NATIVE, Table
+from steersman.source.objects import decode_object
 from steersman.source.store import Store
-from steersman.source.wire import decode_event, decode_object, splitter_for
+from steersman.source.wire import decode_event, splitter_for
 from tests.support.apiserver import protobuf
 from tests.support.apiserver.server import ApiServer
 from tests.support.apiserver.world import Object
@@ -132,20 +130,6 @@ def _feed(content_type: str, events: Iterable[bytes], store: Store | None) -> No
                 store.upsert(obj)
 
 
-@contextmanager
-def decoding_in_python() -> Iterator[None]:
-    """Every table is decoded as where there is no extension."""
-    tables = [each for each in gc.get_objects() if isinstance(each, Table)]
-    before = [table.decode for table in tables]
-    for table in tables:
-        table.decode = table.twin
-    try:
-        yield
-    finally:
-        for table, decode in zip(tables, before, strict=True):
-            table.decode = decode
-
-
 def _events(slices: int) -> list[Figure]:
     found: list[Object] = [
         {"type": "ADDED", "object": {"kind": "EndpointSlice", **endpoint_slice(n)}}
@@ -166,17 +150,9 @@ def _events(slices: int) -> list[Figure]:
         return run
 
     for stored, name in ((False, "CPU to decode a change"), (True, "CPU until it is stored")):
-        in_c = measure(protobuf.CONTENT_TYPE, messages, stored)
-        ways = {
-            "in C" if NATIVE else "no extension": in_c,
-            "in Python": decoding_in_python()(in_c),
-        }
-        in_json = measure(JSON, lines, stored)
-        *values, reference = interleaved(9, *ways.values(), in_json)
-        for way, value in zip(ways, values, strict=True):
-            figures.append(
-                figure(f"{name}, {way}; JSON", "protobuf", slices, (value, "us"), reference)
-            )
+        in_protobuf = measure(protobuf.CONTENT_TYPE, messages, stored)
+        value, reference = interleaved(9, in_protobuf, measure(JSON, lines, stored))
+        figures.append(figure(f"{name}; JSON", "protobuf", slices, (value, "us"), reference))
     return figures
 
 

@@ -51,7 +51,7 @@ def download(minor: int, machine: str, into: Path, without: frozenset[str] = fro
 def build_wheel(into: Path, machine: str) -> Path:
     """Build our own wheel for a machine, with the packages of this environment.
 
-    Where the decoder cannot be compiled for the machine, a line says so, and its twin is used.
+    Where the decoder cannot be compiled for the machine, a line says so, and JSON is asked for.
     """
     kind = machine
     if reason := hatch_build.extension_problem(machine):

@@ -10,7 +10,8 @@ from pathlib import Path
 import pytest
 import yaml
 
-from steersman.source import lister
+from steersman.source import client, lister
+from steersman.source.apiserver import ApiEventPoster
 from steersman.source.base import Timing
 from steersman.source.kubeconfig import ClusterAccess, load_cluster_access
 from tests.support.apiserver.reading import (
@@ -308,3 +309,22 @@ async def test_protobuf_is_what_the_server_sends() -> None:
         await until(lambda: "10.246.0.1" in r.store.addresses("cart"))
         assert "10.245.0.7" not in r.store.addresses("cart")
         assert r.source.stats.kind("EndpointSlice").events == 1
+
+
+async def test_json_is_asked_for_where_protobuf_cannot_be_read(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(client, "NATIVE", False)
+    async with ApiServer(WORLD) as server:
+        access = ClusterAccess(servers=(server.url,))
+        async with reading(access) as r:
+            await r.synced()
+            server.add(service("new"))
+            await until(lambda: "new" in r.store.services)
+        event = dict.fromkeys(("action", "reason", "type", "reportingController"), "x")
+        event |= {"reportingInstance": "x", "eventTime": "2026-01-01T00:00:00.000000Z"}
+        await ApiEventPoster(access).post_event(
+            "shop", {"metadata": {"namespace": "shop"}, **event}
+        )
+        assert {request.headers["Accept"] for request in server.log} == {"application/json"}
+        assert len(server.events) == 1

@@ -13,15 +13,13 @@ from msgspec.structs import replace
 from steersman.model.findings import Finding
 from steersman.model.kube import EndpointSlice, KubeObject
 from steersman.model.names import ObjectName
-from steersman.source.messages import OBJECTS
-from steersman.source.protobuf import ListReader, Message, unwrap
+from steersman.source.framing import ListReader, Message, unwrap
+from steersman.source.objects import decode_items, decode_object
 from steersman.source.wire import (
     ApiError,
     decode_event,
-    decode_items,
     decode_list_meta,
     decode_metadata,
-    decode_object,
     decode_status,
     initial_end,
     splitter_for,
@@ -246,7 +244,6 @@ def test_protobuf_decodes_to_the_same_objects(
         item for at in range(0, len(body), size) for item in reader.feed(body[at : at + size])
     ]
     found = [decode_object(kind, item) for item in messages]
-    assert found == [OBJECTS[kind].twin(item) for item in messages]
     assert reader.complete
     assert decode_list_meta(kind, reader.kind, reader.metadata).resource_version == "41445"
     objects = {o.metadata.name: o for o in found if not isinstance(o, Finding)}

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from steersman.model.findings import Finding
 from steersman.model.kube import KINDS, Service
-from steersman.source.wire import decode_items, decode_object, decode_value, scope_of
+from steersman.source.objects import decode_items, decode_object, decode_value, scope_of
 
 KINDS_ST = st.sampled_from(sorted(KINDS))
 WORDS = st.sampled_from(

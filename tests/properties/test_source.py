@@ -12,9 +12,9 @@ from steersman.model.findings import Finding
 from steersman.model.kube import KINDS, EndpointSlice
 from steersman.model.names import ObjectName
 from steersman.source.lister import PackedObjects
+from steersman.source.objects import decode_value
 from steersman.source.packed import plain
 from steersman.source.store import Store
-from steersman.source.wire import decode_value
 from tests.support.builders.objects import endpoint, slice_, snapshot
 
 ANY_INT = st.integers() | st.integers(0, 65535)

@@ -26,8 +26,8 @@ from steersman.model.ruleset import Diff, diff
 from steersman.modes.nftables.mode import NftablesMode, slots_of
 from steersman.run.process.startup import node_config
 from steersman.source.apiserver import resources
+from steersman.source.objects import decode_value
 from steersman.source.store import Store
-from steersman.source.wire import decode_value
 from tests.sim.clients import Clients
 from tests.sim.cluster import Etcd
 from tests.sim.kernel import SimMode, Violation, summary

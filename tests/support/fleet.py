@@ -34,9 +34,9 @@ from steersman.model.plan import Traits
 from steersman.model.world import Condition, ProcessStatus
 from steersman.run.pages.top import printed
 from steersman.run.pages.world_wire import Head, encode_world, names
+from steersman.source.objects import decode_value
 from steersman.source.packed import unpacked
 from steersman.source.store import Store
-from steersman.source.wire import decode_value
 from tests.support.builders import kube
 
 TOKEN = "a token of the nodes"

@@ -1,9 +1,8 @@
 /*
- * The decoder of protobuf.py in C: messages to structs, by the same tables.
+ * The decoder of protobuf.py: messages to structs, by its tables.
  *
- * A Decoder accepts what its twin in Python accepts (`Table.twin`), and makes the same objects. It
- * knows no names of fields and has no texts of errors: the twin decodes what fails here once more,
- * and raises. So errors are the same with and without it.
+ * A field that cannot be decoded ends the message. The innermost one sets `fault` to where it
+ * begins, and decode() raises the error with that place.
  *
  * The limited API serves CPython 3.11 and later with one file. Bounds are checked in read_varint()
  * and read_field(), nowhere else. Recursion is as deep as tables are nested, as a Decoder only
@@ -18,7 +17,7 @@
 
 #define MOST_FIELDS 16 /* of a struct */
 #define MOST_NUMBER 31 /* of a field */
-#define LONGEST 256 /* bytes of a value in a memo, as in protobuf.py */
+#define LONGEST 256 /* bytes of a value in a memo; a longer one is hardly ever equal to another */
 #define KNOWN 512 /* places in a memo */
 
 /* Conversions, numbered as Kind in protobuf.py; the last four are of varints. */
@@ -42,12 +41,10 @@ struct row {
 typedef struct {
 	PyObject_HEAD PyObject *type; /* the struct */
 	PyObject *blank; /* a tuple: the values of missing fields */
-	PyObject *twin;
+	PyObject *error; /* the type of exceptions for malformed messages */
 	Py_ssize_t size; /* of blank */
 	struct row rows[MOST_NUMBER + 1];
 } Decoder;
-
-/* -- The wire -- */
 
 struct field {
 	uint64_t tag;
@@ -108,9 +105,13 @@ static const uint8_t *read_field(const uint8_t *at, const uint8_t *end, struct f
 	return at + length;
 }
 
-/* -- Values: functions return a new reference; NULL without an exception if it is malformed -- */
+/*
+ * Values. Functions return a new reference, or NULL if it is malformed: without an exception, or
+ * with one of Python's (a text that is not UTF-8).
+ */
 
-static PyObject *decode_message(Decoder *self, const uint8_t *at, const uint8_t *end);
+static PyObject *decode_message(Decoder *self, const uint8_t *at, const uint8_t *end,
+				const uint8_t **fault);
 
 static PyObject *decode_number(struct row *row, uint64_t number)
 {
@@ -130,7 +131,7 @@ static PyObject *decode_number(struct row *row, uint64_t number)
 	}
 }
 
-static PyObject *decode_bytes(struct row *row, const struct field *field)
+static PyObject *decode_bytes(struct row *row, const struct field *field, const uint8_t **fault)
 {
 	const char *data = (const char *)field->data;
 	PyObject *raw, *value;
@@ -146,7 +147,7 @@ static PyObject *decode_bytes(struct row *row, const struct field *field)
 		return PyBytes_FromStringAndSize(data, field->length);
 	case MESSAGE:
 		return decode_message((Decoder *)row->with, field->data,
-				      field->data + field->length);
+				      field->data + field->length, fault);
 	default:
 		raw = PyBytes_FromStringAndSize(data, field->length);
 		if (raw == NULL)
@@ -175,18 +176,18 @@ static struct known *place(struct row *row, const struct field *field)
 }
 
 /* As decode_bytes(), for a row with a memo. */
-static PyObject *decode_known(struct row *row, const struct field *field)
+static PyObject *decode_known(struct row *row, const struct field *field, const uint8_t **fault)
 {
 	struct known *known, old;
 	PyObject *value, *key;
 
 	if (field->length > LONGEST)
-		return decode_bytes(row, field);
+		return decode_bytes(row, field, fault);
 	known = place(row, field);
 	if (known->key != NULL && PyBytes_Size(known->key) == field->length &&
 	    memcmp(PyBytes_AsString(known->key), field->data, (size_t)field->length) == 0)
 		return Py_NewRef(known->value);
-	value = decode_bytes(row, field);
+	value = decode_bytes(row, field, fault);
 	if (value == NULL)
 		return NULL;
 	key = PyBytes_FromStringAndSize((const char *)field->data, field->length);
@@ -250,7 +251,8 @@ static int decode_entry(PyObject *keys, PyObject *values, const struct field *en
 }
 
 /* Add an entry to those of a field, or an item to a list; return 0, or -1 for NULL. */
-static int add(struct row *row, PyObject **values, const struct field *field)
+static int add(struct row *row, PyObject **values, const struct field *field,
+	       const uint8_t **fault)
 {
 	PyObject *item;
 	int result;
@@ -271,7 +273,8 @@ static int add(struct row *row, PyObject **values, const struct field *field)
 	}
 	if (*values == NULL && (*values = PyList_New(0)) == NULL)
 		return -1;
-	item = row->memo != NULL ? decode_known(row, field) : decode_bytes(row, field);
+	item = row->memo != NULL ? decode_known(row, field, fault) :
+				   decode_bytes(row, field, fault);
 	if (item == NULL)
 		return -1;
 	result = PyList_Append(*values, item);
@@ -298,8 +301,10 @@ static int close_entries(Decoder *self, PyObject **values)
 	return 0;
 }
 
-static PyObject *decode_message(Decoder *self, const uint8_t *at, const uint8_t *end)
+static PyObject *decode_message(Decoder *self, const uint8_t *at, const uint8_t *end,
+				const uint8_t **fault)
 {
+	const uint8_t *begin = at; /* of a field */
 	PyObject *values[MOST_FIELDS] = { NULL }, *made = NULL, *given;
 	Py_ssize_t each;
 
@@ -308,6 +313,7 @@ static PyObject *decode_message(Decoder *self, const uint8_t *at, const uint8_t 
 		struct field field;
 		struct row *row;
 
+		begin = at;
 		at = read_field(at, end, &field);
 		if (at == NULL)
 			goto failed;
@@ -318,16 +324,16 @@ static PyObject *decode_message(Decoder *self, const uint8_t *at, const uint8_t 
 		if ((field.tag & 7) != (row->kind < BOOL ? 2 : 0))
 			goto failed;
 		if (row->many) {
-			if (add(row, value, &field) < 0)
+			if (add(row, value, &field, fault) < 0)
 				goto failed;
 			continue;
 		}
 		if (row->kind >= BOOL)
 			found = decode_number(row, field.number);
 		else if (row->memo != NULL)
-			found = decode_known(row, &field);
+			found = decode_known(row, &field, fault);
 		else
-			found = decode_bytes(row, &field);
+			found = decode_bytes(row, &field, fault);
 		Py_XDECREF(*value);
 		*value = found;
 		if (found == NULL)
@@ -349,29 +355,31 @@ static PyObject *decode_message(Decoder *self, const uint8_t *at, const uint8_t 
 	made = PyObject_Call(self->type, given, NULL);
 	Py_DECREF(given);
 failed:
+	if (made == NULL && *fault == NULL)
+		*fault = begin;
 	for (each = 0; each < self->size; each++)
 		Py_XDECREF(values[each]);
 	return made;
 }
 
-/* -- The type -- */
-
 static PyObject *decode(Decoder *self, PyObject *message)
 {
-	Py_ssize_t size;
+	const uint8_t *begin, *fault = NULL;
 	PyObject *found;
+	Py_ssize_t size;
 	char *data;
 
 	if (PyBytes_AsStringAndSize(message, &data, &size) < 0)
 		return NULL;
-	found = decode_message(self, (const uint8_t *)data, (const uint8_t *)data + size);
+	begin = (const uint8_t *)data;
+	found = decode_message(self, begin, begin + size, &fault);
 	if (found != NULL)
 		return found;
 	/* Texts that are not UTF-8, and errors of functions in CALL, are ValueErrors. */
 	if (PyErr_Occurred() && !PyErr_ExceptionMatches(PyExc_ValueError))
 		return NULL;
 	PyErr_Clear();
-	return PyObject_CallFunctionObjArgs(self->twin, message, NULL);
+	return PyErr_Format(self->error, "malformed at byte %zd", (Py_ssize_t)(fault - begin));
 }
 
 /* Whether an object is what a row of ENTRIES has: (struct, keys). */
@@ -435,12 +443,12 @@ static int set_row(Decoder *self, PyTypeObject *type, PyObject *given)
 
 static PyObject *decoder_new(PyTypeObject *type, PyObject *args, PyObject *Py_UNUSED(keywords))
 {
-	PyObject *struct_type, *blank, *rows, *twin;
+	PyObject *struct_type, *blank, *rows, *error;
 	Decoder *self;
 	Py_ssize_t each;
 
 	if (!PyArg_ParseTuple(args, "OO!O!O:Decoder", &struct_type, &PyTuple_Type, &blank,
-			      &PyTuple_Type, &rows, &twin))
+			      &PyTuple_Type, &rows, &error))
 		return NULL;
 	if (PyTuple_Size(blank) > MOST_FIELDS) {
 		PyErr_SetString(PyExc_ValueError, "a struct of too many fields");
@@ -452,7 +460,7 @@ static PyObject *decoder_new(PyTypeObject *type, PyObject *args, PyObject *Py_UN
 	self->type = Py_NewRef(struct_type);
 	self->blank = Py_NewRef(blank);
 	self->size = PyTuple_Size(blank);
-	self->twin = Py_NewRef(twin);
+	self->error = Py_NewRef(error);
 	for (each = 0; each < PyTuple_Size(rows); each++) {
 		if (set_row(self, type, PyTuple_GetItem(rows, each)) < 0) {
 			Py_DECREF(self);
@@ -469,7 +477,7 @@ static int decoder_traverse(Decoder *self, visitproc visit, void *arg)
 	Py_VISIT(Py_TYPE((PyObject *)self));
 	Py_VISIT(self->type);
 	Py_VISIT(self->blank);
-	Py_VISIT(self->twin);
+	Py_VISIT(self->error);
 	for (number = 0; number <= MOST_NUMBER; number++) {
 		struct row *row = &self->rows[number];
 		int each;
@@ -485,7 +493,7 @@ static int decoder_clear(Decoder *self)
 {
 	int number, each;
 
-	Py_CLEAR(self->twin);
+	Py_CLEAR(self->error);
 	for (number = 0; number <= MOST_NUMBER; number++) {
 		struct row *row = &self->rows[number];
 
@@ -520,7 +528,7 @@ static PyMethodDef decoder_methods[] = {
 };
 
 static PyType_Slot decoder_slots[] = {
-	{ Py_tp_doc, "Decoder(struct, blank, rows, twin), see Table in protobuf.py." },
+	{ Py_tp_doc, "Decoder(struct, blank, rows, error), see Table in protobuf.py." },
 	{ Py_tp_new, decoder_new },
 	{ Py_tp_traverse, decoder_traverse },
 	{ Py_tp_clear, decoder_clear },

@@ -1,6 +1,5 @@
 """The decoder of protobuf.py in C; missing where it could not be compiled."""
 
-from collections.abc import Callable
 from typing import Generic, TypeVar
 
 T = TypeVar("T")
@@ -11,6 +10,6 @@ class Decoder(Generic[T]):
         struct: type[T],
         blank: tuple[object, ...],
         rows: tuple[tuple[object, ...], ...],
-        twin: Callable[[bytes], T],
+        error: type[ValueError],
     ) -> None: ...
     def decode(self, message: bytes, /) -> T: ...

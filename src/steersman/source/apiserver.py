@@ -15,9 +15,9 @@ from steersman.source.base import EventHandler, SourceStats, Timing
 from steersman.source.bodies import body_chunks
 from steersman.source.client import ApiClient
 from steersman.source.credentials import Credentials
+from steersman.source.event_message import encoded_event
 from steersman.source.kubeconfig import ClusterAccess
 from steersman.source.lister import Lister, Listing
-from steersman.source.messages import encoded_event
 from steersman.source.reflector import Reflector, StoreUpdater
 from steersman.source.wire import ApiError, Resource
 

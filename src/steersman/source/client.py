@@ -1,8 +1,8 @@
 """HTTP requests to the API servers of one cluster, with failover and one kind of error.
 
-Lists and watches are asked for in protobuf, if so configured, and taken in JSON, too: the server
-decides. Everything else becomes an `ApiError` with a short reason for metrics; when to try again is
-decided in reflector.py.
+Lists and watches are asked for in protobuf, if so configured and if it can be read here, and taken
+in JSON, too: the server decides. Everything else becomes an `ApiError` with a short reason for
+metrics; when to try again is decided in reflector.py.
 """
 
 from __future__ import annotations
@@ -20,10 +20,11 @@ import msgspec
 from steersman.source.base import LogThrottle, Pace, ServerOrder, SourceStats, Timing
 from steersman.source.bodies import body_chunks
 from steersman.source.credentials import CredentialError, Credentials
+from steersman.source.framing import CONTENT_TYPE, Message, unwrap
 from steersman.source.http import HttpClient, Response
 from steersman.source.http_connection import HttpError
 from steersman.source.kubeconfig import ClusterAccess
-from steersman.source.protobuf import CONTENT_TYPE, Message, unwrap
+from steersman.source.protobuf import NATIVE
 from steersman.source.proxies import environment_proxy
 from steersman.source.tls import TlsContexts, TlsError
 from steersman.source.wire import MAX_LINE, ApiError, Status, decode_status, shown
@@ -32,7 +33,6 @@ JSON = "application/json"
 MAX_ERROR_BODY = 64 << 10
 """Bytes of an error's body that are read."""
 
-_SPOKEN = (JSON, CONTENT_TYPE)
 _NOT_SPOKEN = frozenset({406, 415})  # Not Acceptable, Unsupported Media Type
 
 log = logging.getLogger("steersman.source")
@@ -60,6 +60,8 @@ class ApiClient:
         self._order = ServerOrder(access.servers, timing)
         encoding = "identity" if access.disable_compression else "gzip"
         self._http = HttpClient((("Accept", JSON), ("Accept-Encoding", encoding)), timing.connect)
+        self._accepted = access.accepted if NATIVE else JSON
+        self._spoken = (JSON, CONTENT_TYPE) if NATIVE else (JSON,)
         self._json_only: set[str] = set()  # paths at which the server refused protobuf
         stats.server = self._order.current()
 
@@ -103,7 +105,7 @@ class ApiClient:
             ApiError: no server can be reached, or the answer is not one that is accepted, with
                 status 200; also out of the caller's block, if the connection breaks there.
         """
-        accept = self._access.accepted if negotiate and path not in self._json_only else JSON
+        accept = self._accepted if negotiate and path not in self._json_only else JSON
         headers = [("Accept", accept)]
         response, server = await self._first_answer(path, params, idle_timeout, more=headers)
         if response.status in _NOT_SPOKEN and accept != JSON:
@@ -113,7 +115,7 @@ class ApiClient:
             headers = [("Accept", JSON)]
             response, server = await self._first_answer(path, params, idle_timeout, more=headers)
         try:
-            await self._check(response, server, types=_SPOKEN if negotiate else (JSON,))
+            await self._check(response, server, types=self._spoken if negotiate else (JSON,))
             yield response
         except HttpError as error:
             self.failed(server)
@@ -173,11 +175,11 @@ class ApiClient:
             ApiError: no server can be reached, or it refuses.
         """
         answer = self._timing.answer
-        if self._access.content_type == CONTENT_TYPE:
-            headers = [("Content-Type", CONTENT_TYPE), ("Accept", self._access.accepted)]
+        if NATIVE and self._access.content_type == CONTENT_TYPE:
+            headers = [("Content-Type", CONTENT_TYPE), ("Accept", self._accepted)]
             response, server = await self._first_answer(path, {}, answer, message, headers)
             if response.status not in _NOT_SPOKEN:
-                await self._created(path, response, server, _SPOKEN)
+                await self._created(path, response, server, self._spoken)
                 return
             response.close()
         await self.post(path, body)

@@ -26,18 +26,16 @@ from steersman.model.kube import KINDS, KubeObject
 from steersman.source.base import KindStats, Timing
 from steersman.source.bodies import body_chunks
 from steersman.source.client import ApiClient
+from steersman.source.framing import CONTENT_TYPE, ListReader
 from steersman.source.http import Response
-from steersman.source.protobuf import CONTENT_TYPE, ListReader
+from steersman.source.objects import decode_items, decode_object, partition
 from steersman.source.wire import (
     MAX_LINE,
     ApiError,
     ListMeta,
     Resource,
-    decode_items,
     decode_list,
     decode_list_meta,
-    decode_object,
-    partition,
 )
 
 FIRST_PAGE = 25

@@ -41,7 +41,7 @@ from steersman.source.documents import (
     list_head,
     read_documents,
 )
-from steersman.source.wire import decode_value
+from steersman.source.objects import decode_value
 
 _API_VERSIONS = {
     "Service": ("v1",),

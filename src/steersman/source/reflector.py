@@ -22,18 +22,11 @@ from steersman.model.kube import KubeObject
 from steersman.model.names import ObjectName
 from steersman.source.base import Backoff, EventHandler, KindStats, Timing, upsert_in_batches
 from steersman.source.client import ApiClient
+from steersman.source.framing import LineTooLongError
 from steersman.source.lister import Lister, Listing
-from steersman.source.protobuf import LineTooLongError
+from steersman.source.objects import decode_object, scope_of
 from steersman.source.watch import read_initial, watch_events
-from steersman.source.wire import (
-    ApiError,
-    RelistError,
-    Resource,
-    WatchEvent,
-    decode_metadata,
-    decode_object,
-    scope_of,
-)
+from steersman.source.wire import ApiError, RelistError, Resource, WatchEvent, decode_metadata
 
 _ABSENT = frozenset({403, 404})
 # Status codes of a server without WatchList: it is not tried again.

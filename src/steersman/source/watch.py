@@ -10,12 +10,12 @@ from steersman.source.base import KindStats, Timing
 from steersman.source.bodies import body_chunks
 from steersman.source.http import Response
 from steersman.source.lister import MAX_LIST, Listing, PackedObjects
+from steersman.source.objects import decode_object
 from steersman.source.wire import (
     ApiError,
     RelistError,
     WatchEvent,
     decode_event,
-    decode_object,
     initial_end,
     splitter_for,
 )

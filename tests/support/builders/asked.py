@@ -10,8 +10,8 @@ from steersman.model.findings import Finding
 from steersman.model.inputs import DetectLocalMode, NodeConfig
 from steersman.model.plan import Traits
 from steersman.model.world import Origin, World
+from steersman.source.objects import decode_value
 from steersman.source.store import Store
-from steersman.source.wire import decode_value
 from tests.support.builders import kube
 from tests.support.builders.objects import NFTABLES
 

@@ -6,7 +6,7 @@ from typing import Any
 
 from steersman.model.findings import Finding
 from steersman.model.kube import KubeObject
-from steersman.source.wire import decode_value
+from steersman.source.objects import decode_value
 from tests.support.builders import kube
 
 

@@ -16,8 +16,8 @@ from steersman.model.kube import KINDS, EndpointSlice, KubeObject
 from steersman.model.plan import NodePlan, Traits
 from steersman.model.ruleset import diff
 from steersman.modes.base import Mode
+from steersman.source.objects import decode_value
 from steersman.source.store import Store
-from steersman.source.wire import decode_value
 from tests.support.lab.cluster import Lab, Layout, Pod
 from tests.support.modes.flows import FlowCase
 from tests.support.modes.registry import ModeUnderTest, render

@@ -22,8 +22,8 @@ from steersman.operate.services_view import (
     names_of,
     rows_of,
 )
+from steersman.source.objects import decode_value
 from steersman.source.store import Store
-from steersman.source.wire import decode_value
 from tests.support.builders import kube
 
 

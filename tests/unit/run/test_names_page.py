@@ -10,7 +10,7 @@ from steersman.model.kube import EndpointSlice, Node, ObjectMeta
 from steersman.model.names import ObjectName
 from steersman.model.plan import Traits
 from steersman.run.pages.world_wire import KINDS, names
-from steersman.source.wire import decode_value
+from steersman.source.objects import decode_value
 from tests.support.builders import kube
 from tests.support.builders.objects import snapshot
 from tests.support.builders.store import make

@@ -26,7 +26,7 @@ def test_every_plan_is_said_however_many_there_are(count: int) -> None:
     assert (said["mode"], said["uptimeSeconds"]) == ("ipvs", 1.5)
 
 
-@pytest.mark.parametrize(("native", "word"), [(True, "C"), (False, "Python")])
+@pytest.mark.parametrize(("native", "word"), [(True, "C"), (False, "none")])
 def test_it_says_which_decoder_runs(
     native: bool, word: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:

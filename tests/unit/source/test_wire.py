@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from steersman.source.protobuf import LineTooLongError
+from steersman.source.framing import LineTooLongError
 from steersman.source.wire import (
     ApiError,
     LineSplitter,

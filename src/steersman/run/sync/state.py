@@ -177,7 +177,7 @@ def state_json(
     def pieces() -> Iterator[bytes]:
         document = {
             "version": __version__,
-            "protobufDecoder": "C" if NATIVE else "Python",
+            "protobufDecoder": "C" if NATIVE else "none",
             "mode": state.mode,
             "uptimeSeconds": round(now - started, 3),
             "revision": state.revision,

@@ -19,8 +19,8 @@ from steersman.modes.iptables.render import Features, render_node, render_servic
 from steersman.modes.iptables.script import parse
 from steersman.netfilter.names import RuleKey
 from steersman.netfilter.rule_text import canonical
+from steersman.source.objects import decode_value
 from steersman.source.store import Store
-from steersman.source.wire import decode_value
 
 GOLDEN = Path(__file__).parents[4] / "../shared/golden"
 SAVED = {4: GOLDEN / "iptables/iptables-save.txt", 6: GOLDEN / "iptables/ip6tables-save.txt"}
