@@ -11,7 +11,7 @@ from typing import NamedTuple
 from benchmarks import world
 from benchmarks.figures import Figure, figure
 from benchmarks.node import Flat, Node
-from steersman.run.process.event_loop import collect_rarely
+from steersman.run.process.memory import collect_rarely
 
 
 class _Cost(NamedTuple):

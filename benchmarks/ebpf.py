@@ -23,7 +23,7 @@ from steersman.modes.ebpf.bpf import Object
 from steersman.modes.ebpf.datapath import EbpfOptions
 from steersman.modes.ebpf.loader import FILE, LoadedObject
 from steersman.modes.ebpf.mode import EbpfMode
-from steersman.run.process.event_loop import collect_rarely, freeze_live_objects
+from steersman.run.process.memory import collect_rarely, freeze_live_objects
 
 MODE = "ebpf"
 

@@ -19,7 +19,7 @@ def measure(path: Path, services: int) -> tuple[float, float]:
     from steersman.model.findings import Finding  # noqa: PLC0415
     from steersman.model.inputs import HostFacts, NodeConfig  # noqa: PLC0415
     from steersman.modes.iptables.mode import IptablesMode  # noqa: PLC0415
-    from steersman.run.process.event_loop import collect_rarely  # noqa: PLC0415
+    from steersman.run.process.memory import collect_rarely  # noqa: PLC0415
     from steersman.source.objects import decode_object  # noqa: PLC0415
     from steersman.source.store import Store  # noqa: PLC0415
 
@@ -34,7 +34,7 @@ def measure(path: Path, services: int) -> tuple[float, float]:
             assert not isinstance(obj, Finding)
             store.upsert(obj)
     planner = Planner(config, mode.traits)
-    planner.update(store.snapshot, HostFacts(), store.take().services, everything=True)
+    planner.update(store.snapshot, HostFacts())
     plan = planner.plan
     want = {key: mode.render_service(each, plan.settings) for key, each in plan.services.items()}
     seconds = time.perf_counter() - begun

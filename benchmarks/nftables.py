@@ -20,10 +20,9 @@ from benchmarks.packets import _SERVER, _Client
 from steersman.compile.planner import Planner
 from steersman.host.facts import read_facts
 from steersman.model.inputs import NodeConfig
-from steersman.model.names import Family, ObjectName, Protocol, ServicePortName
-from steersman.model.stats import ConnectionStats
+from steersman.model.names import Family, ObjectName
 from steersman.modes.nftables.mode import NftablesMode
-from steersman.run.process.event_loop import collect_rarely, freeze_live_objects
+from steersman.run.process.memory import collect_rarely, freeze_live_objects
 from steersman.run.sync.sync import Sync
 from steersman.source.store import Store
 
@@ -74,28 +73,23 @@ class NftNode(Node):
         return self._runner.run(self._restart())
 
     async def _restart(self) -> tuple[float, int]:
-        store, snapshot = Store(world.NODE), self.store.snapshot
+        snapshot = self.store.snapshot
+        store = Store(world.NODE, facts=await read_facts())
         store.replace("Service", snapshot.services.values())
         slices = (each for group in snapshot.slices.values() for each in group.values())
         store.replace("EndpointSlice", slices)
         config = NodeConfig(
             node_name=world.NODE, families=(Family.IPV4,), cluster_cidrs=(world.CLUSTER_CIDR,)
         )
-        facts = await read_facts()
         mode = NftablesMode(self.exec)
         collect_rarely()  # as at the start of a process
         begun = time.perf_counter()
         assert (await mode.probe()).usable
-        report = await Sync(store, Planner(config, mode.traits), mode, facts).run()
+        report = await Sync(store, Planner(config, mode.traits), mode).run()
         took = time.perf_counter() - begun
         freeze_live_objects()
         assert report is not None
         return took, len(report.written)
-
-    def use(self, number: int) -> None:
-        """Let the node learn that a Service is used most."""
-        counts = {(ServicePortName("bench", f"service-{number}", "http", Protocol.TCP), ""): 1000}
-        self._sync.usage.note(ConnectionStats(counts, {}))
 
     def heal(self, *targets: str) -> tuple[float, ...]:
         """Milliseconds from the end of `nft flush ruleset`.
@@ -237,17 +231,16 @@ class _Changes:
 
 
 def _healing(services: int, runs: int) -> list[Figure]:
-    """Somebody flushes the ruleset; clients of the Service used most and of the last one wait."""
-    node, used, last = NftNode(), services // 2, services - 1
+    """Somebody flushes the ruleset; a client of the last Service waits."""
+    node, last = NftNode(), services - 1
     node.feed(events_of(range(services)))
-    node.feed([*_slice(used, [_SERVER]), *_slice(last, [_SERVER])])
-    node.use(used)
+    node.feed(_slice(last, [_SERVER]))
     freeze_live_objects()
-    client = _Client(node.netns, world.cluster_ip(used), 80)
-    rounds = [node.heal(world.cluster_ip(used), world.cluster_ip(last)) for _ in range(runs)]
+    client = _Client(node.netns, world.cluster_ip(last), 80)
+    rounds = [node.heal(world.cluster_ip(last)) for _ in range(runs)]
     client.close()
     node.close()
-    names = ("healed after flush", "  the Service used most answers", "  the last one answers")
+    names = ("healed after flush", "  the last Service answers")
     return [
         figure(name, MODE, services, (statistics.median(took), "ms"))
         for name, took in zip(names, zip(*rounds, strict=True), strict=True)

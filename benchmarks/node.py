@@ -86,16 +86,15 @@ class Node:
         self.exec = TimedExec()
         self._mode: Mode = self._make(variant)
         self._runner = asyncio.Runner()
-        facts = self._runner.run(read_facts())
         support = self._runner.run(self._mode.probe())
         if not support.usable:
             raise RuntimeError(" ".join(support.missing))
-        self.store = Store(world.NODE)
+        self.store = Store(world.NODE, facts=self._runner.run(read_facts()))
         self.store.replace("Service", ())
         self.store.replace("EndpointSlice", ())
         for number in range(services):
             self.add(number)
-        self._sync = Sync(self.store, Planner(config, self._mode.traits), self._mode, facts)
+        self._sync = Sync(self.store, Planner(config, self._mode.traits), self._mode)
 
     def _make(self, variant: str) -> Mode:
         """A mode by name, `userspace-nft`, or the iptables mode on a variant."""
@@ -162,7 +161,7 @@ class Node:
     def look(self) -> None:
         """Read the node's addresses again: it has got more devices."""
         self.netns.enter()
-        self._sync.use_facts(self._runner.run(read_facts()))
+        self.store.use_facts(self._runner.run(read_facts()))
 
     def close(self) -> None:
         self.netns.enter()

@@ -15,7 +15,7 @@ import time
 from benchmarks import world
 from benchmarks.figures import Figure, figure
 from benchmarks.nftables import MODE, NftNode, events_of
-from steersman.run.process.event_loop import collect_rarely, freeze_live_objects
+from steersman.run.process.memory import collect_rarely, freeze_live_objects
 
 _NEW = 2_000_000
 """Number of the first new pod."""

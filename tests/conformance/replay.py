@@ -7,30 +7,26 @@ from typing import Any
 import msgspec
 
 from steersman.compile.planner import Planner
-from steersman.model.inputs import HostFacts
 from steersman.model.kube import KINDS, Node
 from steersman.model.plan import NodePlan, Traits
 from steersman.source.store import Store
 from tests.conformance.world import Case, read, world
+from tests.support.following import StoreFollower
 
 
 def replay(case: Case, traits: Traits) -> NodePlan:
     """The plan that a Planner has after the steps of a case, updated at each `sync`."""
     _, config, facts = world(case)
     store, planner = Store(config.node_name), Planner(config, traits)
+    follower = StoreFollower(store)
     store.replace("Node", [read(Node, node) for node in case.get("nodes") or ()])
     for step in case["steps"]:
         if step["op"] in ("sync", "apply"):
-            _update(store, planner, facts)
+            planner.update(store.snapshot, facts, follower.take().services)
         else:
             _event(store, step["op"], step["object"])
-    _update(store, planner, facts)
+    planner.update(store.snapshot, facts, follower.take().services)
     return planner.plan
-
-
-def _update(store: Store, planner: Planner, facts: HostFacts) -> None:
-    changes = store.take()
-    planner.update(store.snapshot, facts, changes.services, changes.node)
 
 
 def _event(store: Store, what: str, value: dict[str, Any]) -> None:

@@ -17,11 +17,12 @@ from steersman.compile.service import PortSpec, PortSpecs, service_ports
 from steersman.model.addresses import split_host_port
 from steersman.model.inputs import DetectLocalMode, NodeConfig
 from steersman.model.kube import EndpointSlice, Node, Service
-from steersman.model.names import Family, ServicePortName
+from steersman.model.names import Family, ObjectName, ServicePortName
 from steersman.model.plan import Endpoint, LocalDetector
-from steersman.source.store import Changes, Store
+from steersman.source.store import Store
 from tests.conformance.flows_trace import trace_flow_case
 from tests.conformance.world import Case, read
+from tests.support.following import StoreFollower
 
 FAMILIES = {"IPv4": Family.IPV4, "IPv6": Family.IPV6}
 
@@ -82,11 +83,11 @@ def service_tracker(case: Case) -> None:
         ports = service_ports(read(Service, case["service"]), family)
         assert _port_map(ports) == _expected_ports(case["expect"])
         return
-    store, changes = _replay(case, lambda service: service_ports(service, family) or None)
+    store, updated = _replay(case, lambda service: service_ports(service, family) or None)
     expect = case["expect"]
     ports = _all_ports(store, family)
     assert _port_map(ports) == _expected_ports(expect["servicePorts"])
-    assert {str(name) for name in changes.services} == set(expect["updatedServices"] or ())
+    assert set(map(str, updated)) == set(expect["updatedServices"] or ())
     assert _health_ports(ports) == (expect["healthCheckNodePorts"] or {})
 
 
@@ -157,17 +158,32 @@ def _expected_ports(expect: dict[str, Any]) -> dict[str, tuple[Any, ...]]:
 # Histories
 
 
-def _replay(case: Case, sync_fields: Callable[[Service], object]) -> tuple[Store, Changes]:
-    """Replay a case's steps; return the Store and what the last `apply` took."""
+def _replay(case: Case, sync_fields: Callable[[Service], object]) -> tuple[Store, set[ObjectName]]:
+    """Replay a case's steps; return the Store, and the Services that the last `apply` updated.
+
+    Upstream's flag of a Service says whether any differs from the last `apply`, and that of a slice
+    whether this update changed something. The Store has the second one for both.
+    """
     store = Store(case.get("nodeName") or "", sync_fields=sync_fields)
-    changes = Changes()
+    follower, applied, updated = StoreFollower(store), dict[ObjectName, object](), set[ObjectName]()
+
+    def present() -> dict[ObjectName, object]:
+        return {name: sync_fields(each) for name, each in store.snapshot.services.items()}
+
+    def pending() -> set[ObjectName]:
+        now = present()
+        return {name for name in {**applied, **now} if applied.get(name) != now.get(name)}
+
     for number, step in enumerate(case["steps"]):
         if step["op"] == "apply":
-            changes = store.take()
+            updated = pending() | follower.take().endpoints
+            applied = present()
             continue
         changed = _step(store, step, case["ipFamily"])
+        if step["op"].endswith("Service"):
+            changed = bool(pending())
         assert changed is step["changed"], f"step {number}: {step['op']} changed={changed}"
-    return store, changes
+    return store, updated
 
 
 def _step(store: Store, step: dict[str, Any], family: str) -> bool:
@@ -190,7 +206,7 @@ def endpoints_tracker(case: Case) -> None:
 
     `conntrackCleanupRequired` has no counterpart: stale entries follow from plans (behaviour 12).
     """
-    store, changes = _replay(case, lambda service: service)
+    store, updated = _replay(case, lambda service: service)
     expect, family = case["expect"], FAMILIES[case["ipFamily"]]
     node_name = case["nodeName"] or ""
     by_service = {
@@ -203,7 +219,7 @@ def endpoints_tracker(case: Case) -> None:
     assert found == {
         key: tuple(map(endpoint_state, rows)) for key, rows in expect["endpoints"].items()
     }
-    assert {str(name) for name in changes.services} == set(expect["updatedServices"] or ())
+    assert set(map(str, updated)) == set(expect["updatedServices"] or ())
     counts = {str(name): local_ready_count(ports) for name, ports in by_service.items()}
     assert {k: n for k, n in counts.items() if n} == (expect["localReadyEndpoints"] or {})
 

@@ -135,9 +135,8 @@ class Resilience(Chaos):
 
     async def start_proxy(self) -> None:
         self.runner = Runner(self._work, 0.01, 0.05, 3600.0)
-        self.store = Store(NODE, on_change=self.runner.request)
-        planner = Planner(CONFIG, self.mode.traits)
-        self.sync = Sync(self.store, planner, self.mode, await read_facts())
+        self.store = Store(NODE, on_change=self.runner.request, facts=await read_facts())
+        self.sync = Sync(self.store, Planner(CONFIG, self.mode.traits), self.mode)
         access = ClusterAccess(
             servers=tuple(server.url for server in self.plane.servers),
             ca=Material(path=str(self.plane.ca)),

@@ -83,9 +83,9 @@ async def proxy(name: str) -> AsyncIterator[Proxy]:
     mode = MODES[name]()
     assert (await mode.probe()).usable
     config = NodeConfig(node_name="me", families=(Family.IPV4, Family.IPV6))
-    store, planner = Store("me"), Planner(config, mode.traits)
-    sync = Sync(store, planner, mode, await read_facts())
-    observers = SyncObservers(store, Metrics(name), ProxyHealth(60.0), {}, mode=mode)
+    store = Store("me", facts=await read_facts())
+    sync = Sync(store, Planner(config, mode.traits), mode)
+    observers = SyncObservers(store, sync.in_force, Metrics(name), ProxyHealth(60.0), {}, mode=mode)
     for kind in ("Service", "EndpointSlice"):
         store.replace(kind, [])
     task = asyncio.create_task(observers.stale_entries.run())

@@ -57,7 +57,7 @@ def pins(mode: EbpfMode) -> Path:
 
 
 def world(ip: str) -> Store:
-    store = Store("me")
+    store = Store("me", facts=FACTS)
     store.replace("Service", [service(clusterIP=VIP)])
     store.replace("EndpointSlice", [slice_(ips=(ip,))])
     return store
@@ -66,7 +66,7 @@ def world(ip: str) -> Store:
 async def test_what_the_next_process_cannot_change_stays(
     lab: Lab, mode: EbpfMode, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    await Sync(world(POD), Planner(CONFIG, mode.traits), mode, FACTS).run()
+    await Sync(world(POD), Planner(CONFIG, mode.traits), mode).run()
     assert mode.datapath.tables
     mode.datapath.tables.node.programs = bytes(15) + b"1"  # of an older version
     await mode.aclose()
@@ -76,7 +76,7 @@ async def test_what_the_next_process_cannot_change_stays(
         raise PermissionError(errno.EPERM, "no")
 
     monkeypatch.setattr(again.datapath, "write_devices", refuse)
-    report = await Sync(world(OTHER), Planner(CONFIG, again.traits), again, FACTS).run()
+    report = await Sync(world(OTHER), Planner(CONFIG, again.traits), again).run()
     assert report
     result = report.result
     assert result
@@ -89,7 +89,7 @@ async def test_what_the_next_process_cannot_change_stays(
 async def test_objects_become_connections(lab: Lab, mode: EbpfMode) -> None:
     store = world(POD)
     assert (await mode.probe()).usable
-    sync = Sync(store, Planner(CONFIG, mode.traits), mode, FACTS)
+    sync = Sync(store, Planner(CONFIG, mode.traits), mode)
 
     report = await sync.run()
     assert report

@@ -414,12 +414,12 @@ async def test_the_culprits_stand_alone_and_the_others_go_in(
 ) -> None:
     mode = Poisoned(Recorder(inside), IptablesOptions(variant=variant))
     mode.poisoned = frozenset({"s5", "s11"})
-    store = Store("me")
+    facts = HostFacts("me", {"eth0": ("192.0.2.1/24",)}, ipv6=False)
+    store = Store("me", facts=facts)
     names = [f"s{number}" for number in range(1, 20)]
     store.replace("Service", [service(n, clusterIP=f"10.96.0.{n[1:]}") for n in names])
     store.replace("EndpointSlice", [slice_(f"{n}-x", n, (f"10.1.0.{n[1:]}",)) for n in names])
-    facts = HostFacts("me", {"eth0": ("192.0.2.1/24",)}, ipv6=False)
-    sync = Sync(store, Planner(NodeConfig(node_name="me"), mode.traits), mode, facts)
+    sync = Sync(store, Planner(NodeConfig(node_name="me"), mode.traits), mode)
     report = await sync.run()
     assert report
     result = report.result

@@ -74,7 +74,7 @@ def meddled(meddler: Meddler) -> NftablesMode:
 
 def sync_with(mode: NftablesMode) -> Sync:
     """A sync of three Services, one of them with session affinity."""
-    store = Store("here")
+    store = Store("here", facts=objects.FACTS)
     names = ["web", "shop", "mail"]
     sticky: dict[str, Any] = {
         "sessionAffinity": "ClientIP",
@@ -89,7 +89,7 @@ def sync_with(mode: NftablesMode) -> Sync:
     )
     end = objects.endpoint("10.0.0.1")
     store.replace("EndpointSlice", [objects.slice_(end, name=n, owner=n) for n in names])
-    return Sync(store, Planner(objects.CONFIG, mode.traits), mode, objects.FACTS)
+    return Sync(store, Planner(objects.CONFIG, mode.traits), mode)
 
 
 @pytest.mark.parametrize("amidst", [False, True])

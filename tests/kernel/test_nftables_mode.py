@@ -283,7 +283,7 @@ class Poisoned(NftablesMode):
 
 def test_a_finding_names_the_service_whose_rules_are_refused() -> None:
     async def body() -> None:
-        store, mode = Store("here"), Poisoned(SubprocessExec())
+        store, mode = Store("here", facts=objects.FACTS), Poisoned(SubprocessExec())
         assert (await mode.probe()).usable
         names = [f"web-{n}" for n in range(6)]
         store.replace(
@@ -292,7 +292,7 @@ def test_a_finding_names_the_service_whose_rules_are_refused() -> None:
         )
         end = objects.endpoint("10.0.0.1")
         store.replace("EndpointSlice", [objects.slice_(end, name=n, owner=n) for n in names])
-        sync = Sync(store, Planner(objects.CONFIG, mode.traits), mode, objects.FACTS)
+        sync = Sync(store, Planner(objects.CONFIG, mode.traits), mode)
         report = await sync.run()
         assert report
         result = report.result

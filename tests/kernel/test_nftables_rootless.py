@@ -28,7 +28,7 @@ def small() -> Netlink:
 
 async def program() -> None:
     """Start with many Services where nothing is, and then where upstream's table is."""
-    store, names = Store("here"), [f"web-{n}" for n in range(SERVICES)]
+    store, names = Store("here", facts=objects.FACTS), [f"web-{n}" for n in range(SERVICES)]
     store.replace(
         "Service",
         [
@@ -42,7 +42,7 @@ async def program() -> None:
         nft(f"flush ruleset; add table {table} kube-proxy")
         mode = NftablesMode(SubprocessExec(), small)
         assert (await mode.probe()).usable
-        sync = Sync(store, Planner(objects.CONFIG, mode.traits), mode, objects.FACTS)
+        sync = Sync(store, Planner(objects.CONFIG, mode.traits), mode)
         report = await sync.run()
         assert report
         assert report.result

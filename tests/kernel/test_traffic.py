@@ -178,9 +178,9 @@ def lab() -> Iterator[Lab]:
 async def test_changes_break_no_connection(lab: Lab, mode: ModeUnderTest, variant: str) -> None:
     made = mode.make(SubprocessExec(lab.exec_argv(())), variant)
     assert (await made.probe()).usable
-    store = Store(NODE)
+    store = Store(NODE, facts=FACTS)
     cluster = Cluster(store, random.Random(20260))
-    sync = Sync(store, Planner(CONFIG, made.traits), made, FACTS)
+    sync = Sync(store, Planner(CONFIG, made.traits), made)
     cluster.start()
     report = await sync.run()
     assert report
@@ -198,7 +198,8 @@ async def test_changes_break_no_connection(lab: Lab, mode: ModeUnderTest, varian
     assert split == {False, True}, "the lists were never split, or always"
     assert len(traffic.answered) == 6 * len(STEADY), "some way in was never tried"
     assert all(CONTESTED in str(finding) for finding in sync.state.findings)
-    plan, fresh = sync.planner.plan, sync.planner.fresh()
-    fresh.update(store.snapshot, FACTS, (), everything=True)
+    plan, fresh = sync.planner.plan, Planner(CONFIG, made.traits)
+    fresh.inherit_holders(sync.planner)
+    fresh.update(store.snapshot, FACTS)
     assert dict(plan.services) == dict(fresh.services)
     assert dict(await made.read()) == dict(render(plan, made))

@@ -2,32 +2,29 @@
 
 from __future__ import annotations
 
+from itertools import islice
 from typing import Any
+from unittest.mock import patch
 
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from msgspec.structs import replace
 
 from steersman.compile.conflicts import claim_of
 from steersman.compile.planner import Planner, compile_all
 from steersman.compile.service import parse_service
-from steersman.compile.service_plan import DROP, REJECT, plan_service, with_new_endpoints
+from steersman.compile.service_plan import DROP, REJECT, plan_service
 from steersman.compile.trace import Flow, trace
 from steersman.model.inputs import HostFacts, NodeConfig, Snapshot
 from steersman.model.kube import EndpointSlice, KubeObject, Service
-from steersman.model.names import Family, Protocol
-from steersman.model.plan import EndpointChange, NodePlan, ServicePlan, SourceClass, Traits, Verdict
-from steersman.source.packed import trimmed_slice
+from steersman.model.names import NODE as NODE_PART
+from steersman.model.names import Family, PlanKey, Protocol
+from steersman.model.plan import NodePlan, ServicePlan, SourceClass, Traits, Verdict
 from steersman.source.store import Store
 from tests.support.builders.objects import (
     CONFIG,
     FACTS,
     NODE,
-    endpoint,
-    port,
-    service,
     settings_of,
-    slice_,
 )
 from tests.support.builders.strategies import (
     ADDRESSES,
@@ -41,114 +38,48 @@ from tests.support.builders.strategies import (
     TRAITS,
     take,
 )
+from tests.support.following import StoreFollower
 
 
 @settings(max_examples=200, deadline=None)
-@given(BATCHES | ONE_BY_ONE, CONFIGS, TRAITS)
+@given(BATCHES | ONE_BY_ONE, CONFIGS, TRAITS, st.integers(1, 4))
 def test_incremental_equals_full(
-    batches: list[tuple[list[Any], HostFacts, bool]], config: NodeConfig, traits: Traits
+    batches: list[tuple[list[Any], HostFacts, bool]],
+    config: NodeConfig,
+    traits: Traits,
+    steps: int,
 ) -> None:
     """An update makes the plan that a fresh Planner makes which succeeds the one of before."""
     store, planner = Store(NODE), Planner(config, traits)
+    follower, cursor = StoreFollower(store), planner.log.cursor()
     followed: dict[Any, ServicePlan] = {}  # what a mode that hears only of changes would have
-    for events, facts, everything in batches:
+    for events, facts, stops_half_way in batches:
         for event in events:
             take(store, event)
-        dirty = store.take().services
+        dirty = follower.take().services
         before = planner.plan.settings if followed else None
         fresh = Planner(config, traits)
         fresh.inherit_holders(planner)
-        fresh.update(store.snapshot, facts, (), everything=True)
+        fresh.update(store.snapshot, facts)
         full = fresh.plan
-        change = planner.update(store.snapshot, facts, dirty, everything)
+        if stops_half_way:
+            with patch("steersman.compile.planner._SLICE", 0):
+                stopped = planner.steps(store.snapshot, facts, dirty)
+                for _ in islice(stopped, steps):
+                    pass
+                stopped.close()
+        planner.update(store.snapshot, facts, dirty)
         assert planner.plan == full
-        assert change.settings_changed or before is None or before == full.settings
-        assert not change.removed & change.changed.keys()
-        for key, lists in change.relisted.items():
-            assert_relisted(followed[key], change.changed[key], lists)
-        for key in change.removed:
-            del followed[key]
-        followed |= change.changed
+        owners, revision = cursor.changed()
+        cursor.move(revision)
+        assert NODE_PART in owners or before is None or before == full.settings
+        for key in owners:
+            if isinstance(key, PlanKey):
+                followed.pop(key, None)
+                if key in planner.services:
+                    followed[key] = planner.services[key]
         assert followed == full.services
-
-
-def assert_relisted(old: ServicePlan, new: ServicePlan, lists: EndpointChange) -> None:
-    assert new == replace(old, cluster=new.cluster, reachable=new.cluster)
-    assert {*lists.gone} == {*old.cluster} - {*new.cluster}
-    assert {*lists.came} == {*new.cluster} - {*old.cluster}
-    assert (len(lists.gone), len(lists.came)) == (len({*lists.gone}), len({*lists.came}))
-    assert old.cluster
-    assert new.cluster
-    assert not old.local
-
-
-POD = st.builds(
-    endpoint,
-    st.sampled_from(
-        [*("10.1.0.1", "10.1.0.2", "10.1.0.3", "10.1.0.10") * 3, "127.0.0.1", "fd00::7"]
-    ),
-    st.sampled_from([NODE, "other", None]),
-    ready=st.sampled_from([*[None] * 9, False]),
-    serving=st.none(),
-    terminating=st.sampled_from([*[None] * 9, True]),
-    zones=st.sampled_from([*[None] * 9, ["z1"], ["z2"]]),
-)
-SLICE = st.builds(
-    lambda pods, *more: trimmed_slice(slice_(*pods, name=more[0], family=more[1], ports=more[2])),
-    st.lists(POD, min_size=1, max_size=3),
-    st.sampled_from(["cart-1", "cart-1", "cart-1", "cart-2"]),
-    st.sampled_from([*["IPv4"] * 9, "IPv6", "FQDN"]),
-    st.sampled_from(
-        [*[[port(number=8080)]] * 9, [port(number=0)], [port(), port("more", 8081)], [port("more")]]
-    ),
-)
-
-
-@settings(max_examples=400, deadline=None)
-@given(
-    st.sampled_from(
-        [
-            {},
-            {},
-            {"ports": [port(), port("more", 81)]},
-            {"type": "NodePort", "ports": [port(nodePort=30080)]},
-            {"internalTrafficPolicy": "Local"},
-            {
-                "type": "NodePort",
-                "externalTrafficPolicy": "Local",
-                "ports": [port(nodePort=30080)],
-            },
-            {"sessionAffinity": "ClientIP", "externalIPs": ["192.0.2.7"]},
-            {"clusterIPs": ["10.96.0.10", "fd00:96::1"], "ipFamilies": ["IPv4", "IPv6"]},
-        ]
-    ),
-    st.lists(SLICE, min_size=1, max_size=2, unique_by=lambda one: one.metadata.name),
-    st.lists(SLICE, max_size=2, unique_by=lambda one: one.metadata.name),
-    st.lists(st.lists(st.sampled_from(["fd00::7", "fd00::8"]), unique=True), max_size=2),
-    TRAITS,
-)
-def test_new_endpoints_alone_are_planned_as_the_whole_is(
-    spec: dict[str, Any],
-    old: list[EndpointSlice],
-    new: list[EndpointSlice],
-    dual: list[list[str]],
-    traits: Traits,
-) -> None:
-    for some, addresses in zip((old, new), dual, strict=False):
-        some.append(slice_(*map(endpoint, addresses), name="cart-6", family="IPv6"))
-    node = settings_of(traits=traits)
-    parsed = parse_service(service(**spec), node.families)
-    plans, findings = plan_service(parsed, old, node, "z1")
-    if findings:  # then the Planner does not ask
-        return
-    lists = with_new_endpoints(parsed, plans, new, node, "z1")
-    if lists is None:
-        return
-    after = plans | {plan.key: plan for plan, _ in lists}
-    assert (after, ()) == plan_service(parsed, new, node, "z1")
-    for plan, change in lists:
-        assert plan != plans[plan.key]
-        assert_relisted(plans[plan.key], plan, change)
+    assert not len(planner.log)  # the only cursor has passed everything
 
 
 def world(events: list[KubeObject]) -> Snapshot:

@@ -16,6 +16,7 @@ from steersman.model.plan import Frontend, ServicePlan
 from steersman.source.store import Store
 from tests.support.builders.objects import NODE
 from tests.support.builders.strategies import BATCHES, CONFIGS, ONE_BY_ONE, TRAITS, take
+from tests.support.following import StoreFollower
 from tests.support.stale import stale_entries
 
 CLOSING = Annotations(close_connections="true")
@@ -48,11 +49,11 @@ def test_only_who_holds_a_destination_has_a_say_about_it(
     batches: Any, config: Any, traits: Any, letters: set[str], family: Family
 ) -> None:
     store, planner = Store(NODE), Planner(config, traits)
-    for events, facts, everything in batches:
+    follower = StoreFollower(store)
+    for events, facts, _ in batches:
         for event in events:
             take(store, closing(event))
-        dirty = store.take().services
-        planner.update(store.snapshot, facts, dirty, everything)
+        planner.update(store.snapshot, facts, follower.take().services)
     names = {ObjectName("shop", letter) for letter in letters}
     found = stale_entries(planner.plan, store.snapshot, family, names)
     plans = [plan for plan in planner.plan.services.values() if plan.key.family is family]

@@ -25,6 +25,7 @@ from steersman.model.names import ObjectName
 from steersman.source.store import Store
 from tests.support.builders.store import service, slice_
 from tests.support.builders.strategies import OBJECTS
+from tests.support.following import StoreFollower
 
 WEB = ObjectName("shop", "web")
 
@@ -41,9 +42,10 @@ def test_incremental_equals_full_in_any_order(
     objects: list[KubeObject], order: random.Random
 ) -> None:
     store, kept = Store("me"), Digests()
+    follower = StoreFollower(store)
     for each in objects:
         store.upsert(each)
-        for name in store.take().services:
+        for name in follower.take().services:
             found = store.snapshot.services.get(name)
             slices = store.snapshot.slices.get(name, {}).values()
             kept.put(name, digest_of(name, found, slices) if found is not None else 0)

@@ -7,8 +7,9 @@ from typing import Any
 from hypothesis import given
 from hypothesis import strategies as st
 
-from steersman.model.ruleset import diff, patch
-from steersman.run.sync.ledger import STALE, ObjectLedger, Owner
+from steersman.model.names import Owner
+from steersman.model.ruleset import patch
+from steersman.run.sync.ledger import STALE, ObjectLedger
 
 OWNERS: tuple[Owner, ...] = ("a", "b", "c")
 worlds = st.dictionaries(st.integers(0, 5), st.tuples(st.sampled_from(OWNERS), st.integers(0, 2)))
@@ -21,35 +22,24 @@ def of(world: dict[int, tuple[Owner, int]], owner: Owner) -> dict[int, int]:
     return {key: value for key, (whose, value) in world.items() if whose == owner}
 
 
-def put(ledger: ObjectLedger, world: dict[int, tuple[Owner, int]], *, knows: bool = False) -> None:
+def put(ledger: ObjectLedger, world: dict[int, tuple[Owner, int]]) -> None:
     for owner in OWNERS:
-        want = of(world, owner)
-        if knows:
-            amend(ledger, owner, want)
-        else:
-            ledger.put(owner, want)
-
-
-def amend(ledger: ObjectLedger, owner: Owner, want: dict[int, int]) -> None:
-    had = ledger.wants(owner)
-    ledger.amend(owner, had, diff(had, want))
+        ledger.put(owner, of(world, owner))
 
 
 @given(
     st.lists(steps, max_size=4),
     st.dictionaries(st.integers(0, 8), st.integers(0, 2)),
     st.booleans(),
-    st.booleans(),
 )
 def test_the_kernel_has_what_is_in_force(
     history: list[tuple[dict[int, tuple[Owner, int]], list[list[Owner]], set[Owner]]],
     found: dict[int, int],
     packs: bool,
-    knows: bool,
 ) -> None:
     ledger, kernel = ObjectLedger(), dict(found)
     for world, order, refused in history:
-        put(ledger, world, knows=knows)
+        put(ledger, world)
         for part in order:
             if refused.intersection(part):
                 ledger.reject(part, "no", kernel)
@@ -78,52 +68,34 @@ def test_a_change_may_come_before_what_is_in_force_is_packed() -> None:
     assert patch({1: 1}, change) == {1: 2}
 
 
-def test_a_known_change_counts_only_for_what_it_was_made_of() -> None:
+def test_two_owners_that_claim_one_object_have_no_diff() -> None:
+    ledger = ObjectLedger()
+    ledger.put("a", {1: 1})
+    ledger.put("b", {2: 1})
+    ledger.mark_written()
+    assert not ledger.owes
+    ledger.put("a", {1: 1, 3: 1})
+    ledger.put("b", {2: 1, 3: 2})
+    assert ledger.changes() is None
+    assert ledger.owes
+
+
+def test_an_outdated_owner_loses_what_others_want() -> None:
     ledger = ObjectLedger()
     ledger.put("a", {1: 1, 2: 1})
     ledger.mark_written()
-    amend(ledger, "a", {1: 2, 2: 1})
     ledger.put("b", {2: 2})
-    ledger.drop_claimed(["a"])  # it wants something else now
+    ledger.drop_claimed(["a"])
     change = ledger.changes()
     assert change is not None
-    assert patch({1: 1, 2: 1}, change) == {1: 2, 2: 2}
-    ledger.mark_written()
-    amend(ledger, "a", {1: 3})
-    ledger.accept(["a"])  # and it has something else now
-    assert ledger.changes() == diff({}, {})
-    amend(ledger, "a", {1: 4})
-    ledger.put("a", {1: 5})
-    assert ledger.changes() == diff({1: 3}, {1: 5})
-    amend(ledger, "a", {1: 6})  # it has not what it has wanted so far
-    assert ledger.changes() == diff({1: 3}, {1: 6})
-    ledger.reject(["a"], "no", {1: 3})
-    amend(ledger, "a", {1: 7})
-    assert not ledger.rejected
-    assert ledger.changes() == diff({1: 3}, {1: 7})
+    assert patch({1: 1, 2: 1}, change) == {1: 1, 2: 2}
 
 
-def test_owners_whose_change_is_known_may_claim_one_object() -> None:
-    for amended in (("a", "b"), ("a",)):
-        ledger = ObjectLedger()
-        ledger.put("a", {1: 1})
-        ledger.put("b", {2: 1})
-        ledger.mark_written()
-        amend(ledger, "a", {1: 1, 3: 1})
-        if "b" in amended:
-            amend(ledger, "b", {2: 1, 3: 2})
-        else:
-            ledger.put("b", {2: 1, 3: 2})
-        assert ledger.changes() is None
-        assert ledger.outstanding >= 1
-
-
-@given(worlds, worlds, st.booleans(), st.booleans())
+@given(worlds, worlds, st.booleans())
 def test_changes_lead_from_one_world_to_the_next(
     first: dict[int, tuple[Owner, int]],
     second: dict[int, tuple[Owner, int]],
     packs: bool,
-    knows: bool,
 ) -> None:
     """Also where an object changes hands."""
     ledger = ObjectLedger()
@@ -132,7 +104,7 @@ def test_changes_lead_from_one_world_to_the_next(
     if packs:
         ledger.pack()
     have: dict[Any, Any] = ledger.effective()
-    put(ledger, second, knows=knows)
+    put(ledger, second)
     change = ledger.changes()
     assert change is not None
     assert patch(have, change) == ledger.wanted() == ledger.effective()

@@ -22,6 +22,7 @@ from steersman.model.plan import Frontend, FrontendKind, Traits
 from steersman.source.store import Store
 from tests.support.builders.objects import CONFIG, FACTS, NODE, endpoint, plan_of, service, slice_
 from tests.support.builders.strategies import CONFIGS, OBJECTS, SERVICES, SLICES, TIMES, TRAITS
+from tests.support.following import StoreFollower, update
 
 NEWCOMER = "newcomer"
 MORE_TRAITS = TRAITS | st.sampled_from(
@@ -66,16 +67,17 @@ def test_a_newcomer_changes_nothing_for_the_others_but_by_the_claim_rules(
     events: list[KubeObject], obj: Service, slices: list[EndpointSlice], config: Any, traits: Traits
 ) -> None:
     store, planner = Store(NODE), Planner(config, traits)
+    follower = StoreFollower(store)
     for event in events:
         store.upsert(event)
-    planner.update(store.snapshot, FACTS, store.take().services)
+    planner.update(store.snapshot, FACTS, follower.take().services)
     before, settings_before = dict(planner.plan.services), planner.plan.settings
 
     given_objects: list[KubeObject] = [obj, *slices]
     new = [renamed(each) for each in given_objects]
     for each in new:
         store.upsert(each)
-    change = planner.update(store.snapshot, FACTS, store.take().services)
+    change = update(planner, store.snapshot, FACTS, follower.take().services)
     after = dict(planner.plan.services)
     mine = {key for key in after if key.name.service == NEWCOMER}
     taken = {claim_of(key, f): key for key in mine for f in after[key].frontends}
@@ -93,7 +95,7 @@ def test_a_newcomer_changes_nothing_for_the_others_but_by_the_claim_rules(
 
     for each in new:
         store.delete(type(each).__name__, each.metadata.object_name)
-    planner.update(store.snapshot, FACTS, store.take().services)
+    planner.update(store.snapshot, FACTS, follower.take().services)
     if all(after[key] == plan for key, plan in before.items()):
         assert planner.plan.services == before
 
@@ -105,12 +107,12 @@ def test_every_destination_has_the_holder_that_the_rules_name(
 ) -> None:
     """One by one, so that somebody holds it: no holder loses it to a Service that is not older."""
     store = Store(NODE)
-    planner = Planner(CONFIG, Traits())
+    follower, planner = StoreFollower(store), Planner(CONFIG, Traits())
     holders: dict[Any, tuple[PlanKey, Frontend]] = {}
     for obj, created_at in zip(services, times, strict=False):
         meta = ObjectMeta(obj.metadata.name, "shop", creation_timestamp=created_at)
         store.upsert(msgspec.structs.replace(obj, metadata=meta))
-        planner.update(store.snapshot, FACTS, store.take().services)
+        planner.update(store.snapshot, FACTS, follower.take().services)
         now = {
             claim_of(key, frontend): (key, frontend)
             for key, plan in planner.plan.services.items()

@@ -23,17 +23,16 @@ from steersman.model.kube import Node
 from steersman.model.plan import NodeSettings
 from steersman.modes.base import Mode
 from steersman.run.observe.mode_metrics import ModeMetrics
-from steersman.run.sync.ledger import Owed
 from steersman.run.sync.state import Written
-from steersman.run.sync.sync import Sync
-from steersman.source.store import LastNode
+from steersman.run.sync.sync import KernelKnowledge, Sync
+from steersman.source.last_node import LastNode
 
 
 def lose_failed_writes() -> None:
     """A write that fails counts as done until somebody else touches the kernel."""
 
     @contextmanager
-    def writing(_: Owed) -> Iterator[None]:
+    def writing(_: KernelKnowledge) -> Iterator[None]:
         yield
 
     write = Sync._write
@@ -46,10 +45,10 @@ def lose_failed_writes() -> None:
         except Exception:
             if self.state.result is not None:
                 self._ledger.mark_written()
-                self._owed.unread = False
+                self._kernel.unread = False
             raise
 
-    _replace(Owed, "writing", writing)
+    _replace(KernelKnowledge, "writing", writing)
     _replace(Sync, "_write", believing)
 
 

@@ -369,13 +369,15 @@ class Oracle:
 
     def _pages(self, plan: NodePlan) -> None:
         from steersman.run.observe.observers import EndpointCounts  # noqa: PLC0415
+        from steersman.run.sync.in_force import InForce  # noqa: PLC0415
 
         good = self.last_node is not None and _stays(self.last_node)
         self.page(HEALTH, "/livez", 200)
         self.page(HEALTH, "/healthz", 200 if good else 503)
         self.page(HEALTH, "/readyz", 200)
-        counts = EndpointCounts()
-        counts.update(plan.services, ())
+        counts = EndpointCounts(InForce())
+        for key, each in plan.services.items():
+            counts.count(key, each)
         for family in plan.settings.families:
             addresses = plan.settings.family(family).node_port_addresses
             any_address = "0.0.0.0" if family is Family.IPV4 else "::"

@@ -21,7 +21,7 @@ this is a Finding only.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from typing import NamedTuple, TypeAlias
 
 from steersman.compile.findings import FindingCollector
@@ -57,7 +57,8 @@ class AddressClaim(NamedTuple):
 
 
 Claim: TypeAlias = NodePortClaim | HealthClaim | AddressClaim
-Services: TypeAlias = Mapping[ObjectName, Service]
+ServiceOf: TypeAlias = Callable[[ObjectName], Service]
+"""Returns a Service that is planned."""
 Loss: TypeAlias = tuple[tuple[Frontend, ...], tuple[Claim, ...]]
 """The Frontends that a plan keeps, and the claims that it lost."""
 _YOUNGEST = "~"
@@ -118,7 +119,8 @@ class ClaimIndex:
 
     def inherit_holders(self, predecessor: ClaimIndex) -> None:
         """Start this empty index with the holders of another one."""
-        self._predecessor = predecessor
+        # One that has not decided anything has those of its own predecessor still.
+        self._predecessor = predecessor._predecessor or predecessor
 
     def add(self, claim: Claim, key: PlanKey) -> None:
         """Add a contender."""
@@ -161,7 +163,7 @@ class ClaimIndex:
             return self._predecessor.holder(claim)
         return found if isinstance(found, PlanKey) else None
 
-    def decide(self, services: Services) -> set[ObjectName]:
+    def decide(self, service_of: ServiceOf) -> set[ObjectName]:
         """Choose the holders of the changed claims.
 
         Returns the Services whose plans or Findings may change, besides the changed ones.
@@ -174,7 +176,7 @@ class ClaimIndex:
             contenders = self._contenders.get(claim)
             if before is None and isinstance(contenders, PlanKey):
                 continue  # almost always: new, and only one plan claims it
-            now = _holder_among(claim, contenders, before, services) if contenders else before
+            now = _holder_among(claim, contenders, before, service_of) if contenders else before
             # Holders are stored only as long as a claim is contended.
             if now is not None and isinstance(contenders, dict):
                 self._holders[claim] = now
@@ -200,7 +202,7 @@ class ClaimIndex:
 
 
 def resolve(
-    plans: Mapping[PlanKey, ServicePlan], claims: ClaimIndex, services: Services
+    plans: Mapping[PlanKey, ServicePlan], claims: ClaimIndex, service_of: ServiceOf
 ) -> tuple[dict[PlanKey, Loss], tuple[Finding, ...]]:
     """Return the losses of one Service's plans to other plans, if any, and Findings about them."""
     losses: dict[PlanKey, Loss] = {}
@@ -211,7 +213,7 @@ def resolve(
         if not (lost or plan.health_check_node_port):
             continue
         if explained is None:
-            explained = _Explainer(services[key.name.object_name], claims, services)
+            explained = _Explainer(service_of(key.name.object_name), claims, service_of)
         if lost:
             gone = frozenset(lost)
             kept = tuple(f for f in plan.frontends if f not in gone)
@@ -226,11 +228,11 @@ def resolve(
 class _Explainer:
     """Collects Findings about the conflicts of one Service; looks up each thing only once."""
 
-    def __init__(self, service: Service, claims: ClaimIndex, services: Services) -> None:
+    def __init__(self, service: Service, claims: ClaimIndex, service_of: ServiceOf) -> None:
         self.problems = FindingCollector("Service", service.metadata)
         self._name = service.metadata.object_name
         self._claims = claims
-        self._services = services
+        self._service_of = service_of
         ports = enumerate(service.spec.ports or ())
         self._ports = {(port.name or "", port.node_port): index for index, port in ports}
         self._health: dict[HealthClaim, str] = {}
@@ -244,12 +246,12 @@ class _Explainer:
         name = holder.name
         if name.object_name == self._name:
             reason = f"{what} belongs to port {name.port!r}"
-        elif _is_older(holder, key, self._services):
+        elif _is_older(holder, key, self._service_of):
             reason = f"{what} belongs to the older Service {name}"
         elif (
             isinstance(claim, AddressClaim)
             and frontend.kind is not FrontendKind.CLUSTER_IP
-            and _is_cluster_ip(claim, holder, self._services)
+            and _is_cluster_ip(claim, holder, self._service_of)
         ):
             reason = f"{what} is the clusterIP of Service {name}"
         else:
@@ -283,35 +285,35 @@ def _holder_among(
     claim: Claim,
     contenders: PlanKey | Iterable[PlanKey],
     holder: PlanKey | None,
-    services: Services,
+    service_of: ServiceOf,
 ) -> PlanKey:
     """Return the plan that gets a destination, by the rules at the top of this module."""
     if isinstance(contenders, PlanKey):
         return contenders
     if isinstance(claim, AddressClaim):  # rule 1
         contenders = [
-            key for key in contenders if _is_cluster_ip(claim, key, services)
+            key for key in contenders if _is_cluster_ip(claim, key, service_of)
         ] or contenders
     # Prefer the present holder, or another port of its Service.
     same = [key for key in contenders if holder and key.name.object_name == holder.name.object_name]
     if holder is not None and same:
         holder = holder if holder in same else min(same)  # its port may have another name now
-        older = [key for key in contenders if _is_older(key, holder, services)]
+        older = [key for key in contenders if _is_older(key, holder, service_of)]
         if not older:
             return holder  # rule 3
         contenders = older  # rule 2
-    return min(contenders, key=lambda key: (_created(key, services) or _YOUNGEST, key))
+    return min(contenders, key=lambda key: (_created(key, service_of) or _YOUNGEST, key))
 
 
-def _is_cluster_ip(claim: AddressClaim, key: PlanKey, services: Services) -> bool:
-    spec = services[key.name.object_name].spec
+def _is_cluster_ip(claim: AddressClaim, key: PlanKey, service_of: ServiceOf) -> bool:
+    spec = service_of(key.name.object_name).spec
     return claim.address in map(canonical_ip, [spec.cluster_ip or "", *(spec.cluster_ips or ())])
 
 
-def _is_older(key: PlanKey, other: PlanKey, services: Services) -> bool:
+def _is_older(key: PlanKey, other: PlanKey, service_of: ServiceOf) -> bool:
     """Whether the creation times of two Services are known and the first is the older one."""
-    return "" < _created(key, services) < _created(other, services)
+    return "" < _created(key, service_of) < _created(other, service_of)
 
 
-def _created(key: PlanKey, services: Services) -> str:
-    return services[key.name.object_name].metadata.creation_timestamp or ""
+def _created(key: PlanKey, service_of: ServiceOf) -> str:
+    return service_of(key.name.object_name).metadata.creation_timestamp or ""

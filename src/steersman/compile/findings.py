@@ -152,10 +152,6 @@ class FindingIndex:
             del self._names[name.namespace]
         self._listed = None
 
-    def __contains__(self, name: object) -> bool:
-        """Whether there are Findings about a Service."""
-        return name in self._by_service
-
     @property
     def listed(self) -> tuple[Finding, ...]:
         """The Findings to show; if there are too many, the last one says how many are left out."""

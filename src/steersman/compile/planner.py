@@ -9,13 +9,13 @@ Law (tests/properties/test_compile.py): after any events both agree.
                                                                         |
     Services in conflict with it <--conflicts.py-- their claims --------+
                                                                         |
-    PlanChange <-- stored plans <-- without the Frontends that others hold
+    touched in the log <-- stored plans <-- without the Frontends that others hold
 """
 
 from __future__ import annotations
 
 from collections.abc import Generator, Iterable, Mapping
-from typing import TypeAlias
+from typing import NamedTuple
 
 import msgspec
 
@@ -30,21 +30,16 @@ from steersman.compile.conflicts import (
 from steersman.compile.findings import FindingIndex
 from steersman.compile.node import PlanSize, node_settings, with_thresholds, zone_of
 from steersman.compile.service import ParsedService, parse_steps
-from steersman.compile.service_plan import (
-    Relisted,
-    plan_service,
-    with_new_endpoints,
-    without_frontends,
-)
+from steersman.compile.service_plan import plan_service, without_frontends
 from steersman.model.addresses import is_loopback
+from steersman.model.change_log import ChangeLog
 from steersman.model.findings import Finding, Severity
 from steersman.model.inputs import HostFacts, NodeConfig, Snapshot
-from steersman.model.kube import EndpointSlice, Node
-from steersman.model.names import ObjectName, PlanKey
-from steersman.model.plan import EndpointChange, NodePlan, NodeSettings, ServicePlan, Traits
+from steersman.model.kube import EndpointSlice, Node, Service
+from steersman.model.names import NODE, ObjectName, Owner, PlanKey
+from steersman.model.plan import NodePlan, NodeSettings, ServicePlan, Traits
 
 _NO_SLICES: Mapping[str, EndpointSlice] = {}
-_Compiled: TypeAlias = tuple[ParsedService | None, Plans, tuple[Finding, ...]]
 _SLICE = 48
 """Services planned between two yields of `Planner.steps`, about 5 ms; a Service with many
 endpoints counts as several."""
@@ -52,31 +47,13 @@ _ENDPOINTS = 16
 """Endpoints that cost as much as a Service without any."""
 
 
-class PlanChange(msgspec.Struct, frozen=True):
-    """The result of an update of a Planner."""
+class _Compiled(NamedTuple):
+    """A Service planned as if it were alone."""
 
-    settings_changed: bool = False
-    """The node-wide part that rendering reads differs: every plan may render differently."""
-    changed: Mapping[PlanKey, ServicePlan] = {}
-    """Plans that are new or differ."""
-    removed: frozenset[PlanKey] = frozenset()
-    """Keys of removed plans."""
-    relisted: Mapping[PlanKey, EndpointChange] = {}
-    """For those of `changed` that differ in `cluster` and `reachable` alone: how."""
-    failed: frozenset[ObjectName] = frozenset()
-    """Services that could not be planned because of a defect: their plans are unchanged."""
-
-    def then(self, other: PlanChange) -> PlanChange:
-        """Return this change and one that follows it as one, but for `relisted` and `failed`."""
-        if not (self.changed or self.removed or self.settings_changed):
-            return other
-        changed = {key: plan for key, plan in self.changed.items() if key not in other.removed}
-        removed = self.removed.difference(other.changed)
-        return PlanChange(
-            self.settings_changed or other.settings_changed,
-            {**changed, **other.changed},
-            removed | other.removed,
-        )
+    before: ParsedService | None
+    """The Service that its stored plans were made of."""
+    plans: Plans
+    findings: tuple[Finding, ...]
 
 
 def compile_all(
@@ -84,7 +61,7 @@ def compile_all(
 ) -> NodePlan:
     """Return the whole plan, conflicts between Services resolved."""
     planner = Planner(config, traits)
-    planner.update(snapshot, facts, (), everything=True)
+    planner.update(snapshot, facts)
     return planner.plan
 
 
@@ -92,8 +69,17 @@ class Planner:
     """Keeps a NodePlan up to date at the cost of the changed Services."""
 
     def __init__(self, config: NodeConfig, traits: Traits) -> None:
-        self._config = config
+        self.config = config
+        """The configuration to plan by; another one plans everything again."""
+        self.log: ChangeLog[Owner] = ChangeLog(keeps=False)
+        """What changed: plans that are new, differ or are gone; NODE if the settings that rendering
+        reads do, and then every plan, as it may render differently."""
+        self.failed: set[ObjectName] = set()
+        """Services that could not be planned because of a defect: their plans are unchanged."""
         self._traits = traits
+        self._planned_by = config
+        self._unfinished = False
+        """Whether the last `steps` did not run to the end."""
         self._settings: NodeSettings | None = None
         self._zone = ""
         self._node_input: tuple[Node | None, tuple[str, ...], HostFacts] | None = None
@@ -107,20 +93,9 @@ class Planner:
         self._endpoints = 0
         """Reachable endpoints of all plans."""
 
-    @property
-    def config(self) -> NodeConfig:
-        """The configuration that it plans by."""
-        return self._config
-
     def inherit_holders(self, predecessor: Planner) -> None:
         """Let Services keep the destinations that they hold in another Planner's plan."""
         self._claims.inherit_holders(predecessor._claims)
-
-    def fresh(self) -> Planner:
-        """Return an empty Planner of the same configuration that inherits the holders."""
-        planner = Planner(self._config, self._traits)
-        planner.inherit_holders(self)
-        return planner
 
     @property
     def settings(self) -> NodeSettings:
@@ -139,55 +114,60 @@ class Planner:
         return NodePlan(self.settings, self._plans, findings, self._findings.unlisted)
 
     def update(
-        self,
-        snapshot: Snapshot,
-        facts: HostFacts,
-        dirty: Iterable[ObjectName],
-        everything: bool = False,
-    ) -> PlanChange:
+        self, snapshot: Snapshot, facts: HostFacts, dirty: Iterable[ObjectName] = ()
+    ) -> None:
         """Update the plan in one go; see `steps` for the arguments."""
-        steps = self.steps(snapshot, facts, dirty, everything)
-        while True:
-            try:
-                next(steps)
-            except StopIteration as end:
-                change: PlanChange = end.value
-                return change
+        for _ in self.steps(snapshot, facts, dirty):
+            pass
 
     def steps(
-        self,
-        snapshot: Snapshot,
-        facts: HostFacts,
-        dirty: Iterable[ObjectName],
-        everything: bool = False,
-    ) -> Generator[None, None, PlanChange]:
+        self, snapshot: Snapshot, facts: HostFacts, dirty: Iterable[ObjectName]
+    ) -> Generator[None]:
         """Update the plan, yielding every few milliseconds.
 
         The Snapshot may move on between two steps: later changes belong to the `dirty` of the
-        next update. Discard a Planner if its steps do not run to the end.
+        next update. If the steps do not run to the end, the next ones plan everything.
 
         Args:
             snapshot: the present cluster.
             facts: the present machine.
-            dirty: Services with a change since the last update, of their own or of a slice.
-            everything: plan all Services; implied if the settings that plans depend on changed.
+            dirty: Services with a change since the last update, of their own or of a slice. The
+                first update plans all, and so does one after a change of the settings that plans
+                depend on.
         """
+        if self._unfinished or self.config != self._planned_by:
+            self._start_over()
+        self._unfinished = True
         before = self._settings
         settings, policy_changed = self._update_node(snapshot, facts)
         names = set(dirty)
-        if everything or policy_changed:
+        if policy_changed:
             names.update(snapshot.services, self._parsed)
-        if len(names) > _SLICE:  # conflicts are decided at the end, for the same Services
-            snapshot = msgspec.structs.replace(snapshot, services=dict(snapshot.services))
-        change = yield from self._update_services(names, snapshot, settings, policy_changed)
+        yield from self._update_services(names, snapshot, settings, policy_changed)
         # Thresholds depend on the size of the new plan, so they come last.
         size = PlanSize(
             len(self._plans), self._endpoints, settings.split_dispatch, settings.large_cluster
         )
-        self._settings = with_thresholds(settings, self._config, size)
-        rendered = _rendered(self._settings) if self._settings is not before else ()
-        different = before is None or (rendered != () and rendered != _rendered(before))
-        return msgspec.structs.replace(change, settings_changed=different)
+        self._settings = with_thresholds(settings, self.config, size)
+        if self._settings is not before and (
+            before is None or _rendered(self._settings) != _rendered(before)
+        ):
+            self.log.touch(NODE)
+            for key in self._plans:
+                self.log.touch(key)
+        self._unfinished = False
+
+    def _start_over(self) -> None:
+        """Forget all plans; Services keep the destinations that they hold."""
+        claims = ClaimIndex()
+        claims.inherit_holders(self._claims)
+        self._claims, self._planned_by = claims, self.config
+        self._settings, self._node_input = None, None
+        self._parsed, self._lost, self._endpoints = {}, {}, 0
+        self._findings = FindingIndex()
+        for key in self._plans:
+            self.log.touch(key)
+        self._plans.clear()
 
     def _update_node(self, snapshot: Snapshot, facts: HostFacts) -> tuple[NodeSettings, bool]:
         """Return the settings with the last thresholds, and whether plans depend on the change."""
@@ -197,7 +177,7 @@ class Planner:
         if before is not None and node_input == self._node_input:
             return before, False
         self._node_input = node_input
-        settings, self._node_findings = node_settings(snapshot, self._config, facts, self._traits)
+        settings, self._node_findings = node_settings(snapshot, self.config, facts, self._traits)
         self._zone = zone_of(snapshot.node)
         if before is None:
             return settings, True
@@ -208,96 +188,77 @@ class Planner:
 
     def _update_services(
         self, names: set[ObjectName], snapshot: Snapshot, settings: NodeSettings, reparse: bool
-    ) -> Generator[None, None, PlanChange]:
+    ) -> Generator[None]:
         # 1. Plan every Service as if it were alone, and update its claims.
         compiled: dict[ObjectName, _Compiled] = {}
-        changed: Plans = {}
-        relisted: dict[PlanKey, EndpointChange] = {}
-        failed: set[ObjectName] = set()
         cost = 0
         for name in names:
             if cost >= _SLICE:
                 cost = 0
                 yield
-            service, known = snapshot.services.get(name), self._parsed.get(name)
-            parsed: ParsedService | None = None
+            service, before = snapshot.services.get(name), self._parsed.get(name)
             try:
                 # Parsing needs no endpoints: most events are about slices, and reuse the result.
-                if known is not None and known.service is service and not reparse:
-                    parsed = known
-                    lists = self._with_new_endpoints(name, known, snapshot, settings)
-                    if lists is not None:
-                        for plan, change in lists:
-                            self._endpoints += len(change.came) - len(change.gone)
-                            changed[plan.key], relisted[plan.key] = plan, change
-                        cost += _cost([plan for plan, _ in lists])
-                        continue
-                elif service is not None:
+                parsed = before
+                if service is None:
+                    parsed = None
+                elif before is None or before.service is not service or reparse:
                     parsed = yield from parse_steps(
                         service,
                         settings.families,
-                        allow_external_ips=self._config.allow_service_external_ips,
+                        allow_external_ips=self.config.allow_service_external_ips,
                         forwards_sctp=settings.traits.forwards_sctp,
                     )
-                plans, findings = self._plan_alone(name, parsed, snapshot, settings)
+                result = self._plan_alone(name, before, parsed, snapshot, settings)
             except Exception as error:  # a defect: it must not affect other Services
-                reason = f"cannot be planned ({type(error).__name__}: {error}): a defect of"
-                reason += " steersman, please report it; its previous rules stay in force"
-                self._findings.put(name, (Finding(f"Service {name}", "", reason, Severity.ERROR),))
-                failed.add(name)
+                self._fail(name, error)
                 continue
-            compiled[name] = (parsed, plans, findings)
-            if parsed is None or parsed is not known:
-                self._update_claims(known, parsed, plans)
-            cost += _cost(plans.values())
-        self._plans.update(changed)
+            compiled[name] = result
+            if parsed is None or parsed is not before:
+                self._update_claims(before, parsed, result.plans)
+                if parsed is not None:
+                    self._parsed[name] = parsed
+                else:
+                    self._parsed.pop(name, None)
+            cost += _cost(result.plans.values())
         # 2. Decide conflicts, and add the other Services that win or lose a destination.
-        for name in self._claims.decide(snapshot.services) - compiled.keys() - failed:
+        self.failed -= compiled.keys()
+        for name in self._claims.decide(self._service) - compiled.keys() - self.failed:
             parsed = self._parsed[name]
-            compiled[name] = (parsed, *self._plan_alone(name, parsed, snapshot, settings))
-            for key, _ in parsed.ports:
-                relisted.pop(key, None)
+            try:
+                compiled[name] = self._plan_alone(name, parsed, parsed, snapshot, settings)
+            except Exception as error:
+                self._fail(name, error)
         # 3. Store the plans without the Frontends that they lost.
-        removed: set[PlanKey] = set()
         for index, (name, result) in enumerate(compiled.items(), 1):
-            self._store(name, snapshot, result, changed, removed)
+            self._store(name, result)
             if index % (10 * _SLICE or 1) == 0:
                 yield
-        return PlanChange(False, changed, frozenset(removed), relisted, frozenset(failed))
 
-    def _with_new_endpoints(
-        self,
-        name: ObjectName,
-        parsed: ParsedService,
-        snapshot: Snapshot,
-        settings: NodeSettings,
-    ) -> Relisted | None:
-        """Return what a change of its slices alone does to a Service; None to plan it as a whole.
+    def _service(self, name: ObjectName) -> Service:
+        """Return a Service as it was planned: the Store may not have it any more."""
+        return self._parsed[name].service
 
-        That is done for the few Services with Findings or ejections, and if any has a conflict.
-        """
-        if (
-            self._claims.contended
-            or self._lost
-            or name in self._findings
-            or (snapshot.ejected and name in snapshot.ejected)
-        ):
-            return None
-        slices = snapshot.slices.get(name, _NO_SLICES).values()
-        return with_new_endpoints(parsed, self._plans, slices, settings, self._zone)
+    def _fail(self, name: ObjectName, error: Exception) -> None:
+        reason = f"cannot be planned ({type(error).__name__}: {error}): a defect of"
+        reason += " steersman, please report it; its previous rules stay in force"
+        self._findings.put(name, (Finding(f"Service {name}", "", reason, Severity.ERROR),))
+        self.failed.add(name)
 
     def _plan_alone(
         self,
         name: ObjectName,
+        before: ParsedService | None,
         parsed: ParsedService | None,
         snapshot: Snapshot,
         settings: NodeSettings,
-    ) -> tuple[Plans, tuple[Finding, ...]]:
+    ) -> _Compiled:
         if parsed is None:
-            return {}, ()
+            return _Compiled(before, {}, ())
         slices = snapshot.slices.get(name, _NO_SLICES).values()
         ejections = snapshot.ejected.get(name, ())
-        return plan_service(parsed, slices, settings, self._zone, ejections=ejections)
+        plans, findings = plan_service(parsed, slices, settings, self._zone, ejections=ejections)
+        return _Compiled(before, plans, findings)
 
     def _update_claims(
         self, known: ParsedService | None, parsed: ParsedService | None, plans: Plans
@@ -325,28 +286,13 @@ class Planner:
             elif reordered:
                 claims.review(claim)
 
-    def _store(
-        self,
-        name: ObjectName,
-        snapshot: Snapshot,
-        compiled: _Compiled,
-        changed: Plans,
-        removed: set[PlanKey],
-    ) -> None:
-        """Store a Service's plans without the Frontends that others hold, and its Findings.
-
-        Args:
-            name: the Service.
-            snapshot: the present cluster.
-            compiled: its plans as if it were alone.
-            changed: gets the plans that are new or differ.
-            removed: gets the keys of removed plans.
-        """
+    def _store(self, name: ObjectName, compiled: _Compiled) -> None:
+        """Store a Service's plans without the Frontends that others hold, and its Findings."""
         # Take away what others hold.
-        parsed, plans, findings = compiled
+        before, plans, findings = compiled
         checks = any(plan.health_check_node_port for plan in plans.values())
         if checks or self._claims.contended or self._lost:  # almost never
-            losses, more = resolve(plans, self._claims, snapshot.services)
+            losses, more = resolve(plans, self._claims, self._service)
             findings += more
             plans = dict(plans)
             for key in plans:
@@ -354,22 +300,18 @@ class Planner:
             for key, (kept, lost) in losses.items():
                 plans[key], self._lost[key] = without_frontends(plans[key], kept), lost
         self._findings.put(name, findings)
-        # Store, and note the differences.
-        known = self._parsed.get(name)
-        if parsed is None:
-            self._parsed.pop(name, None)
-        else:
-            self._parsed[name] = parsed
-        if known is not None and known is not parsed:
-            for key in [key for key, _ in known.ports if key not in plans]:
+        # Store, and touch what differs.
+        if before is not None and before is not self._parsed.get(name):
+            for key in [key for key, _ in before.ports if key not in plans]:
                 self._endpoints -= len(self._plans.pop(key).reachable)
                 self._lost.pop(key, None)
-                removed.add(key)
+                self.log.touch(key)
         for key, plan in plans.items():
             old = self._plans.get(key)
             if old != plan:
                 self._endpoints += len(plan.reachable) - (len(old.reachable) if old else 0)
-                self._plans[key] = changed[key] = plan
+                self._plans[key] = plan
+                self.log.touch(key)
 
 
 def _cost(plans: Iterable[ServicePlan]) -> int:

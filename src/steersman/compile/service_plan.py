@@ -16,14 +16,13 @@ Behaviour 6 decides by the policy and by who the client is:
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable
 from typing import TypeAlias
 
 from msgspec.structs import replace
 
 from steersman.compile.annotations import Plans, with_options, with_weights
 from steersman.compile.endpoints import (
-    ADDRESS_TYPES,
     Categories,
     EndpointsByPort,
     categorize,
@@ -31,7 +30,6 @@ from steersman.compile.endpoints import (
     limited_slices,
     local_ready_count,
     read_endpoints,
-    replaced_endpoints,
     union,
     with_ejections,
 )
@@ -45,7 +43,6 @@ from steersman.model.names import Family, PlanKey
 from steersman.model.plan import (
     Action,
     Endpoint,
-    EndpointChange,
     FamilySettings,
     Frontend,
     FrontendKind,
@@ -130,74 +127,6 @@ def plan_service(
     plans, more = with_weights(slices, plans, parsed.wanted)
     plans, wrong = with_options(parsed.service, plans)
     return plans, findings + more + wrong
-
-
-Relisted: TypeAlias = list[tuple[ServicePlan, EndpointChange]]
-"""Plans that differ from those before in Pool.CLUSTER alone, and how."""
-
-
-def with_new_endpoints(
-    parsed: ParsedService,
-    plans: Mapping[PlanKey, ServicePlan],
-    slices: Iterable[EndpointSlice],
-    settings: NodeSettings,
-    zone: str,
-) -> Relisted | None:
-    """Return the plans that differ after a change of slices; None if `plan_service` has to plan.
-
-    Theory. Almost every change puts one endpoint in the place of another. A plan depends on its
-    endpoints in three ways: it lists them; its Actions depend on which lists are empty; and some
-    options name them. If there are no such options, and all traffic goes to the cluster list,
-    which was not empty and is not now, then that list is all that changes. That takes half the time
-    of `plan_service`; a property test compares the two.
-
-    Args:
-        parsed: the Service, the same as before.
-        plans: the plans before the change. None of them has lost a Frontend, and there was no
-            problem with the Service or its slices.
-        slices: its EndpointSlices, of all families.
-        settings: the node, as before.
-        zone: this node's zone, as before.
-    """
-    out: Relisted = []
-    found: dict[Family, EndpointsByPort] = {}
-    slices, findings = limited_slices(slices)
-    if findings:
-        return None
-    for slice_ in slices:
-        if slice_.metadata.annotations or slice_.address_type not in ADDRESS_TYPES:
-            return None  # annotations may be weights
-    for key, spec in parsed.ports:
-        plan = plans[key]
-        if (
-            not plan.cluster
-            or spec.uses_local
-            or plan.health_check_node_port
-            or plan.proxy.kept is not None
-            or plan.scheduling.weights
-        ):
-            return None
-        replaced = None
-        if len(slices) == 1:
-            replaced = replaced_endpoints(slices[0], key, settings.node_name, plan.cluster)
-        if replaced is None:
-            name, family = key
-            if family not in found:
-                found[family], findings = read_endpoints(
-                    slices, family, settings.node_name, parsed.wanted
-                )
-                if findings:
-                    return None
-            states = found[family].get((name.port, name.protocol), ())
-            cluster = categorize(states, spec, settings.node_name, zone).cluster
-            if not cluster:
-                return None
-            had, has = frozenset(plan.cluster), frozenset(cluster)
-            replaced = cluster, EndpointChange(tuple(had - has), tuple(has - had))
-        cluster, change = replaced
-        if change:
-            out.append((replace(plan, cluster=cluster, reachable=cluster), change))
-    return out
 
 
 def plan_port(

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import ipaddress
 import re
-from collections.abc import Collection
 from functools import lru_cache
 from socket import AF_INET, AF_INET6, inet_ntop, inet_pton
 
@@ -127,16 +126,6 @@ def special_range(address: str) -> str:
         return ""
     words = {"link_local": "link-local", "multicast": "link-local multicast"}
     return words.get(found.lastgroup or "", found.lastgroup or "")
-
-
-def are_plain_ipv4(texts: Collection[str]) -> bool:
-    """Whether all are canonical IPv4 addresses of no special range. Fast for many of them."""
-    try:
-        for text in texts:
-            inet_pton(AF_INET, text)  # what it accepts is canonical
-    except (OSError, ValueError):
-        return False
-    return _SPECIAL_STARTS.isdisjoint([text[:3] for text in texts])
 
 
 # Addresses in other text

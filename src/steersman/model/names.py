@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import enum
 from collections.abc import Mapping
-from typing import NamedTuple
+from typing import NamedTuple, TypeAlias
 
 
 class Family(enum.IntEnum):
@@ -80,6 +80,11 @@ class PlanKey(NamedTuple):
     def __str__(self) -> str:
         return f"{self.name} ({self.name.protocol}, {self.family.kubernetes})"
 
+
+NODE = "the node"
+"""The owner of the plan's node-wide part, and of its kernel objects."""
+Owner: TypeAlias = PlanKey | str
+"""The owner of a part of the plan and of kernel objects: a ServicePort in one family, or NODE."""
 
 SCHEDULER_FLAGS = ("none", "sh-fallback", "sh-port", "mh-fallback", "mh-port")
 """Scheduler flags of IPVS in ipvsadm's words (`-b`), each for one scheduler; `none` clears them."""

@@ -145,19 +145,6 @@ class ProxyOptions(Value, frozen=True):
     closed. None if all keep theirs."""
 
 
-class EndpointChange(Value, frozen=True):
-    """How two plans of a ServicePort differ that differ in Pool.CLUSTER alone.
-
-    Pool.LOCAL is empty, Pool.CLUSTER was not and is not.
-    """
-
-    gone: tuple[Endpoint, ...]
-    came: tuple[Endpoint, ...]
-
-    def __bool__(self) -> bool:
-        return bool(self.gone or self.came)
-
-
 class ServicePlan(Value, frozen=True):
     """The plan of one ServicePort in one family."""
 

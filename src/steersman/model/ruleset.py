@@ -6,8 +6,6 @@ all apply a Diff.
 
 from __future__ import annotations
 
-import marshal
-import zlib
 from collections.abc import Iterable, Mapping
 from typing import Any, NamedTuple, TypeAlias
 
@@ -40,14 +38,10 @@ class Diff(msgspec.Struct, frozen=True):
         """Added, removed and changed objects."""
         return self.added, self.removed, self.changed
 
-    def include(self, other: Diff) -> int:
-        """Add the steps of another Diff to the parts of this one; return their number."""
-        added, removed, changed = other.added, other.removed, other.changed
-        self.changed.update(changed)
-        if added or removed:
-            self.added.update(added)
-            self.removed.update(removed)
-        return len(added) + len(removed) + len(changed)
+    def include(self, other: Diff) -> None:
+        """Add the steps of another Diff to the parts of this one."""
+        for part, more in zip(self.parts, other.parts, strict=True):
+            part.update(more)
 
 
 class Script(NamedTuple):
@@ -106,21 +100,20 @@ def patch(have: Ruleset, change: Diff) -> dict[Any, Any]:
     return out
 
 
-def diff_of_owners(pairs: Iterable[tuple[Ruleset, Ruleset]], known: Diff | None = None) -> Diff:
+def diff_of_owners(pairs: Iterable[tuple[Ruleset, Ruleset]]) -> Diff:
     """Return one Diff for several owners.
 
     A key that one owner drops and another wants becomes a change of its value.
 
     Args:
         pairs: what each owner has and wants.
-        known: the Diff of other owners.
 
     Raises:
         ValueError: two owners add, change or remove the same key.
     """
     change = Diff({}, {}, {})
     added, removed, changed = parts = change.parts
-    total = change.include(known) if known else 0
+    total = 0
     for have, want in pairs:
         total += _add_differences(have, want, *parts)
     # A key of two owners in one dictionary shows in the sum of the sizes.
@@ -131,62 +124,6 @@ def diff_of_owners(pairs: Iterable[tuple[Ruleset, Ruleset]], known: Diff | None 
     for key in added.keys() & removed.keys():
         changed[key] = (removed.pop(key), added.pop(key))
     return change
-
-
-# Rulesets at rest
-
-_WORTH_COMPRESSING = 512
-"""Bytes: the text of iptables' rules has some 1,200 for a ServicePort, and shrinks to 200."""
-_COUNT = 4  # bytes
-_LEVEL, _RAW, _MEMORY = 6, -11, 5  # wbits and memLevel of zlib: a window of 2 kB, no checksum
-_WINDOW = 1 << 11
-
-
-class Packer:
-    """Packs the parts of a Ruleset that are rarely read.
-
-    A node has 10,000 parts that are looked at once a day. As a dictionary the part of a ServicePort
-    with three endpoints takes 820 bytes (nftables) or 2,300 (iptables), packed 190 or 220; that
-    takes 0.5 us (nftables) or 14 us (iptables), and unpacking it 0.5 or 7 us.
-    """
-
-    def __init__(self) -> None:
-        """Start without a sample: parts have much in common with the first one of their size.
-
-        The node's own part is none: of its 6 kB the window has the end, which is like no other.
-        """
-        self._sample = b""
-
-    def pack(self, part: Ruleset) -> Ruleset | bytes:
-        """Return a part packed, or as it is if it has values of other than built-in types."""
-        try:
-            # Exact about types: it refuses an enumeration instead of making it a number. Version 2
-            # has no references, whose number depends on who else holds the strings.
-            packed = marshal.dumps(part if isinstance(part, dict) else dict(part), 2)
-        except ValueError:
-            return part
-        count = len(part).to_bytes(_COUNT)
-        if len(packed) < _WORTH_COMPRESSING:
-            return b"\0" + count + packed
-        if not self._sample and len(packed) <= _WINDOW:
-            self._sample = packed  # what was packed before does not refer to it
-        deflate = zlib.compressobj(_LEVEL, zlib.DEFLATED, _RAW, _MEMORY, zdict=self._sample)
-        return b"\1" + count + deflate.compress(packed) + deflate.flush()
-
-    def unpack(self, part: Ruleset | bytes) -> Ruleset:
-        """Return a part that `pack` returned; others as they are."""
-        if not isinstance(part, bytes):
-            return part
-        packed = part[1 + _COUNT :]
-        if part[0]:
-            packed = zlib.decompressobj(_RAW, zdict=self._sample).decompress(packed)
-        unpacked: Ruleset = marshal.loads(packed)
-        return unpacked
-
-    @staticmethod
-    def size(part: Ruleset | bytes) -> int:
-        """Return the number of objects of a part, packed or not."""
-        return int.from_bytes(part[1 : 1 + _COUNT]) if isinstance(part, bytes) else len(part)
 
 
 def format_diff(change: Diff) -> str:

@@ -23,7 +23,7 @@ from steersman.model.conntrack import Confirm, Stale
 from steersman.model.drift import Writer
 from steersman.model.errors import BusyError
 from steersman.model.names import Family
-from steersman.model.plan import EndpointChange, NodeSettings, ServicePlan, Traits
+from steersman.model.plan import NodeSettings, ServicePlan, Traits
 from steersman.model.ruleset import Diff, Ruleset, Script, format_diff
 from steersman.model.stats import ConnectionStats, NodeTotals
 from steersman.model.tracing import TraceStep, TrackedConnection, WatchedFlow
@@ -226,13 +226,6 @@ class Mode(ABC):
         """Return whether `fill` needs the objects of a plan before all others."""
         del plan
         return False
-
-    def render_endpoints(
-        self, plan: ServicePlan, change: EndpointChange, rendered: Ruleset
-    ) -> Diff | None:
-        """Return the Diff from the objects of the plan before; None to render it as a whole."""
-        del plan, change, rendered
-        return None
 
     def describe(self, change: Diff) -> str:
         """Print a Diff for people, in the words of the mode's tool if it has one."""

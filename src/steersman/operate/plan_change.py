@@ -355,15 +355,15 @@ def compile_both(
     known: NodePlan | None = None
     if before is not None:
         present = Planner(before.config, before.plan.settings.traits)
-        present.update(before.snapshot, before.facts, (), everything=True)
+        present.update(before.snapshot, before.facts)
         planner.inherit_holders(present)
         known = before.plan
     elif before_mode:
         same = merged_config(_defaults(before_mode), wanted.config, before_mode, wanted.mode)
         guess = Planner(same, create(before_mode, SubprocessExec(), wanted.options).traits)
-        guess.update(wanted.snapshot, wanted.facts, (), everything=True)
+        guess.update(wanted.snapshot, wanted.facts)
         known = guess.plan
-    planner.update(wanted.snapshot, wanted.facts, (), everything=True)
+    planner.update(wanted.snapshot, wanted.facts)
     return known, planner.plan
 
 

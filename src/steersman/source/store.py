@@ -1,4 +1,4 @@
-"""The Store: the cluster's objects as last seen, and which Services changed since the last sync.
+"""The Store: the present cluster and machine, and a log of the names that changed.
 
 An update counts as a change only if it differs in the fields that plans depend on (`sync_fields`).
 Nothing is decided here. All calls come from the event loop, so there are no locks.
@@ -9,25 +9,26 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Callable, Container, Iterable, Mapping, Sequence
 from sys import intern
+from typing import NamedTuple
 
 import msgspec
 
-from steersman.model.addresses import canonical_cidr, canonical_ip, family_of
+from steersman.model.addresses import canonical_cidr
+from steersman.model.change_log import ChangeLog
 from steersman.model.failover import Ejection
 from steersman.model.findings import Finding
-from steersman.model.inputs import Snapshot
+from steersman.model.inputs import HostFacts, Snapshot
 from steersman.model.kube import (
     Annotations,
     EndpointSlice,
     KubeObject,
     Labels,
     Node,
-    NodeAddress,
-    NodeStatus,
     Service,
     ServiceCIDR,
 )
-from steersman.model.names import Family, ObjectName
+from steersman.model.names import ObjectName
+from steersman.source.last_node import LastNode
 from steersman.source.packed import (
     PackedSlices,
     trimmed_node,
@@ -35,117 +36,44 @@ from steersman.source.packed import (
     trimmed_unserved,
 )
 
-# -- This node -------------------------------------------------------------------------------------
-#
-# This node's object, with lost fields filled in from its last good version.
-#
-# A Node can be deleted by mistake, and a kubelet that registers it again does so without addresses,
-# pod CIDRs and zone: those come seconds later, from the cloud controller. Programming the node by
-# such an object would open node ports on every address and masquerade the traffic of its pods. So a
-# field that a Node has lost keeps its last value until it has a new one.
-
-_HOST_TYPES = ("InternalIP", "ExternalIP")
-
-
-class LastNode:
-    """This node's object as plans see it."""
-
-    def __init__(self) -> None:
-        """Start without an object."""
-        self.node: Node | None = None
-        self.deleted = False
-        """Whether the API server has deleted the object."""
-        self.kept: tuple[str, ...] = ()
-        """Names of the fields that the object has lost and keeps, for messages."""
-        self._replaced = False  # whether the object was created again and has no zone yet
-
-    def update(self, node: Node | None) -> None:
-        """Process the object as the API server has it; None if it was deleted."""
-        known = self.node
-        # The first object, or a deletion: keep the last object.
-        if known is None or node is None:
-            self.deleted = node is None and known is not None
-            self._replaced |= self.deleted
-            self.node = known or node
-            return
-        self.deleted, kept = False, []
-        self._replaced |= known.metadata.uid != node.metadata.uid
-
-        # Addresses are kept by family; those of a family that is still there are replaced.
-        addresses = _addresses(node)
-        if lost := _addresses(known).keys() - addresses.keys():
-            kept += [f"{family.kubernetes} addresses" for family in sorted(lost)]
-            ordered = {**_addresses(known), **addresses}
-            others = [each for each in _listed(node) if each.type not in _HOST_TYPES]
-            status = NodeStatus([*(a for some in ordered.values() for a in some), *others])
-            node = msgspec.structs.replace(node, status=status)
-
-        if not _has_pod_cidrs(node) and _has_pod_cidrs(known):
-            kept.append("pod CIDRs")
-            cidr, cidrs = known.spec.pod_cidr, known.spec.pod_cidrs
-            spec = msgspec.structs.replace(node.spec, pod_cidr=cidr, pod_cidrs=cidrs)
-            node = msgspec.structs.replace(node, spec=spec)
-
-        # A zone is kept only for a new object: from the same one, somebody has removed the label.
-        if _zone(node):
-            self._replaced = False
-        elif self._replaced and (zone := _zone(known)):
-            kept.append("zone")
-            labels = msgspec.structs.replace(node.metadata.labels or Labels(), zone=zone)
-            meta = msgspec.structs.replace(node.metadata, labels=labels)
-            node = msgspec.structs.replace(node, metadata=meta)
-
-        self.node, self.kept = node, tuple(kept)
-
-
-def _listed(node: Node) -> list[NodeAddress]:
-    return (node.status.addresses if node.status else None) or []
-
-
-def _addresses(node: Node) -> dict[Family, list[NodeAddress]]:
-    """Return the valid addresses of a Node's host by family, in order."""
-    found: dict[Family, list[NodeAddress]] = {}
-    for each in _listed(node):
-        address = canonical_ip(each.address)
-        if each.type in _HOST_TYPES and address is not None:
-            found.setdefault(family_of(address), []).append(each)
-    return found
-
-
-def _has_pod_cidrs(node: Node) -> bool:
-    return bool(node.spec.pod_cidrs or node.spec.pod_cidr)
-
-
-def _zone(node: Node) -> str | None:
-    return node.metadata.labels.zone if node.metadata.labels else None
-
-
-# -- The Store -------------------------------------------------------------------------------------
-
-MOST_TRIGGERS = 16
+_MOST_TRIGGERS = 16
 """Trigger times kept for a Service between two syncs; more add nothing to the latency metric."""
 
 
-class Changes(msgspec.Struct, frozen=True):
-    """The changes between two syncs."""
+class Change(NamedTuple):
+    """A name in the log of the Store: something changed that plans depend on."""
 
-    services: frozenset[ObjectName] = frozenset()
-    """Services that changed themselves, or whose endpoints changed in either way."""
-    service_objects: frozenset[ObjectName] = frozenset()
-    """Services that changed themselves, and did not change back (behaviour 3)."""
-    endpoints: frozenset[ObjectName] = frozenset()
-    """Services with a changed EndpointSlice (behaviour 4)."""
-    ejections: frozenset[ObjectName] = frozenset()
-    """Services of which other endpoints are ejected than before."""
-    node: bool = False
-    """Whether this node's object or the ServiceCIDRs changed in a relevant field."""
-    trigger_times: Mapping[ObjectName, tuple[str, ...]] = {}
-    """Trigger-time annotations of the slice updates that were changes, by Service."""
+    kind: str
+    """Kind of the object; of an EndpointSlice and of ejected endpoints, `name` is the Service."""
+    name: ObjectName
+
+    @property
+    def of_service(self) -> bool:
+        """Whether it is about a Service."""
+        return self.kind in KINDS_OF_SERVICE
+
+
+EJECTIONS = "failover"
+"""Kind of a change of a Service's ejected endpoints."""
+CONFIGURATION = Change("configuration", ObjectName("", ""))
+_FACTS = Change("machine", ObjectName("", ""))
+KINDS_OF_SERVICE = frozenset({"Service", "EndpointSlice", EJECTIONS})
+_COUNTED = frozenset({"Service", "EndpointSlice"})
+
+
+class Arrivals(msgspec.Struct, frozen=True):
+    """When changes came that are in force now."""
+
     received: float | None = None
     """When the first of them was received, by the clock of the Store; None if it has none."""
+    trigger_times: tuple[str, ...] = ()
+    """Trigger-time annotations of the slice updates that were changes."""
 
-    def __bool__(self) -> bool:
-        return bool(self.services or self.node)
+
+class _Arrival(NamedTuple):
+    revision: int
+    received: float | None
+    trigger_time: str
 
 
 _NO_ANNOTATIONS = Annotations()
@@ -181,7 +109,7 @@ def _node_sync_fields(node: Node | None) -> object:
 
 
 class Store:
-    """Holds objects and collects changes. Implements `source.base.EventHandler`."""
+    """Holds objects, and touches the names of those that change. A `source.base.EventHandler`."""
 
     def __init__(
         self,
@@ -189,7 +117,9 @@ class Store:
         on_change: Callable[[], None] = lambda: None,
         sync_fields: Callable[[Service], object] = service_sync_fields,
         on_report: Callable[[], None] = lambda: None,
+        *,
         clock: Callable[[], float | None] = lambda: None,
+        facts: HostFacts = HostFacts(),  # noqa: B008 - immutable
     ) -> None:
         """Make an empty Store.
 
@@ -199,6 +129,7 @@ class Store:
             sync_fields: returns the part of a Service to compare (falsy: not served).
             on_report: called after each report that changed the Findings.
             clock: tells when changes are received.
+            facts: this machine.
         """
         self._node_name = node_name
         self._on_change = on_change
@@ -215,12 +146,13 @@ class Store:
         """This node's object, with fields that it has lost since."""
         self._findings: dict[str, tuple[Finding, ...]] = {}
         self._synced: set[str] = set()  # kinds with a complete initial list
-        self._before: dict[ObjectName, object] = {}  # sync_fields at the last take, if different
-        self._endpoints: set[ObjectName] = set()
-        self._ejections: set[ObjectName] = set()
-        self._triggers: dict[ObjectName, list[str]] = {}
-        self._node_changed = False
-        self._received: float | None = None  # when the first change since the last take came
+        self._arrivals: dict[ObjectName, list[_Arrival]] = {}
+        """Of changes that are not in force yet."""
+        self.log: ChangeLog[Change] = ChangeLog()
+        """What changed, for everybody who follows it."""
+        self.log.touch(_FACTS)  # an empty cluster is a plan, too
+        self.facts = facts
+        """This machine, as of the last `use_facts`."""
         self.seen: Counter[str] = Counter()
         """Changes so far, by kind."""
 
@@ -282,28 +214,28 @@ class Store:
         """Whether the initial lists of Services and EndpointSlices are complete (behaviour 2)."""
         return {"Service", "EndpointSlice"} <= self._synced
 
-    def take(self) -> Changes:
-        """Return the changes since the last call, and forget them."""
-        services = frozenset(self._before)
-        endpoints, ejections = frozenset(self._endpoints), frozenset(self._ejections)
-        if 2 * len(endpoints) > len(self._services):  # after a list of all
-            self._slices.share(self._services)
-        changes = Changes(
-            services=services | endpoints | ejections,
-            service_objects=services,
-            endpoints=endpoints,
-            ejections=ejections,
-            node=self._node_changed,
-            trigger_times={name: tuple(times) for name, times in self._triggers.items()},
-            received=self._received,
-        )
-        self._before = {}
-        self._endpoints = set()
-        self._ejections = set()
-        self._triggers = {}
-        self._node_changed = False
-        self._received = None
-        return changes
+    def take_arrivals(self, revision: int) -> Arrivals:
+        """Return when the changes up to a revision of the log came, and forget it."""
+        received, times = None, list[str]()
+        for name, arrivals in [*self._arrivals.items()]:
+            later = [arrival for arrival in arrivals if arrival.revision > revision]
+            for arrival in arrivals[: len(arrivals) - len(later)]:
+                if received is None or (arrival.received or received) < received:
+                    received = arrival.received
+                if arrival.trigger_time:
+                    times.append(arrival.trigger_time)
+            if later:
+                self._arrivals[name] = later
+            else:
+                del self._arrivals[name]
+        return Arrivals(received, tuple(times))
+
+    def use_facts(self, facts: HostFacts) -> bool:
+        """Use new facts of this machine; return whether they differ (then a run is due)."""
+        changed, self.facts = facts != self.facts, facts
+        if changed:
+            self.log.touch(_FACTS)
+        return changed
 
     def eject(self, service: ObjectName, ejections: tuple[Ejection, ...]) -> None:
         """Take endpoints of a Service out; the ejections replace those of the last call."""
@@ -311,7 +243,7 @@ class Store:
         if ejections:
             self._ejected[service] = ejections
         if {each.backend for each in before} != {each.backend for each in ejections}:
-            self._ejections.add(service)
+            self._touch(Change(EJECTIONS, service), gone=not ejections)
             self._on_change()
 
     # The interface of EventHandler
@@ -350,10 +282,26 @@ class Store:
 
     def _notify(self, changed: bool) -> bool:
         if changed:
-            if self._received is None:
-                self._received = self._clock()
             self._on_change()
         return changed
+
+    def _touch(self, change: Change, *, gone: bool = False, trigger_time: str = "") -> None:
+        """Record a change.
+
+        Args:
+            change: what changed.
+            gone: there is nothing of this name any more.
+            trigger_time: annotation of the slice that changed.
+        """
+        self.log.touch(change)
+        if gone:
+            self.log.forget(change)
+        if change.kind in _COUNTED:
+            self.seen[change.kind] += 1
+        if self.synced:  # the first lists say how long the start takes, nothing about changes
+            arrivals = self._arrivals.setdefault(change.name, [])
+            if len(arrivals) < _MOST_TRIGGERS:
+                arrivals.append(_Arrival(self.log.revision, self._clock(), trigger_time))
 
     # By kind; each method returns the `changed` flag
 
@@ -406,11 +354,8 @@ class Store:
         old = self._services.get(name)  # trimmed, which keeps sync_fields
         was = (self._sync_fields(old) if old else None) or None
         now = (self._sync_fields(service) if service else None) or None
-        self.seen["Service"] += was != now
-        # A Service that changed back since the last take is no change: nothing is left to sync.
-        before = self._before.setdefault(name, was)
-        if before == now:
-            del self._before[name]
+        if was != now:
+            self._touch(Change("Service", name), gone=now is None)
         if service is None or now is None:
             self._services.pop(name, None)
         else:
@@ -419,7 +364,7 @@ class Store:
             self._unserved.pop(name, None)
         else:
             self._unserved[name] = trimmed_unserved(service)
-        return bool(self._before)
+        return was != now
 
     def _put_slice(self, slice_: EndpointSlice) -> bool:
         # Slices without a Service, without a name or of a headless Service are ignored
@@ -435,23 +380,19 @@ class Store:
             owner = service.metadata.object_name  # made of strings that are kept anyway
         if owner is None or not self._slices.put(owner, slice_, old):
             return moved
-        self._endpoints.add(owner)
-        self.seen["EndpointSlice"] += 1
-        if meta.annotations is not None and meta.annotations.trigger_time:
-            # For the metric network_programming_duration_seconds.
-            times = self._triggers.setdefault(owner, [])
-            if len(times) < MOST_TRIGGERS:
-                times.append(meta.annotations.trigger_time)
+        annotations = meta.annotations  # for the metric network_programming_duration_seconds
+        trigger_time = (annotations.trigger_time if annotations is not None else None) or ""
+        self._touch(Change("EndpointSlice", owner), trigger_time=trigger_time)
         return True
 
     def _remove_slice(self, name: ObjectName) -> bool:
         owner = self._slices.owner(name)
         if owner is None:
             return False
-        self._endpoints.add(owner)
-        self.seen["EndpointSlice"] += 1
         self._slices.remove(name, owner)
-        self._triggers.pop(owner, None)
+        if arrivals := self._arrivals.get(owner):  # as upstream: nothing measures a removal
+            self._arrivals[owner] = [each._replace(trigger_time="") for each in arrivals]
+        self._touch(Change("EndpointSlice", owner), gone=not self._slices.get(owner))
         return True
 
     def _put_node(self, node: Node | None) -> bool:
@@ -459,7 +400,8 @@ class Store:
         before, state = own.node, (own.deleted, own.kept)
         own.update(node)
         changed = _node_sync_fields(before) != _node_sync_fields(own.node)
-        self._node_changed |= changed
+        if changed and own.node is not None:
+            self._touch(Change("Node", own.node.metadata.object_name))
         return changed or state != (own.deleted, own.kept)
 
     def _put_cidr(self, name: ObjectName, obj: ServiceCIDR | None) -> bool:
@@ -467,5 +409,6 @@ class Store:
         if obj is not None:
             self._cidrs[name] = obj
         changed = (old.spec if old else None) != (obj.spec if obj else None)
-        self._node_changed |= changed
+        if changed:
+            self._touch(Change("ServiceCIDR", name), gone=obj is None)
         return changed

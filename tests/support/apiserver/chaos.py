@@ -82,10 +82,8 @@ class Chaos:
     async def start_proxy(self) -> None:
         """A new life of the proxy: nothing is known but what the kernel and the server have."""
         self.runner = Runner(self._work, 0.01, 0.05, 3600.0)
-        self.store = Store(NODE, on_change=self.runner.request)
-        self.sync = Sync(
-            self.store, Planner(CONFIG, self.mode.traits), self.mode, await read_facts()
-        )
+        self.store = Store(NODE, on_change=self.runner.request, facts=await read_facts())
+        self.sync = Sync(self.store, Planner(CONFIG, self.mode.traits), self.mode)
         source = ApiServerSource(ClusterAccess(servers=(self.server.url,)), NODE, timing=IMPATIENT)
         self.tasks = [
             asyncio.create_task(source.run(self.store)),

@@ -75,15 +75,16 @@ class World:
         families: Collection[Family] = (Family.IPV4,),
         delete: Delete | None = None,
     ) -> None:
-        self.store, self.clock, self.table = Store("me"), FakeClock(), Table()
+        facts = msgspec.structs.replace(FACTS, ipv6=Family.IPV6 in families)
+        self.store, self.clock, self.table = Store("me", facts=facts), FakeClock(), Table()
         self.kernel = MemoryMode()
         config = NodeConfig(node_name="me", families=tuple(families))
         planner = Planner(config, self.kernel.traits)
-        facts = msgspec.structs.replace(FACTS, ipv6=Family.IPV6 in families)
-        self.sync = Sync(self.store, planner, self.kernel, facts)
+        self.sync = Sync(self.store, planner, self.kernel)
         self.metrics = Metrics("iptables")
         self.stale_entries = StaleEntryCleaner(
             self.metrics,
+            self.sync.in_force,
             mode=mode,
             delete=delete or self.table.delete,
             untranslated=self.table.delete_untranslated,

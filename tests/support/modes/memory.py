@@ -9,12 +9,12 @@ from steersman.compile.planner import Planner
 from steersman.model.errors import ApplyError, BusyError
 from steersman.model.inputs import HostFacts, NodeConfig
 from steersman.model.names import Family
-from steersman.model.plan import EndpointChange, NodeSettings, ServicePlan, Traits
+from steersman.model.plan import NodeSettings, ServicePlan, Traits
 from steersman.model.ruleset import Diff, Ruleset, patch
 from steersman.modes.base import Mode, Support
 from steersman.run.sync.state import SyncResult
 from steersman.run.sync.sync import Sync
-from steersman.source.store import Store
+from steersman.source.store import CONFIGURATION, Store
 from tests.support.builders.store import service, slice_
 
 FACTS = HostFacts("me", {"lo": ("127.0.0.1/8",), "eth0": ("192.0.2.1/24",)}, ipv6=False)
@@ -44,15 +44,6 @@ class MemoryMode(Mode):
         out |= {f"{plan.key} {endpoint}": str(plan.key) for endpoint in plan.reachable}
         return out
 
-    def render_endpoints(
-        self, plan: ServicePlan, change: EndpointChange, rendered: Ruleset
-    ) -> Diff | None:
-        # Right only if `rendered` is of the plan before the change.
-        gone = (f"{plan.key} {endpoint}" for endpoint in change.gone)
-        came = (f"{plan.key} {endpoint}" for endpoint in change.came)
-        owner = str(plan.key)
-        return Diff(dict.fromkeys(came, owner), {key: rendered[key] for key in gone})
-
     async def read(self) -> Ruleset:
         self.reads += 1
         return dict(self.kernel)
@@ -74,7 +65,7 @@ class World:
     """A Store, a mode and the Sync between them."""
 
     def __init__(self, services: int = 4) -> None:
-        self.store = Store("me")
+        self.store = Store("me", facts=FACTS)
         self.mode = MemoryMode()
         self.start()
         self.store.replace(
@@ -87,7 +78,12 @@ class World:
 
     def start(self) -> None:
         config = NodeConfig(node_name="me", families=(Family.IPV4,))
-        self.sync = Sync(self.store, Planner(config, self.mode.traits), self.mode, FACTS)
+        self.sync = Sync(self.store, Planner(config, self.mode.traits), self.mode)
+
+    def use(self, config: NodeConfig) -> None:
+        """Plan by another configuration, as after a reload."""
+        self.sync.planner.config = config
+        self.store.log.touch(CONFIGURATION)
 
     async def run(self) -> SyncResult | None:
         report = await self.sync.run()
@@ -104,7 +100,7 @@ class World:
         slices = (s for by in self.store.snapshot.slices.values() for s in by.values())
         other.store.replace("EndpointSlice", slices)
         planner = Planner(NodeConfig(node_name="me", families=(Family.IPV4,)), Traits())
-        planner.update(other.store.snapshot, FACTS, set(), True)
+        planner.update(other.store.snapshot, FACTS)
         want = dict(self.mode.render_node(planner.plan.settings))
         for plan in planner.plan.services.values():
             want.update(self.mode.render_service(plan, planner.plan.settings))

@@ -20,7 +20,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 
 from steersman.compile.planner import Planner
-from steersman.model.inputs import HostFacts, NodeConfig
+from steersman.model.inputs import NodeConfig
 from steersman.model.ruleset import Diff
 from steersman.run.observe.metrics import Metrics
 from steersman.run.observe.observers import SyncObservers
@@ -82,9 +82,14 @@ class Proxy:
         self.runner = Runner(self._work, 0.01, 1.0, 3600.0)
         self.store = Store(NODE, on_change=self.runner.request)
         config = NodeConfig(node_name=NODE)
-        self.sync = Sync(self.store, Planner(config, mode.traits), mode, HostFacts())
+        self.sync = Sync(self.store, Planner(config, mode.traits), mode)
         self.observers = SyncObservers(
-            self.store, Metrics(mode.name), ProxyHealth(60.0), {}, objects=self.sync.objects
+            self.store,
+            self.sync.in_force,
+            Metrics(mode.name),
+            ProxyHealth(60.0),
+            {},
+            objects=self.sync.objects,
         )
         access = ClusterAccess(servers=(server.url,))
         self.source = ApiServerSource(access, NODE, timing=timing(idle_timeout=5.0, answer=10.0))

@@ -23,6 +23,7 @@ from tests.support.builders.objects import (
     service,
     slice_,
 )
+from tests.support.following import StoreFollower, update
 
 OLD, MIDDLE, NEW = "2026-01-01T00:00:00Z", "2026-02-02T00:00:00Z", "2026-03-03T00:00:00Z"
 VIPS = {name: f"10.96.0.{number}" for number, name in enumerate(["aaa", "mid", "web"], 1)}
@@ -40,6 +41,7 @@ class World:
 
     def __init__(self) -> None:
         self.store = Store(NODE)
+        self.follower = StoreFollower(self.store)
         self.planner = Planner(CONFIG, IPTABLES)
         self.planned: set[str] = set()
 
@@ -53,8 +55,8 @@ class World:
         self.plan()
 
     def plan(self) -> None:
-        dirty = self.store.take().services
-        change = self.planner.update(self.store.snapshot, FACTS, dirty)
+        dirty = self.follower.take().services
+        change = update(self.planner, self.store.snapshot, FACTS, dirty)
         self.planned = {key.name.service for key in change.changed}
 
     def reload(self) -> None:
@@ -182,8 +184,7 @@ def test_a_reload_leaves_everything_with_who_has_it(world: World) -> None:
     world.reload()
     world.reload()  # the first one was never used
     world.store.upsert(asking("aaa", number=30081))  # a newcomer at the same moment
-    world.store.take()
-    world.planner.update(world.store.snapshot, FACTS, (), everything=True)
+    world.plan()
     assert (world.holder(), world.holder(30081)) == ("web", "mid")
     world.reload()
     world.update("web", "mid")
@@ -230,11 +231,10 @@ def test_a_plan_that_stops_half_way_leaves_everything_with_who_has_it(world: Wor
     crowd = [service(f"s{n}", clusterIP=f"10.97.{n // 250}.{n % 250}") for n in range(500)]
     for obj in (asking("aaa"), *crowd):
         world.store.upsert(obj)
-    steps = world.planner.steps(world.store.snapshot, FACTS, world.store.take().services)
+    steps = world.planner.steps(world.store.snapshot, FACTS, world.follower.take().services)
     next(steps)
     steps.close()
-    world.planner = world.planner.fresh()
-    world.planner.update(world.store.snapshot, FACTS, (), everything=True)
+    world.plan()
     assert world.holder() == "web"
 
 

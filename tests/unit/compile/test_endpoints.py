@@ -3,7 +3,6 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
-from msgspec.structs import replace
 
 from steersman.compile.endpoints import (
     EndpointState,
@@ -13,7 +12,6 @@ from steersman.compile.endpoints import (
     check_address_types,
     local_ready_count,
     read_endpoints,
-    replaced_endpoints,
     topology,
     union,
     with_ejections,
@@ -21,7 +19,7 @@ from steersman.compile.endpoints import (
 from steersman.compile.service import PortSpec
 from steersman.model.failover import Backend, Ejection, Observation
 from steersman.model.kube import EndpointSlice
-from steersman.model.names import Family, PlanKey, Protocol, ServicePortName
+from steersman.model.names import Family, Protocol
 from steersman.model.plan import Endpoint
 from tests.support.builders.objects import NODE, endpoint, port, slice_
 
@@ -159,57 +157,6 @@ def test_a_bad_address_is_a_finding_and_others_are_served(address: str) -> None:
     assert [str(s.endpoint) for s in found[HTTP]] == ["10.0.0.1:80"]
     assert [f.field for f in findings] == ["endpoints[1].addresses[0]"]
     assert repr(address) in findings[0].reason
-
-
-READY = endpoint("10.0.0.9"), endpoint("10.0.0.10", NODE), endpoint("10.0.0.1", "other")
-CART = PlanKey(ServicePortName("shop", "cart", "http", Protocol.TCP), Family.IPV4)
-SPEC = PortSpec("10.96.0.1", 80)
-
-
-@pytest.mark.parametrize("node_name", [NODE, ""])
-def test_a_plain_slice_is_read_as_any_other(node_name: str) -> None:
-    plain = slice_(*READY)
-    (found,) = read_endpoints([plain], Family.IPV4, node_name)[0].values()
-    ends = categorize(found, SPEC, NODE, "").cluster
-    stays, other = ends[0], Endpoint("10.0.0.77", 8080)
-    elsewhere = replace(stays, local=not stays.local)
-    for had in ((), ends, (stays,), (stays, other), (elsewhere,), (replace(stays, port=1),)):
-        gone, came = tuple(e for e in had if e not in ends), {*ends} - {*had}
-        found_now = replaced_endpoints(plain, CART, node_name, had)
-        assert found_now is not None
-        assert found_now[0] == ends
-        assert (found_now[1].gone, {*found_now[1].came}) == (gone, came)
-        assert bool(found_now[1]) is (had != ends)
-
-
-def test_a_port_whose_endpoints_had_two_ports_takes_the_long_way() -> None:
-    had = (Endpoint("10.0.0.1", 8080), Endpoint("10.0.0.1", 8081))
-    assert replaced_endpoints(slice_(*READY), CART, NODE, had) is None
-
-
-@pytest.mark.parametrize(
-    "other",
-    [
-        slice_(),
-        slice_(*READY, ports=[]),
-        slice_(*READY, ports=[port(number=0)]),
-        slice_(*READY, ports=[port(number=70000)]),
-        slice_(*READY, ports=[port("dns")]),
-        slice_(*READY, ports=[port(protocol="UDP")]),
-        slice_(*READY, ports=[port(), port("dns", 53)]),
-        slice_(*READY, labels={"service.kubernetes.io/headless": ""}),
-        slice_(*READY, family="IPv6"),
-        slice_(*READY, READY[0]),
-        slice_(*READY, {**READY[0], "addresses": []}),
-        slice_(*READY, endpoint("10.0.0.2", ready=False)),
-        slice_(*READY, endpoint("10.0.0.2", zones=["z1"])),
-        slice_(*READY, endpoint("010.0.0.2")),
-        slice_(*READY, endpoint("10.0.0.2\0")),
-        slice_(*READY, endpoint("127.0.0.1")),
-    ],
-)
-def test_a_slice_that_is_not_plain_takes_the_long_way(other: EndpointSlice) -> None:
-    assert replaced_endpoints(other, CART, NODE, ()) is None
 
 
 def test_local_ready_count_is_of_addresses() -> None:

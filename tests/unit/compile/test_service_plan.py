@@ -39,6 +39,7 @@ from tests.support.builders.objects import (
     slice_,
     snapshot,
 )
+from tests.support.following import update
 
 HERE, THERE = endpoint("10.0.0.1", NODE), endpoint("10.0.0.2", "other")
 NO_DETECTOR = msgspec.structs.replace(CONFIG, cluster_cidrs=())
@@ -307,9 +308,9 @@ def test_other_modes_serve_it() -> None:
 def test_a_node_that_gets_the_address_later_keeps_it() -> None:
     planner = Planner(CONFIG, HOLDS)
     world = snapshot(service(externalIPs=[FREE]), slice_(endpoint("10.0.0.1")))
-    planner.update(world, FACTS, (), everything=True)
+    planner.update(world, FACTS)
     assert kept(planner.plan)[FrontendKind.EXTERNAL_IP] == [FREE]
     facts = msgspec.structs.replace(FACTS, interfaces={"eth0": (f"{FREE}/24",)})
-    change = planner.update(world, facts, ())
+    change = update(planner, world, facts)
     assert list(change.changed) == [KEY]
     assert FrontendKind.EXTERNAL_IP not in kept(planner.plan)

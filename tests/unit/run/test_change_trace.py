@@ -11,13 +11,13 @@ from datetime import UTC, datetime
 
 import pytest
 
-from steersman.compile.planner import PlanChange
 from steersman.config.types import Tracing
 from steersman.model.names import ObjectName
 from steersman.run.observe.change_trace import ChangeTracer, Span, spans_of
 from steersman.run.process.startup import StartError
+from steersman.run.sync.in_force import InForce
 from steersman.run.sync.state import State, SyncReport, SyncResult, Written
-from steersman.source.store import Changes
+from steersman.source.store import Arrivals, Change
 from tests.support.otlp import otlp_receiver
 
 WEB = ObjectName("shop", "web")
@@ -29,8 +29,15 @@ def report(at: float, *triggers: float | str, received: float | None = None) -> 
         for each in triggers
     )
     result = SyncResult(7, "changes", 1, 2, 0, 1, {"plan": 0.5, "render": 0.25, "apply": 1.0})
-    changes = Changes(frozenset({WEB}), trigger_times={WEB: times}, received=received)
-    return SyncReport(State(at=at, result=result), result, changes, PlanChange(), Written(), False)
+    arrivals = Arrivals(received, times)
+    return SyncReport(State(at=at, result=result), result, arrivals, Written(), compared=False)
+
+
+def in_force() -> InForce:
+    """A sync about a Service."""
+    found = InForce()
+    found.log.touch(Change("EndpointSlice", WEB))
+    return found
 
 
 def test_the_spans_follow_each_other_from_the_cause_on() -> None:
@@ -62,7 +69,7 @@ def test_a_sync_without_changes_begins_with_itself() -> None:
 
 async def test_the_exporter_sends_them_with_their_parent() -> None:
     async with otlp_receiver() as (received, url):
-        tracer = ChangeTracer(Tracing(endpoint=url), lambda: "node-a")
+        tracer = ChangeTracer(Tracing(endpoint=url), in_force(), lambda: "node-a")
         running = asyncio.create_task(tracer.run())
         now = time.time()
         tracer.observe(report(now, received=time.monotonic() - 300))
@@ -87,7 +94,7 @@ async def test_the_exporter_sends_them_with_their_parent() -> None:
 async def test_only_a_share_is_sampled() -> None:
     async with otlp_receiver() as (received, url):
         config = Tracing(endpoint=f"{url}/v1/traces", sampling_rate_per_million=0)
-        tracer = ChangeTracer(config, lambda: "node-a")
+        tracer = ChangeTracer(config, in_force(), lambda: "node-a")
         running = asyncio.create_task(tracer.run())
         for _ in range(50):
             tracer.observe(report(time.time()))
@@ -99,7 +106,7 @@ async def test_only_a_share_is_sampled() -> None:
 
 async def test_a_receiver_that_is_gone_costs_nothing() -> None:
     before = set(threading.enumerate())
-    tracer = ChangeTracer(Tracing(endpoint="http://127.0.0.1:9"), lambda: "node-a")
+    tracer = ChangeTracer(Tracing(endpoint="http://127.0.0.1:9"), in_force(), lambda: "node-a")
     running = asyncio.create_task(tracer.run())
     began = time.monotonic()
     for _ in range(3000):
@@ -118,7 +125,7 @@ def test_without_the_packages_the_error_says_what_to_install(
 ) -> None:
     monkeypatch.setitem(sys.modules, "opentelemetry.sdk.trace", None)
     with pytest.raises(StartError, match=r"install steersman\[otel\]"):
-        ChangeTracer(Tracing(endpoint="http://127.0.0.1:4318"), lambda: "")
+        ChangeTracer(Tracing(endpoint="http://127.0.0.1:4318"), InForce(), lambda: "")
 
 
 def test_nothing_of_it_is_imported_unless_it_is_on() -> None:

@@ -14,11 +14,12 @@ import pytest
 
 from steersman.model.drift import Drift, DriftState, Writer
 from steersman.model.errors import BusyError
-from steersman.model.ruleset import Packer, Ruleset
+from steersman.model.ruleset import Ruleset
 from steersman.run.observe.drift import DriftLog, DriftPage, compare
 from steersman.run.observe.events import Recorder
 from steersman.run.observe.metrics import Metrics
 from steersman.run.serve.http import Request
+from steersman.run.sync.packer import Packer
 from steersman.run.sync.state import SyncReport
 from tests.support.builders.store import slice_
 from tests.support.modes.memory import World

@@ -24,7 +24,6 @@ from steersman.run.observe.events import Recorder
 from steersman.run.observe.failover import Failover
 from steersman.run.observe.metrics import Metrics
 from steersman.run.sync.engine import Engine
-from tests.support.builders.objects import FACTS
 from tests.support.builders.store import service, slice_
 from tests.support.modes.memory import MemoryMode, World
 
@@ -90,6 +89,7 @@ class Ejecting:
         self.config = structs.replace(config, steersman=settings)
         self.failover = Failover(
             self.world.store,
+            self.world.sync.in_force,
             self.recorder,
             self.metrics,
             lambda: self.config,
@@ -133,7 +133,7 @@ class Ejecting:
 
     @asynccontextmanager
     async def running(self, mode: MemoryMode | None = None) -> AsyncIterator[None]:
-        engine = Engine(mode or Seeing(), self.config, NodeConfig(), self.world.store, FACTS)
+        engine = Engine(mode or Seeing(), self.config, NodeConfig(), self.world.store)
         task = asyncio.create_task(self.failover.run(engine))
         try:
             yield

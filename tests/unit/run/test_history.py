@@ -7,14 +7,14 @@ import tracemalloc
 import msgspec
 import pytest
 
-from steersman.compile.planner import PlanChange
 from steersman.model.drift import Drift, Writer
 from steersman.model.history import History as Answer
 from steersman.model.history import SyncRecord
 from steersman.model.names import ObjectName
 from steersman.run.pages.history import History, Lags
+from steersman.run.sync.in_force import InForce
 from steersman.run.sync.state import State, SyncReport, SyncResult, Written
-from steersman.source.store import Changes
+from steersman.source.store import CONFIGURATION, Arrivals, Change
 
 START = 1_000_000.0
 
@@ -49,7 +49,8 @@ class Node:
     def __init__(self) -> None:
         self.now = START
         self.lags = Lags()
-        self.history = History(lambda: self.now, self.lags)
+        self.in_force = InForce()
+        self.history = History(lambda: self.now, self.lags, self.in_force)
         self.syncs = 0
 
     def sync(
@@ -64,15 +65,15 @@ class Node:
         done = SyncResult(
             self.syncs, reason, 2, 1, 2, 3, {"plan": 0.25, "apply": 0.5}, len(refusals)
         )
-        services = frozenset(ObjectName("shop", name) for name in names)
+        for name in names:
+            self.in_force.log.touch(Change("Service", ObjectName("shop", name)))
         self.history.observe(
             SyncReport(
                 State(at=self.now, result=done),
                 done if result else None,
-                Changes(services),
-                PlanChange(),
+                Arrivals(self.now if names else None),
                 Written(),
-                False,
+                compared=False,
                 drift=drift,
                 refusals=refusals,
             )
@@ -108,7 +109,22 @@ def test_only_changes_have_a_lag() -> None:
     node.lags.add(0.0, None, (9.0,))
     node.sync("a", reason="start")
     node.sync(reason="drift")
-    assert [record.lag for record in node.records()] == [None, None]
+    node.in_force.log.touch(CONFIGURATION)
+    node.sync()
+    first, second, third = node.records()
+    assert [record.lag for record in (first, second, third)] == [None, None, None]
+    assert [record.node for record in (first, second, third)] == [False, False, True]
+
+
+def test_a_sync_whose_record_failed_is_in_the_next_one(monkeypatch: pytest.MonkeyPatch) -> None:
+    node = Node()
+    with monkeypatch.context() as patch:
+        patch.setattr("steersman.run.pages.history.clipped", None)
+        with pytest.raises(TypeError):
+            node.sync("a")
+    node.sync("b")
+    (record,) = node.records()
+    assert (record.revision, record.services, record.names) == (2, 2, ("shop/a", "shop/b"))
 
 
 def test_failures_are_remembered() -> None:

@@ -13,6 +13,7 @@ import pytest
 import yarl
 
 from steersman.model.drift import Drift
+from steersman.model.errors import BusyError
 from steersman.model.findings import Finding, Severity
 from steersman.model.names import ObjectName
 from steersman.model.node_state import NodeState
@@ -242,7 +243,7 @@ async def test_conditions_are_followed() -> None:
 async def test_digests_are_made_when_first_asked_for_and_kept_up_to_date() -> None:
     world, told = World(), asyncio.Event()
     await world.run()
-    page = DigestPage(world.store, told.set)
+    page = DigestPage(world.store, world.sync.in_force, told.set)
     report = await world.sync.check()
     assert report is not None
     await page.observe(report)
@@ -265,3 +266,93 @@ async def test_digests_are_made_when_first_asked_for_and_kept_up_to_date() -> No
         found = await answer.json()
     assert found.keys() == {"shop/s1", "shop/s3", "shop/s4"}
     assert f"{sum(int(each, 16) for each in found.values()) % 2**64:016x}" == page.total() != first
+
+
+class Digested:
+    """A world whose digests are followed."""
+
+    def __init__(self) -> None:
+        self.world = World()
+        self.page = DigestPage(self.world.store, self.world.sync.in_force)
+
+    async def start(self) -> dict[str, str]:
+        self.page.total()
+        return await self.sync()
+
+    async def sync(self) -> dict[str, str]:
+        """Sync and report; return the digests."""
+        report = await self.world.sync.check()
+        assert report is not None
+        await self.page.observe(report)
+        return await self.digests()
+
+    async def digests(self) -> dict[str, str]:
+        async with (
+            serving(application({"/digests": self.page.serve})) as port,
+            aiohttp.ClientSession() as session,
+            session.get(f"http://127.0.0.1:{port}/digests") as answer,
+        ):
+            found: dict[str, str] = await answer.json()
+            return found
+
+
+def differing(one: dict[str, str], other: dict[str, str]) -> set[str]:
+    """Services with another digest."""
+    return {name for name in {**one, **other} if one.get(name) != other.get(name)}
+
+
+async def test_a_service_that_the_kernel_refuses_keeps_the_digest_of_its_old_version() -> None:
+    digested = Digested()
+    world = digested.world
+    first = await digested.start()
+    world.mode.poison = {"shop/s1 (TCP, IPv4)"}
+    for name in ("s1", "s2"):
+        world.store.upsert(slice_(f"{name}-x", name, ("10.1.0.77",)))
+    during = await digested.sync()
+    assert world.sync.in_force.refused == {ObjectName("shop", "s1")}
+    assert differing(first, during) == {"shop/s2"}
+    world.store.delete("Service", ObjectName("shop", "s2"))
+    assert differing(during, await digested.sync()) == {"shop/s2"}
+    world.mode.poison = set()
+    after = await digested.sync()  # its reason is gone, and nothing changed in the Store
+    assert world.sync.in_force.refused == frozenset()
+    assert differing(during, after) == {"shop/s1", "shop/s2"}
+    fresh = Digested()
+    fresh.world = world
+    fresh.page = DigestPage(world.store, world.sync.in_force)
+    assert await fresh.start() == after
+
+
+async def test_a_service_that_cannot_be_planned_keeps_the_digest_of_its_old_version(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    digested = Digested()
+    first = await digested.start()
+
+    def failing(*_: object, **__: object) -> None:
+        raise MemoryError("no room")
+
+    digested.world.store.upsert(slice_("s1-x", "s1", ("10.1.0.77",)))
+    with monkeypatch.context() as patch:
+        patch.setattr("steersman.compile.planner.plan_service", failing)
+        assert differing(first, await digested.sync()) == set()
+    assert differing(first, await digested.sync()) == {"shop/s1"}
+
+
+async def test_a_change_that_is_not_in_force_yet_changes_no_digest() -> None:
+    digested = Digested()
+    world = digested.world
+    first = await digested.start()
+    world.store.upsert(slice_("s1-x", "s1", ("10.1.0.77",)))
+    report = await world.sync.run()
+    world.store.upsert(slice_("s1-x", "s1", ("10.1.0.78",)))  # before anybody heard of the sync
+    world.store.upsert(slice_("s2-x", "s2", ("10.1.0.79",)))
+    await digested.page.observe(report)
+    assert differing(first, await digested.digests()) == set()
+    world.mode.busy = True
+    with pytest.raises(BusyError):
+        await world.sync.run()
+    await digested.page.observe()
+    assert differing(first, await digested.digests()) == set()
+    world.mode.busy = False
+    assert differing(first, await digested.sync()) == {"shop/s1", "shop/s2"}

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections import Counter
+from collections.abc import Iterable
 from typing import Any
 
 import msgspec
@@ -22,6 +23,7 @@ from steersman.run.observe.observers import (
 )
 from steersman.run.observe.prometheus import Labelled
 from steersman.run.serve.health import Moment, ProxyHealth
+from steersman.run.sync.in_force import InForce
 from steersman.run.sync.state import RefusedBatches, SyncReport
 from tests.support.builders.plans import plan
 from tests.support.builders.store import make, service, slice_
@@ -64,6 +66,7 @@ class Told:
         self.objects: list[Any] = []
         self.observers = SyncObservers(
             self.world.store,
+            self.world.sync.in_force,
             self.metrics,
             self.health,
             {Family.IPV4: self.servers},  # type: ignore[dict-item]
@@ -320,22 +323,16 @@ async def test_the_loop_goes_on_while_many_plans_and_rules_are_counted(
         )
     told.world.mode.name = "iptables"
     report = await told.report()
-    updates = list[int]()
     counts = told.observers.counts
-    update = counts.update
-
-    def updating(changed: Any, removed: Any) -> None:
-        updates.append(len(changed))
-        update(changed, removed)
-
-    monkeypatch.setattr(counts, "update", updating)
+    turns = list(counts.observe().__await__())
+    assert len(turns) >= 1500 // 1000
+    assert counts.without_endpoints(Family.IPV4) == 1500
     monkeypatch.setattr(
         "steersman.netfilter.rule_text.count_written", lambda _: (Counter(), Counter())
     )
     told.objects = [((4, "nat", "KUBE-SVC"), "-A one")] * 2500
     await told.observers.observe(report)
     assert sizes == [1000, 1000, 500]
-    assert updates == [0, 1000, 500]
     told.world.sync.suspect()
     report = msgspec.structs.replace(await told.report(), compared=True)
     await told.observers.observe(report)
@@ -377,47 +374,107 @@ def test_dropping_means_that_no_endpoint_is_local(
     assert without_local(acting(key("cart"), 0, **external)) == expected
 
 
-def test_counts_follow_the_changes() -> None:
-    counts = EndpointCounts()
+class Counted:
+    """Counts of plans in force that a test changes."""
+
+    def __init__(self) -> None:
+        self.in_force = InForce()
+        self.counts = EndpointCounts(self.in_force)
+        self.plans: dict[PlanKey, ServicePlan] = {}
+
+    def put(self, *plans: ServicePlan, gone: Iterable[PlanKey] = ()) -> None:
+        for each in plans:
+            self.plans[each.key] = each
+        for owner in gone:
+            self.plans.pop(owner, None)
+        owners = [*(each.key for each in plans), *gone]
+        self.in_force.update(self, self.plans, owners, ((), 0), frozenset())
+
+    async def update(self, *plans: ServicePlan, gone: Iterable[PlanKey] = ()) -> EndpointCounts:
+        self.put(*plans, gone=gone)
+        await self.counts.observe()
+        return self.counts
+
+
+async def test_counts_follow_the_changes() -> None:
+    counted = Counted()
     one, two, six = key("one"), key("two"), key("one", Family.IPV6)
-    counts.update({k: acting(k, NODE_PORT=DROP) for k in (one, two, six)}, ())
+    counts = await counted.update(*(acting(k, NODE_PORT=DROP) for k in (one, two, six)))
     assert counts.no_local_endpoints("external", Family.IPV4) == 2
     assert counts.no_local_endpoints("external", Family.IPV6) == 1
     assert counts.no_local_endpoints("internal", Family.IPV4) == 0
-    counts.update({one: acting(one, NODE_PORT=FORWARD), two: acting(two, NODE_PORT=DROP)}, [six])
+    await counted.update(acting(one, NODE_PORT=FORWARD), acting(two, NODE_PORT=DROP), gone=[six])
     assert counts.no_local_endpoints("external", Family.IPV4) == 1
     assert counts.no_local_endpoints("external", Family.IPV6) == 0
 
 
-def test_health_ports_follow_the_changes() -> None:
-    counts = EndpointCounts()
+async def test_health_ports_follow_the_changes() -> None:
+    counted = Counted()
     four, six = key("cart"), key("cart", Family.IPV6)
-    counts.update(
-        {four: acting(four, 30001), six: acting(six, 30001), key("b"): acting(key("b"))}, ()
-    )
+    counts = await counted.update(acting(four, 30001), acting(six, 30001), acting(key("b")))
     assert counts.health_ports(Family.IPV4) == {CART: 30001}
-    counts.update({four: acting(four, 30002)}, [six, key("unknown")])
+    await counted.update(acting(four, 30002), gone=[six, key("unknown")])
     assert counts.health_ports(Family.IPV4) == {CART: 30002}
     assert counts.health_ports(Family.IPV6) == {}
 
 
-def test_ready_endpoints_are_told_with_the_plan() -> None:
-    counts = EndpointCounts()
+async def test_ready_endpoints_are_told_with_the_plan() -> None:
+    counted = Counted()
     four, six = key("cart"), key("cart", Family.IPV6)
-    counts.update({four: acting(four, 30001), six: acting(six, 30001)}, ())
+    counts = await counted.update(acting(four, 30001), acting(six, 30001))
     assert counts.ready_here(Family.IPV4) == {CART: 0}
-    counts.update({four: msgspec.structs.replace(acting(four, 30001), ready_here=2)}, ())
+    await counted.update(msgspec.structs.replace(acting(four, 30001), ready_here=2))
     assert counts.ready_here(Family.IPV4) == {CART: 2}
     assert counts.ready_here(Family.IPV6) == {CART: 0}
-    counts.update({}, [four])
+    await counted.update(gone=[four])
     assert counts.ready_here(Family.IPV4) == {}
+
+
+async def test_counts_that_failed_half_way_are_made_up_for(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    counted = Counted()
+    counts = await counted.update(acting(key("gone"), 30001, NODE_PORT=DROP))
+
+    def failing(each: ServicePlan) -> Any:
+        if each.key == key("two"):
+            raise ValueError("fails")
+        return without_local(each)
+
+    monkeypatch.setattr("steersman.run.observe.observers.without_local", failing)
+    with pytest.raises(ValueError, match="fails"):
+        await counted.update(
+            *(acting(key(name), 30002, NODE_PORT=DROP) for name in ("one", "two", "three")),
+            gone=[key("gone")],
+        )
+    monkeypatch.undo()
+    await counts.observe()
+    assert counts.no_local_endpoints("external", Family.IPV4) == 3
+    assert counts.without_endpoints(Family.IPV4) == 3
+    names = {ObjectName("shop", name) for name in ("one", "two", "three")}
+    assert counts.health_ports(Family.IPV4).keys() == names
+
+
+async def test_a_plan_that_changes_while_others_are_counted_is_counted_again(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr("steersman.run.observe.observers._SLICE", 1)
+    counted = Counted()
+    one, two = key("one"), key("two")
+    counted.put(acting(one, NODE_PORT=DROP), acting(two))
+    half_way = counted.counts.observe()
+    half_way.send(None)  # the first one is counted
+    counted.put(acting(one, NODE_PORT=FORWARD))
+    await asyncio.create_task(half_way)
+    await counted.counts.observe()
+    assert counted.counts.no_local_endpoints("external", Family.IPV4) == 0
 
 
 def test_latency_is_counted_from_valid_causes_since_the_start() -> None:
     times = ["1970-01-01T00:01:40.250000001Z", "1970-01-01T00:00:09Z", "junk", "1970-01-01"]
-    assert programming_seconds({CART: times}, now=101.0, started=10.0) == [pytest.approx(0.75)]
+    assert programming_seconds(times, now=101.0, started=10.0) == [pytest.approx(0.75)]
 
 
 def test_a_cause_in_the_future_took_no_time() -> None:
     times = ["2999-01-01T00:00:00Z"]
-    assert programming_seconds({CART: times}, now=101.0, started=10.0) == [0.0]
+    assert programming_seconds(times, now=101.0, started=10.0) == [0.0]

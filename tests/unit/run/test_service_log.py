@@ -7,10 +7,10 @@ from typing import Any
 
 import pytest
 
-from steersman.model.names import ObjectName
+from steersman.model.names import NODE, ObjectName
 from steersman.run.observe.service_log import ServiceLog, cause
 from steersman.run.process.klog import v
-from steersman.source.store import Changes
+from steersman.source.store import CONFIGURATION, EJECTIONS, Change
 from tests.support.builders.store import service, slice_
 from tests.support.modes.memory import World
 
@@ -22,7 +22,7 @@ class Logged:
 
     def __init__(self, caplog: pytest.LogCaptureFixture) -> None:
         self.world = World(0)
-        self.log = ServiceLog()
+        self.log = ServiceLog(self.world.sync.in_force)
         self.caplog = caplog
 
     async def lines(self, *objects: object) -> list[str]:
@@ -104,6 +104,29 @@ async def test_a_lower_verbosity_logs_and_keeps_nothing(
 
 
 def test_the_cause_may_be_elsewhere() -> None:
-    assert cause(WEB, Changes(node=True)) == "Node"
-    assert cause(WEB, Changes(ejections=frozenset({WEB}))) == "failover"
-    assert "configuration" in cause(WEB, Changes())
+    assert cause(WEB, [Change("Node", ObjectName("", "me"))]) == "Node"
+    assert cause(WEB, [Change("ServiceCIDR", ObjectName("", "more"))]) == "Node"
+    assert cause(WEB, [Change(EJECTIONS, WEB)]) == "failover"
+    assert cause(WEB, [Change("EndpointSlice", WEB), Change("Service", WEB)]) == (
+        "Service, EndpointSlice"
+    )
+    another = Change("Service", ObjectName("shop", "another"))
+    assert "another Service" in cause(WEB, [another, CONFIGURATION, NODE])
+
+
+async def test_a_log_that_failed_writes_the_same_lines_the_next_time(
+    logged: Logged, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def failing(*_: object) -> None:
+        raise OSError("no space left")
+
+    with monkeypatch.context() as patch:
+        patch.setattr("steersman.run.observe.service_log.cause", failing)
+        with pytest.raises(OSError, match="no space"):
+            await logged.lines(web(), slice_())
+    other = service("other", clusterIP="10.96.0.2", clusterIPs=["10.96.0.2"])
+    assert sorted(await logged.lines(other)) == [
+        "Service shop/other: port TCP added at 10.96.0.2:80/TCP with 0 endpoints (Service)",
+        "Service shop/web: port TCP added at 10.96.0.1:80/TCP with 1 endpoint "
+        "(Service, EndpointSlice)",
+    ]

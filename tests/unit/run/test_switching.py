@@ -14,6 +14,7 @@ import pytest
 
 from steersman.config import ProxyConfig, parse_command_line
 from steersman.model.errors import BusyError
+from steersman.model.names import ObjectName
 from steersman.model.ruleset import Diff, Ruleset
 from steersman.model.switch import SwitchRequest, SwitchResult, SwitchStep
 from steersman.modes.base import Mode, Support
@@ -173,6 +174,31 @@ async def test_changes_go_to_the_mode_that_serves(tmp_path: Path) -> None:
         store.upsert(service("more", clusterIP="10.96.0.2"))
         await world.until(lambda: "clusterIP 10.96.0.2:80" in world.modes["nftables"].kernel)
         assert world.modes["ebpf"].kernel == {}
+
+
+async def test_a_change_during_the_check_is_served_by_the_new_mode(tmp_path: Path) -> None:
+    """The mode that still serves takes it in; the one that is checked has rehearsed already."""
+    async with running(tmp_path) as world:
+        store, dialled = world.daemon.sync.store, list[Target]()
+
+        async def dial(target: Target) -> str:
+            if not dialled:
+                dialled.append(target)
+                store.upsert(service("more", clusterIP="10.96.0.2"))
+                store.upsert(slice_("more-1", "more", ("10.244.0.6",)))
+                store.delete("EndpointSlice", ObjectName("shop", "web-1"))
+                await world.until(lambda: "clusterIP 10.96.0.2:80" in world.modes["ebpf"].kernel)
+            return ""
+
+        world.daemon.switcher.dial = dial
+        assert (await world.switch("nftables")).outcome == "switched"
+        new = world.modes["nftables"]
+        assert "clusterIP 10.96.0.2:80" in new.kernel
+        assert not any("10.244.0.5" in str(key) for key in new.kernel), "a dead endpoint"
+        assert dict(world.daemon.sync.objects()) == new.kernel
+        assert not world.daemon.sync.owes
+        plans = world.daemon.sync.state.plan.services
+        assert {key.name.service for key in plans} == {"web", "more"}
 
 
 async def test_a_restart_that_brings_the_old_mode_back_is_announced(tmp_path: Path) -> None:

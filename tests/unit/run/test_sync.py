@@ -9,12 +9,11 @@ from typing import Any
 
 import pytest
 
-from steersman.compile.planner import Planner
 from steersman.compile.service_plan import plan_service
 from steersman.model.errors import ApplyError, BusyError
 from steersman.model.inputs import HostFacts, NodeConfig
 from steersman.model.kube import KubeObject
-from steersman.model.names import Family, ObjectName
+from steersman.model.names import Family, ObjectName, PlanKey
 from steersman.model.plan import NodeSettings, ServicePlan
 from steersman.model.ruleset import Diff, Ruleset
 from steersman.modes.base import ByOthers
@@ -47,7 +46,6 @@ async def test_a_restart_with_nothing_changed_writes_nothing() -> None:
     world = World()
     await world.run()
     world.start()
-    world.store.take()
     await world.run()
     assert len(world.mode.applied) == 1
 
@@ -282,8 +280,8 @@ async def test_new_facts_of_the_machine_are_used_at_the_next_sync() -> None:
     world = World()
     await world.run()
     other = HostFacts("me", {"eth0": ("192.0.2.2/24",)}, ipv6=False)
-    assert world.sync.use_facts(other)
-    assert not world.sync.use_facts(other)
+    assert world.store.use_facts(other)
+    assert not world.store.use_facts(other)
     result = await world.run()
     assert result is not None
     assert world.sync.state.plan.settings.ipv4.local_addresses == ("192.0.2.2",)
@@ -411,11 +409,15 @@ async def test_what_is_gone_while_the_configuration_changes_is_told_to_be_gone()
     await world.run()
     for bit in (7, 8):
         config = NodeConfig(node_name="me", families=(Family.IPV4,), masquerade_bit=bit)
-        world.sync.use_planner(Planner(config, world.mode.traits))
+        world.use(config)
+    cursor = world.sync.in_force.log.cursor()
+    cursor.move(world.sync.in_force.log.revision)
     world.store.delete("Service", ObjectName("shop", "s1"))
-    report = await world.sync.run()
-    assert report is not None
-    assert [str(key) for key in report.plans.removed] == ["shop/s1 (TCP, IPv4)"]
+    await world.sync.run()
+    names, _ = cursor.changed()
+    keys = [each for each in names if isinstance(each, PlanKey)]
+    assert [str(key) for key in keys if key.name.service == "s1"] == ["shop/s1 (TCP, IPv4)"]
+    assert not any(key.name.service == "s1" for key in world.sync.in_force.plans)
     assert world.mode.kernel == world.fresh()
 
 
@@ -431,7 +433,7 @@ async def test_a_reload_leaves_a_node_port_with_who_has_it() -> None:
     ask("aa")
     for bit in (7, 8):
         config = NodeConfig(node_name="me", families=(Family.IPV4,), masquerade_bit=bit)
-        world.sync.use_planner(Planner(config, world.mode.traits))
+        world.use(config)
     await world.run()
     assert world.mode.kernel["nodePort :30080"] == "shop/web (TCP, IPv4)"
     (finding,) = world.sync.state.findings
@@ -462,7 +464,7 @@ async def test_planning_and_rendering_let_others_run(monkeypatch: pytest.MonkeyP
     assert 10 < most["plan"] < 60
     assert 10 < most["render"] < 60
     config = NodeConfig(node_name="me", families=(Family.IPV4,), masquerade_all=True)
-    world.sync.use_planner(Planner(config, world.mode.traits))
+    world.use(config)
     await world.run()
     assert max(most.values()) < 60
     task.cancel()
@@ -487,7 +489,7 @@ async def test_a_reload_while_a_sync_writes_leaves_what_is_published() -> None:
     run = asyncio.create_task(world.run())
     await asyncio.sleep(0)
     config = NodeConfig(node_name="me", families=(Family.IPV4,), masquerade_all=True)
-    world.sync.use_planner(Planner(config, world.mode.traits))
+    world.use(config)
     mode.gate.set()
     await run
     assert len(world.sync.state.plan.services) == 4
@@ -510,61 +512,25 @@ def cannot_render(mode: MemoryMode, names: set[str]) -> set[str]:
         return rendered
 
     mode.render_service = failing(mode.render_service)  # type: ignore[method-assign]
-    mode.render_endpoints = failing(mode.render_endpoints)  # type: ignore[method-assign]
     return names
 
 
-async def test_one_endpoint_in_the_place_of_another_is_rendered_as_that() -> None:
-    world = World()
-    await world.run()
-    fails = cannot_render(world.mode, set())
-    whole: list[str] = []
-    render = world.mode.render_service
-
-    def noted(plan: ServicePlan, settings: NodeSettings) -> Ruleset:
-        whole.append(plan.key.name.service)
-        return render(plan, settings)
-
-    world.mode.render_service = noted  # type: ignore[method-assign]
-    world.store.upsert(slice_("s1-x", "s1", ("10.1.0.77",)))
-    await world.run()
-    assert whole == []
-    assert world.mode.kernel == world.fresh()
-    # The ledger has not the objects of the plan before if that could not be rendered.
-    fails.add("s2")
-    world.store.upsert(slice_("s2-x", "s2", ("10.1.0.88",)))
-    await world.run()
-    fails.clear()
-    whole.clear()
-    world.store.upsert(slice_("s2-x", "s2", ("10.1.0.89",)))
-    await world.run()
-    assert whole == ["s2"]
-    assert world.mode.kernel == world.fresh()
-    # Other settings may render every plan differently.
-    config = NodeConfig(node_name="me", families=(Family.IPV4,), masquerade_all=True)
-    world.sync.use_planner(Planner(config, world.mode.traits))
-    world.store.upsert(slice_("s1-x", "s1", ("10.1.0.78",)))
-    whole.clear()
-    await world.run()
-    assert sorted(whole) == ["s1", "s2", "s3", "s4"]
-
-
-async def test_a_plan_that_changes_again_before_it_is_rendered_is_rendered_as_a_whole(
+async def test_a_run_that_is_cancelled_while_it_renders_renders_everything_again(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr("steersman.run.sync.parts._SLICE", 0)  # other tasks may run after each plan
+    monkeypatch.setattr("steersman.run.sync.renderer._SLICE", 0)  # others run after each plan
     world = World()
     await world.run()
-    render = world.mode.render_endpoints
+    render = world.mode.render_service
 
-    def cancelled(*args: Any) -> Diff | None:
+    def cancelled(plan: ServicePlan, settings: NodeSettings) -> Ruleset:
         task = asyncio.current_task()
         assert task is not None
         task.cancel()
-        return render(*args)
+        return render(plan, settings)
 
     for last, rendered in ((77, cancelled), (78, render)):
-        world.mode.render_endpoints = rendered  # type: ignore[method-assign,assignment]
+        world.mode.render_service = rendered  # type: ignore[method-assign]
         for name in ("s1", "s2", "s3"):
             world.store.upsert(slice_(f"{name}-x", name, (f"10.1.0.{last}",)))
         await asyncio.gather(asyncio.create_task(world.run()), return_exceptions=True)
@@ -687,7 +653,7 @@ async def test_a_service_that_was_never_written_is_gone_after_a_reload_without_i
     world.mode.busy = False
     world.store.delete("Service", ObjectName("shop", "s1"))
     config = NodeConfig(node_name="me", families=(Family.IPV4,), masquerade_all=True)
-    world.sync.use_planner(Planner(config, world.mode.traits))
+    world.use(config)
     await world.run()
     assert {key.name.service for key in world.sync.state.plan.services} == {"s2", "s3", "s4"}
     assert world.sync.state.findings == ()

@@ -8,7 +8,8 @@ from steersman.model.inputs import DetectLocalMode, HostFacts, NodeConfig
 from steersman.model.kube import Labels, Node, NodeAddress, NodeSpec, NodeStatus, ObjectMeta
 from steersman.model.names import Family, ObjectName
 from steersman.model.plan import Traits
-from steersman.source.store import LastNode, Store
+from steersman.source.last_node import LastNode
+from steersman.source.store import Store
 from tests.support.builders.store import service, slice_
 
 
@@ -102,8 +103,7 @@ def test_no_node_port_opens_on_other_addresses_and_pods_stay_pods() -> None:
     store.replace("EndpointSlice", [slice_()])
 
     def plan() -> object:
-        changes = store.take()
-        planner.update(store.snapshot, facts, changes.services)
+        planner.update(store.snapshot, facts)
         return planner.settings, dict(planner.services)
 
     store.upsert(node("192.0.2.1", cidr="10.1.0.0/24", zone="z1"))

@@ -13,6 +13,7 @@ import pytest
 from steersman.source.base import KindStats
 from steersman.source.reflector import StoreUpdater
 from steersman.source.store import Store
+from tests.support.following import StoreFollower
 
 Object = dict[str, Any]
 SERVICE: Object = {
@@ -105,7 +106,7 @@ class Counting:
             self.store.retain(kind, ())
         for obj in (SERVICE, SLICE, NODE):
             self.event(obj)
-        self.store.take()
+        self.follower = StoreFollower(self.store)
         self.changes = 0
 
     def _changed(self) -> None:
@@ -131,11 +132,11 @@ def after(name: str, rows: dict[str, tuple[Object, Callable[[Object], None]]]) -
 def test_what_nothing_depends_on_is_no_change(name: str) -> None:
     counting = after(name, QUIET)
     assert counting.changes == 0
-    assert not counting.store.take()
+    assert not counting.follower.take()
 
 
 @pytest.mark.parametrize("name", CHANGES)
 def test_what_matters_is_a_change(name: str) -> None:
     counting = after(name, CHANGES)
     assert counting.changes >= 1
-    assert counting.store.take()
+    assert counting.follower.take()

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 
 from steersman.model.failover import Backend, Ejection, Observation
 from steersman.model.findings import Finding
+from steersman.model.inputs import HostFacts
 from steersman.model.kube import (
     EndpointSlice,
     KubeObject,
@@ -16,9 +19,10 @@ from steersman.model.kube import (
 )
 from steersman.model.names import ObjectName, Protocol
 from steersman.source.packed import plain
-from steersman.source.store import Changes, Store
+from steersman.source.store import Arrivals, Change, Store
 from tests.support.builders import kube
 from tests.support.builders.store import make, service, slice_
+from tests.support.following import Changed, StoreFollower
 
 WEB = ObjectName("shop", "web")
 
@@ -38,41 +42,45 @@ def test_nothing_is_synced_before_both_initial_lists() -> None:
 
 def test_a_change_of_service_or_slice_names_the_service_once() -> None:
     store = Store()
+    follower = StoreFollower(store)
     assert store.upsert(service())
     assert store.upsert(slice_())
-    changes = store.take()
+    changes = follower.take()
     assert changes.services == {WEB}
     assert changes.service_objects == {WEB}
     assert changes.endpoints == {WEB}
-    assert not store.take()
+    assert not follower.take()
 
 
 def test_what_makes_no_difference_is_no_change() -> None:
     store = Store()
+    follower = StoreFollower(store)
     store.upsert(service())
     store.upsert(slice_())
-    store.take()
+    follower.take()
     assert not store.upsert(service(labels={"color": "blue"}))
     assert not store.upsert(slice_())
-    assert not store.take()
+    assert not follower.take()
 
 
-def test_a_service_that_returns_to_what_it_was_is_no_change() -> None:
+def test_a_service_that_returns_to_what_it_was_is_named_all_the_same() -> None:
     store = Store()
+    follower = StoreFollower(store)
     store.upsert(service())
-    store.take()
+    follower.take()
     assert store.upsert(service(clusterIP="10.96.0.2"))
-    assert not store.upsert(service())
-    assert not store.take()
+    assert store.upsert(service())
+    assert follower.take().service_objects == {WEB}
 
 
 def test_a_slice_that_returns_to_what_it_was_is_reported_all_the_same() -> None:
     store = Store()
+    follower = StoreFollower(store)
     store.upsert(slice_())
-    store.take()
+    follower.take()
     assert store.upsert(slice_(ips=("10.1.0.2",)))
     assert store.upsert(slice_())
-    assert store.take().endpoints == {WEB}
+    assert follower.take().endpoints == {WEB}
 
 
 def test_services_that_are_not_ours_are_not_held() -> None:
@@ -88,10 +96,11 @@ def test_services_that_are_not_ours_are_not_held() -> None:
 
 def test_a_service_that_stops_being_ours_is_gone() -> None:
     store = Store()
+    follower = StoreFollower(store)
     store.upsert(service())
-    store.take()
+    follower.take()
     assert store.upsert(service(labels={"service.kubernetes.io/service-proxy-name": "p"}))
-    assert store.take().services == {WEB}
+    assert follower.take().services == {WEB}
     assert store.snapshot.services == {}
 
 
@@ -104,10 +113,11 @@ def test_slices_without_service_or_headless_are_ignored() -> None:
 
 def test_a_slice_that_moves_to_another_service_leaves_the_first() -> None:
     store = Store()
+    follower = StoreFollower(store)
     store.upsert(slice_())
-    store.take()
+    follower.take()
     assert store.upsert(slice_(service_name="api"))
-    assert store.take().endpoints == {WEB, ObjectName("shop", "api")}
+    assert follower.take().endpoints == {WEB, ObjectName("shop", "api")}
     assert set(store.snapshot.slices) == {ObjectName("shop", "api")}
     assert store.upsert(slice_(service_name=None))
     assert store.snapshot.slices == {}
@@ -121,40 +131,70 @@ def test_delete_of_the_unknown_is_no_change() -> None:
 
 def test_a_list_is_a_difference_not_a_new_world() -> None:
     store = Store()
+    follower = StoreFollower(store)
     store.replace("Service", [service(), service("api", clusterIP="10.96.0.2")])
     store.replace("EndpointSlice", [slice_()])
-    store.take()
+    follower.take()
     store.replace("Service", [service("api", clusterIP="10.96.0.2")])
     store.replace("EndpointSlice", [slice_()])
-    assert store.take().services == {WEB}
+    assert follower.take().services == {WEB}
 
 
 def test_listeners_hear_only_of_changes() -> None:
     heard: list[int] = []
     store = Store("me", on_change=lambda: heard.append(1))
+    follower = StoreFollower(store)
     store.replace("Service", [service()])
-    store.take()
+    follower.take()
     store.replace("Service", [service()])
     store.upsert(service())
     store.delete("EndpointSlice", WEB)
     assert len(heard) == 1
 
 
-def test_trigger_times_are_told_once_and_dropped_with_the_slice() -> None:
-    store = Store()
+def synced(**options: Any) -> Store:
+    """A Store with complete, empty lists."""
+    store = Store("", **options)
+    store.replace("Service", [])
+    store.replace("EndpointSlice", [])
+    return store
+
+
+def trigger_times(store: Store) -> tuple[str, ...]:
+    return store.take_arrivals(store.log.revision).trigger_times
+
+
+def test_trigger_times_are_given_once_and_dropped_with_the_slice() -> None:
+    store = synced()
     store.upsert(slice_(trigger="2026-01-01T00:00:00Z"))
     store.upsert(slice_(trigger="2026-01-01T00:00:01Z"))  # changes nothing: not collected
-    assert store.take().trigger_times == {WEB: ("2026-01-01T00:00:00Z",)}
+    assert trigger_times(store) == ("2026-01-01T00:00:00Z",)
+    assert trigger_times(store) == ()
     store.upsert(slice_(ips=("10.1.0.2",), trigger="2026-01-01T00:00:02Z"))
     store.delete("EndpointSlice", ObjectName("shop", "web-1"))
-    assert store.take().trigger_times == {}
+    assert trigger_times(store) == ()
+
+
+def test_of_one_service_sixteen_trigger_times_are_kept() -> None:
+    store = synced()
+    for number in range(20):
+        store.upsert(slice_(ips=(f"10.1.0.{number}",), trigger=f"2026-01-01T00:00:{number:02}Z"))
+    assert len(trigger_times(store)) == 16
+
+
+def test_what_comes_before_the_lists_are_complete_has_no_arrival() -> None:
+    store = Store("", clock=lambda: 5.0)
+    store.upsert(slice_(trigger="2026-01-01T00:00:00Z"))
+    store.replace("Service", [service()])
+    assert store.take_arrivals(store.log.revision) == Arrivals()
 
 
 def test_only_this_node_and_only_what_matters_of_it() -> None:
     store = Store("me")
+    follower = StoreFollower(store)
     assert not store.upsert(node("other"))
     assert store.upsert(node())
-    assert store.take().node
+    assert follower.take().node
     assert not store.upsert(node(rv="2"))
     assert store.upsert(node(zone="b"))
     assert not store.delete("Node", ObjectName("", "other"))
@@ -164,23 +204,25 @@ def test_only_this_node_and_only_what_matters_of_it() -> None:
 def test_a_node_that_is_deleted_stays_in_force(listed: bool) -> None:
     told: list[bool] = []
     store = Store("me", on_change=lambda: told.append(store.own_node.deleted))
+    follower = StoreFollower(store)
     store.replace("Node", [node()])
-    store.take()
+    follower.take()
     if listed:
         store.replace("Node", [])
     else:
         assert store.delete("Node", ObjectName("", "me"))
     assert store.snapshot.node == node()
-    assert not store.take()
+    assert not follower.take()
     assert told == [False, True]
 
 
 def test_services_of_others_are_kept_to_be_explained() -> None:
     store = Store("me")
+    follower = StoreFollower(store)
     name = ObjectName("shop", "web")
     store.upsert(service(clusterIP="None"))
     assert list(store.unserved) == [name]
-    assert not store.take()
+    assert not follower.take()
     store.upsert(service(clusterIP="10.96.0.1"))
     assert not store.unserved
     store.upsert(service(labels={"service.kubernetes.io/service-proxy-name": "x"}))
@@ -195,12 +237,13 @@ def test_services_of_others_are_kept_to_be_explained() -> None:
 
 def test_other_nodes_are_known_and_no_change() -> None:
     store = Store("me")
+    follower = StoreFollower(store)
     store.retain("Node", ())
-    store.take()
+    follower.take()
     for name in ("node-y", "node-x"):
         store.upsert(make("Node", {"metadata": {"name": name}}))
     assert [each.metadata.name for each in store.nodes] == ["node-x", "node-y"]
-    assert not store.take()
+    assert not follower.take()
     store.delete("Node", ObjectName("", "node-x"))
     store.retain("Node", ())
     assert not store.nodes
@@ -219,10 +262,11 @@ def test_the_pods_behind_endpoints_are_in_the_detailed_snapshot() -> None:
 
 def test_service_cidrs_are_united_and_canonical() -> None:
     store = Store()
+    follower = StoreFollower(store)
     spec = {"cidrs": ["10.96.0.1/16", "fd00::/112", "junk"]}
     store.upsert(make("ServiceCIDR", {"metadata": {"name": "a"}, "spec": spec}))
     assert list(store.snapshot.service_cidrs) == ["10.96.0.0/16", "fd00::/112"]
-    assert store.take().node
+    assert follower.take().node
     assert store.delete("ServiceCIDR", ObjectName("", "a"))
     assert not store.snapshot.service_cidrs
 
@@ -296,14 +340,55 @@ def test_other_findings_are_told_once() -> None:
 
 
 def test_the_first_change_has_its_time() -> None:
-    times = iter((5.0, 9.0))
-    store = Store("", clock=lambda: next(times))
+    times = iter((5.0, 9.0, 11.0, 12.0))
+    store = synced(clock=lambda: next(times))
+
+    def received() -> float | None:
+        return store.take_arrivals(store.log.revision).received
+
     store.upsert(service())
     store.upsert(service(clusterIP="10.96.0.7"))
-    assert store.take().received == 5.0
-    assert store.take().received is None
+    assert received() == 5.0
+    assert received() is None
     store.upsert(service(clusterIP="10.96.0.8"))
-    assert store.take().received == 9.0
+    in_force = store.log.revision
+    store.upsert(service(clusterIP="10.96.0.9"))  # comes while the one before is written
+    assert store.take_arrivals(in_force).received == 11.0
+    assert received() == 12.0
+
+
+def test_every_consumer_sees_every_change() -> None:
+    store = Store()
+    early = StoreFollower(store)
+    store.upsert(service())
+    late = store.log.cursor()
+    assert early.take().services == {WEB}
+    assert Change("Service", WEB) in late.changed()[0]
+
+
+def test_a_name_stays_in_the_log_until_everybody_knows_that_it_is_gone() -> None:
+    store = Store()
+    cursor = store.log.cursor()
+    size = len(store.log)
+    store.upsert(service())
+    store.upsert(slice_())
+    store.delete("EndpointSlice", ObjectName("shop", "web-1"))
+    store.delete("Service", WEB)
+    names, revision = cursor.changed()
+    assert {Change("Service", WEB), Change("EndpointSlice", WEB)} <= set(names)
+    cursor.move(revision)
+    assert len(store.log) == size
+
+
+def test_facts_are_a_name_of_their_own() -> None:
+    store = Store()
+    follower = StoreFollower(store)
+    facts = HostFacts("me", {"eth0": ("192.0.2.9/24",)})
+    assert store.use_facts(facts)
+    assert store.facts == facts
+    assert follower.take().node
+    assert not store.use_facts(facts)
+    assert not follower.take()
 
 
 def ejection(ip: str, strikes: int = 1) -> Ejection:
@@ -313,13 +398,14 @@ def ejection(ip: str, strikes: int = 1) -> Ejection:
 def test_an_ejection_is_a_change() -> None:
     calls: list[str] = []
     store = Store(on_change=lambda: calls.append("changed"))
+    follower = StoreFollower(store)
     store.eject(WEB, (ejection("10.0.0.1"),))
-    assert store.take() == Changes(services=frozenset({WEB}), ejections=frozenset({WEB}))
+    assert follower.take() == Changed(ejections=frozenset({WEB}))
     assert store.snapshot.ejected == {WEB: (ejection("10.0.0.1"),)}
     store.eject(WEB, (ejection("10.0.0.1", strikes=2),))  # the same endpoint
-    assert not store.take()
+    assert not follower.take()
     assert store.snapshot.ejected[WEB][0].strikes == 2
     store.eject(WEB, ())
-    assert store.take() == Changes(services=frozenset({WEB}), ejections=frozenset({WEB}))
+    assert follower.take() == Changed(ejections=frozenset({WEB}))
     assert store.snapshot.ejected == {}
     assert calls == ["changed"] * 2

@@ -276,13 +276,6 @@ def pool_key(key: bytes) -> bytes:
     return key[:-4] + FIRST_SLOTS[unpack_slot(key) >= LOCAL_SLOTS]
 
 
-def place_in_pool(key: bytes) -> tuple[bytes, int]:
-    """Return the key of a pool's first slot, and the number of slots before that of a key."""
-    slot = unpack_slot(key)
-    local = slot >= LOCAL_SLOTS
-    return key[:-4] + FIRST_SLOTS[local], slot - LOCAL_SLOTS * local
-
-
 def is_first_slot(key: bytes) -> bool:
     """Return whether a key is that of a pool's first slot."""
     return key[0] in ENDPOINT_KINDS and key[-4:] in FIRST_SLOTS

@@ -27,7 +27,7 @@ from steersman.host.netlink import (
 from steersman.host.process import INLINE_OBJECTS, NEEDS_NET_ADMIN
 from steersman.model.drift import Writer
 from steersman.model.names import Family
-from steersman.model.plan import EndpointChange, NodeSettings, ServicePlan, Traits
+from steersman.model.plan import NodeSettings, ServicePlan, Traits
 from steersman.model.ruleset import Diff, Ruleset, Script
 from steersman.model.stats import ConnectionStats
 from steersman.modes.base import ByOthers, Mode, Requirements, Support, Tracer
@@ -193,12 +193,6 @@ class NftablesMode(Mode):
         ruleset = render.render_service(plan, settings, self.slots)
         listeners = render.render_localhost(plan, settings)
         return {**ruleset, **listeners} if listeners else ruleset
-
-    def render_endpoints(
-        self, plan: ServicePlan, change: EndpointChange, rendered: Ruleset
-    ) -> Diff | None:
-        """Render the slots that change hands."""
-        return render.render_endpoints(plan, change, rendered, self.slots)
 
     def words(self) -> NftablesWords:
         """Print elements and chains as nft does."""

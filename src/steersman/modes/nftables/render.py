@@ -35,7 +35,6 @@ from typing import NamedTuple
 from steersman.model.names import Family, Protocol
 from steersman.model.plan import (
     Action,
-    EndpointChange,
     FamilySettings,
     Frontend,
     FrontendKind,
@@ -44,7 +43,6 @@ from steersman.model.plan import (
     ServicePlan,
     Verdict,
 )
-from steersman.model.ruleset import Diff, Ruleset
 from steersman.modes.nftables import skeleton
 from steersman.modes.nftables.layout import (
     CLUSTER_IP_SUFFIX,
@@ -65,7 +63,6 @@ from steersman.modes.nftables.layout import (
     pack_address,
     pack_endpoints,
     pack_port,
-    place_in_pool,
     prefix,
     size_for,
     slot_keys,
@@ -360,39 +357,6 @@ def assign_slots(previous: tuple[bytes, ...], wanted: tuple[bytes, ...]) -> tupl
         if hole < len(slots):
             slots[hole] = slots.pop()
     return tuple([end for end in slots if end])
-
-
-def render_endpoints(
-    plan: ServicePlan, change: EndpointChange, rendered: Ruleset, slots: Slots
-) -> Diff | None:
-    """Render one endpoint in the place of another, in half the time of `render_service`.
-
-    Theory. The new endpoint takes the slot of the old one (`assign_slots`), the same slot for each
-    frontend, so the values that are the old endpoint change, and nothing else does: no endpoint is
-    in a key unless there is session affinity, or in another value but that of a listener.
-
-    Args:
-        plan: plan of the ServicePort.
-        change: how it differs from the plan before.
-        rendered: the objects of the plan before, in the order of its frontends.
-        slots: brought up to date for this plan, unless the result is None.
-    """
-    if len(change.gone) != 1 or len(change.came) != 1 or plan.affinity_seconds:
-        return None
-    if plan.frontends[-1].kind is _NODE_PORT:  # it may have a listener
-        return None
-    old, new = pack_endpoints(plan.key.family, (*change.gone, *change.came))
-    changed = {}
-    for key, value in rendered.items():
-        if value == old:
-            changed[key] = old, new
-    if changed:
-        first, number = place_in_pool(next(iter(changed)))  # by the first frontend
-        ends, at, end = slots.get(first, b""), number * len(old), (number + 1) * len(old)
-        if ends[at:end] == old:
-            slots[first] = ends[:at] + new + ends[end:]
-            return Diff({}, {}, changed)
-    return None  # the slots were read from a kernel that others have changed
 
 
 # -- loopback -------------------------------------------------------------------------------

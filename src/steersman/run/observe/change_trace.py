@@ -15,15 +15,17 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
 from datetime import datetime
-from itertools import chain, islice
+from itertools import islice
 from typing import NamedTuple
 
 from steersman import __version__
 from steersman.config.types import Tracing
 from steersman.model.findings import clipped
+from steersman.model.names import ObjectName
 from steersman.run.process.startup import StartError
+from steersman.run.sync.in_force import InForce, services_of
 from steersman.run.sync.state import SyncReport
 
 log = logging.getLogger(__name__)
@@ -61,8 +63,7 @@ def spans_of(
     began = applied - report.result.seconds
     received = began if received is None else min(received, began)
     cause = received
-    texts = chain.from_iterable(report.changes.trigger_times.values())
-    for text in islice(texts, _MOST_TIMES):
+    for text in islice(report.arrivals.trigger_times, _MOST_TIMES):
         try:
             when = datetime.fromisoformat(text)
         except ValueError:
@@ -80,16 +81,18 @@ def spans_of(
     yield Span("publish", applied, max(now, applied))
 
 
-def attributes_of(report: SyncReport, node: str) -> Mapping[str, str | int | list[str]]:
+def attributes_of(
+    report: SyncReport, node: str, services: Collection[ObjectName]
+) -> Mapping[str, str | int | list[str]]:
     """Return the attributes of the span of the whole change."""
     assert report.result is not None
-    result, names = report.result, islice(report.changes.services, _NAMES)
+    result, names = report.result, islice(services, _NAMES)
     return {
         "k8s.node.name": node,
         "steersman.mode": report.state.mode,
         "steersman.revision": result.revision,
         "steersman.reason": result.reason,
-        "steersman.services": len(report.changes.services),
+        "steersman.services": len(services),
         "steersman.service_names": sorted(clipped(str(name), _LONGEST) for name in names),
         "steersman.planned": result.dirty,
         "steersman.objects.added": result.added,
@@ -102,17 +105,19 @@ def attributes_of(report: SyncReport, node: str) -> Mapping[str, str | int | lis
 class ChangeTracer:
     """Gives the spans of each sync to the OpenTelemetry SDK."""
 
-    def __init__(self, config: Tracing, node: Callable[[], str]) -> None:
+    def __init__(self, config: Tracing, in_force: InForce, node: Callable[[], str]) -> None:
         """Set up the SDK; its thread sends spans from now on.
 
         Args:
             config: has an endpoint.
+            in_force: says which Services each sync was about.
             node: returns the name of this node.
 
         Raises:
             StartError: the packages are not installed.
         """
         self._node = node
+        self._cursor = in_force.log.cursor()
         self._started = time.time()
         try:
             # Half a second and 20 MB, for those who want it only.
@@ -150,11 +155,12 @@ class ChangeTracer:
         """Trace a sync; to be called after all other observers."""
         if report.result is None:
             return
-        now, received = time.time(), report.changes.received
+        names, revision = self._cursor.changed()
+        now, received = time.time(), report.arrivals.received
         if received is not None:
             received += now - time.monotonic()
         whole, *parts = spans_of(report, received, now, self._started)
-        attributes = attributes_of(report, self._node())
+        attributes = attributes_of(report, self._node(), services_of(names))
         root = self._tracer.start_span(
             whole.name, start_time=int(whole.start * 1e9), attributes=attributes
         )
@@ -164,6 +170,7 @@ class ChangeTracer:
                 span = self._tracer.start_span(part.name, context, start_time=int(part.start * 1e9))
                 span.end(int(part.end * 1e9))
         root.end(int(whole.end * 1e9))
+        self._cursor.move(revision)
 
     async def run(self) -> None:
         """Wait until cancelled; then send the spans that are left if that is fast, and close."""

@@ -35,8 +35,9 @@ from steersman.model.names import ObjectName, PlanKey, Protocol
 from steersman.run.observe.events import Recorder, Regarding
 from steersman.run.observe.metrics import Metrics
 from steersman.run.sync.engine import Engine
+from steersman.run.sync.in_force import InForce, services_of
 from steersman.run.sync.state import State, SyncReport
-from steersman.source.store import Store
+from steersman.source.store import EJECTIONS, Change, Store
 
 log = logging.getLogger(__name__)
 
@@ -76,6 +77,7 @@ class Failover:
     def __init__(
         self,
         store: Store,
+        in_force: InForce,
         recorder: Recorder,
         metrics: Metrics,
         config: Callable[[], ProxyConfig],
@@ -88,6 +90,7 @@ class Failover:
 
         Args:
             store: takes the ejections, and the Findings about them.
+            in_force: says which Services changed.
             recorder: takes the Events.
             metrics: count ejections.
             config: returns the configuration in force.
@@ -96,6 +99,7 @@ class Failover:
             wall: seconds since 1970.
         """
         self._store = store
+        self._cursor = in_force.log.cursor()
         self._recorder = recorder
         self._metrics = metrics
         self._config = config
@@ -139,9 +143,12 @@ class Failover:
         if default != self._was_default or (report.result and report.result.reason == "start"):
             self._unread.update(dict.fromkeys(report.state.snapshot.services))
             self._was_default = default
-        self._unread.update(dict.fromkeys(report.changes.services))
-        for name in report.changes.ejections & self._cut.keys():
-            self._due |= self._cut.pop(name)
+        names, revision = self._cursor.changed()
+        self._unread.update(dict.fromkeys(services_of(names)))
+        for change in names:
+            if isinstance(change, Change) and change.kind == EJECTIONS:
+                self._due |= self._cut.pop(change.name, set())
+        self._cursor.move(revision)
         if self._unread or self._due:
             self._wake.set()
 

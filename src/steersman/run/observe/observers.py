@@ -27,6 +27,7 @@ from steersman.run.observe.metrics import Metrics
 from steersman.run.observe.stale_entries import Delete, StaleEntryCleaner
 from steersman.run.pages.history import Lags
 from steersman.run.serve.health import Moment, ProxyHealth, ServiceHealthServers, now
+from steersman.run.sync.in_force import InForce
 from steersman.run.sync.runner import Clock, MonotonicClock
 from steersman.run.sync.state import SyncReport
 from steersman.source.store import Store
@@ -56,6 +57,7 @@ class SyncObservers:
     def __init__(
         self,
         store: Store,
+        in_force: InForce,
         metrics: Metrics,
         health: ProxyHealth,
         servers: Mapping[Family, ServiceHealthServers],
@@ -72,6 +74,7 @@ class SyncObservers:
 
         Args:
             store: counts the changes that were seen.
+            in_force: what the observers follow.
             metrics: updated by each report.
             health: updated by each change and each report.
             servers: servers of the health check node ports, by family.
@@ -84,14 +87,16 @@ class SyncObservers:
             clock: times the clean-up of conntrack.
         """
         clock = clock or MonotonicClock()
-        counts = self.counts = EndpointCounts()
+        counts = self.counts = EndpointCounts(in_force)
         self._health = health
         self._moment = moment
         self._isolated = Isolation(clock).of
         self._metrics = SyncMetrics(store, metrics, counts, objects, wall)
         self.lags = self._metrics.lags
         self.health_checks = HealthCheckUpdater(servers, counts, self._isolated)
-        self._new_stale_entries = partial(StaleEntryCleaner, metrics, delete=delete, clock=clock)
+        self._new_stale_entries = partial(
+            StaleEntryCleaner, metrics, in_force, delete=delete, clock=clock
+        )
         self.stale_entries = self._new_stale_entries(mode=mode)
         """Replaced with the mode: each mode has debts of its own."""
         self.observers: dict[str, Observer] = {
@@ -108,7 +113,7 @@ class SyncObservers:
         """Called with the reason if a sync fails, by name."""
 
     def use_mode(self, mode: Mode, objects: Callable[[], Objects]) -> None:
-        """Observe another mode from now on: its first report replaces all plans.
+        """Observe another mode from now on.
 
         Args:
             mode: the mode that serves.
@@ -140,7 +145,7 @@ class SyncObservers:
 
     async def observe(self, report: SyncReport) -> None:
         """Give a report to every observer."""
-        large = report.compared or len(report.plans.changed) > _SLICE
+        large = report.compared or len(report.written) > _SLICE
         for name, observe in self.observers.items():
             with self._isolated(name):
                 waiting = observe(report)
@@ -172,7 +177,9 @@ class Isolation:
 class EndpointCounts:
     """Counts over all ServicePlans, kept up to date by the plans that changed."""
 
-    def __init__(self) -> None:
+    def __init__(self, in_force: InForce) -> None:
+        self._plans = in_force.plans
+        self._cursor = in_force.log.cursor()
         self._without_local: dict[PlanKey, tuple[TrafficPolicy, ...]] = {}
         self._counts: Counter[tuple[TrafficPolicy, Family]] = Counter()
         self._without_any: set[PlanKey] = set()
@@ -181,26 +188,25 @@ class EndpointCounts:
         self.health_changes = 0
         """How often a health check node port or its answer changed."""
 
-    async def observe(self, report: SyncReport) -> None:
-        """Count the plans of a report; yields to the loop."""
-        self.update({}, report.plans.removed)
-        items = iter(report.plans.changed.items())
-        while some := dict(islice(items, _SLICE)):
-            self.update(some, ())
-            if len(some) == _SLICE:
+    async def observe(self, _: object = None) -> None:
+        """Count the plans in force that changed; yields to the loop."""
+        names, revision = self._cursor.changed()
+        for number, key in enumerate(names, 1):
+            if isinstance(key, PlanKey):
+                self.count(key, self._plans.get(key))
+            if number % _SLICE == 0:
                 await asyncio.sleep(0)
+        self._cursor.move(revision)
 
-    def update(self, changed: Mapping[PlanKey, ServicePlan], removed: Iterable[PlanKey]) -> None:
-        """Count plans that are new or differ, and forget removed ones."""
-        for key in removed:
+    def count(self, key: PlanKey, plan: ServicePlan | None) -> None:
+        """Count a plan that is new or differs, or forget a removed one."""
+        self._without_any.discard(key)
+        if plan is None:
             self._put(key, (), 0, 0)
-            self._without_any.discard(key)
-        for key, plan in changed.items():
-            if plan.reachable:
-                self._without_any.discard(key)
-            else:
-                self._without_any.add(key)
-            self._put(key, without_local(plan), plan.health_check_node_port, plan.ready_here)
+            return
+        if not plan.reachable:
+            self._without_any.add(key)
+        self._put(key, without_local(plan), plan.health_check_node_port, plan.ready_here)
 
     def _put(
         self, key: PlanKey, policies: tuple[TrafficPolicy, ...], health_port: int, ready: int
@@ -307,14 +313,14 @@ class SyncMetrics:
         """Observe how long endpoint changes took from their cause until they are in force."""
         if not report.result:
             return
-        changes = report.changes
-        values = programming_seconds(changes.trigger_times, self._wall(), self._started)
+        arrivals = report.arrivals
+        values = programming_seconds(arrivals.trigger_times, self._wall(), self._started)
         for value in values:
             for family in report.state.plan.settings.families:
                 self._metrics.programming_seconds(family.kubernetes).observe(value)
         # The first sync says how long the start took, nothing about changes.
-        if report.result.reason != "start" and changes:
-            self.lags.add(time.monotonic(), changes.received, values)
+        if report.result.reason != "start" and arrivals.received is not None:
+            self.lags.add(time.monotonic(), arrivals.received, values)
 
     async def observe_gauges(self, report: SyncReport) -> None:
         """Update everything else; yields to the loop."""
@@ -364,8 +370,7 @@ class SyncMetrics:
             written, growth = await asyncio.to_thread(rule_text.count_written, report.written.diff)
         # After a comparison, count all objects in force again: other programs may have changed
         # them. Otherwise the counts grow by the objects written.
-        planned = report.plans.changed or report.plans.removed
-        if report.compared and (report.written or planned or not self._rules):
+        if report.compared and (report.written or not self._rules):
             rules: Rules = Counter()
             items = iter(self._objects())
             while some := tuple(islice(items, _SLICE)):
@@ -381,9 +386,7 @@ class SyncMetrics:
                 self._metrics.iptables_rules_written(*labels).set(written[table, family])
 
 
-def programming_seconds(
-    trigger_times: Mapping[ObjectName, Iterable[str]], now: float, started: float
-) -> list[float]:
+def programming_seconds(trigger_times: Iterable[str], now: float, started: float) -> list[float]:
     """Return how long changes took from their cause until they are in force.
 
     Args:
@@ -392,7 +395,7 @@ def programming_seconds(
         started: when the process started; older causes say nothing about it.
     """
     found = []
-    for text in (text for texts in trigger_times.values() for text in texts):
+    for text in trigger_times:
         try:
             when = datetime.fromisoformat(text)
         except ValueError:

@@ -8,70 +8,78 @@ Below that verbosity nothing is compared or kept.
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from itertools import chain
 
 from steersman.compile.conflicts import describe
 from steersman.model.names import ObjectName, PlanKey
 from steersman.model.plan import Frontend, ServicePlan
 from steersman.run.process.klog import v
-from steersman.run.sync.state import SyncReport
-from steersman.source.store import Changes
+from steersman.run.sync.in_force import InForce, Name
+from steersman.source.store import EJECTIONS, Change
 
 log = logging.getLogger(__name__)
 
 _LEVEL = v(2)
 _MOST_SERVICES = 200
 """Services that get a line of their own after one sync; the rest are counted."""
+_KINDS = ("Service", "EndpointSlice", EJECTIONS)
+_NODE_KINDS = ("Node", "ServiceCIDR")
 _MOST_NAMED = 8
 """Endpoints that a line names; the rest are counted."""
 
 
 class ServiceLog:
-    """Logs the changed Services of each report."""
+    """Logs the changed Services of each sync."""
 
-    def __init__(self, logger: logging.Logger = log) -> None:
+    def __init__(self, in_force: InForce, logger: logging.Logger = log) -> None:
+        """Log the changes from here on."""
         self._log = logger
+        self._in_force = in_force
+        self._cursor = in_force.log.cursor()
         self._known: dict[PlanKey, ServicePlan] | None = None
-        """The plans of the last report; None while the verbosity is too low."""
+        """The plans of the last sync; None while the verbosity is too low."""
 
-    def observe(self, report: SyncReport) -> None:
-        """Log the changes of a report."""
+    def observe(self, _: object = None) -> None:
+        """Log what changed in force."""
+        names, revision = self._cursor.changed()
+        before, plans = self._known, self._in_force.plans
         if not self._log.isEnabledFor(_LEVEL):
             self._known = None
-            return
-        changed, removed = report.plans.changed, report.plans.removed
-        before = self._known
-        if before is None:  # the first report at this verbosity: nothing to compare with
-            self._known = dict(report.state.plan.services)
-            return
-        names = dict.fromkeys(key.name.object_name for key in (*changed, *removed))
-        for number, name in enumerate(names):
-            if number == _MOST_SERVICES:
-                self._log.log(_LEVEL, "%d more Services changed", len(names) - number)
-                break
-            self._log_service(name, before, changed, removed, report.changes)
-        before.update(changed)
-        for key in removed:
-            before.pop(key, None)
+        elif before is None:  # the first sync at this verbosity: nothing to compare with
+            self._known = dict(plans)
+        else:
+            keys: dict[ObjectName, list[PlanKey]] = {}
+            for key in names:
+                if isinstance(key, PlanKey):
+                    keys.setdefault(key.name.object_name, []).append(key)
+            for number, (name, ports) in enumerate(keys.items()):
+                if number == _MOST_SERVICES:
+                    self._log.log(_LEVEL, "%d more Services changed", len(keys) - number)
+                    break
+                self._log_service(name, sorted(ports), before, cause(name, names))
+            for key in chain.from_iterable(keys.values()):
+                before.pop(key, None)
+                if (plan := plans.get(key)) is not None:
+                    before[key] = plan
+        self._cursor.move(revision)
 
     def _log_service(
         self,
         name: ObjectName,
+        keys: Iterable[PlanKey],
         before: Mapping[PlanKey, ServicePlan],
-        changed: Mapping[PlanKey, ServicePlan],
-        removed: frozenset[PlanKey],
-        changes: Changes,
+        why: str,
     ) -> None:
         parts, added, gone = [], 0, 0
-        for key in sorted(key for key in (*changed, *removed) if key.name.object_name == name):
-            old, new = before.get(key), changed.get(key)
+        for key in keys:
+            old, new = before.get(key), self._in_force.plans.get(key)
             what = ", ".join(changes_of(old, new))
             port = key.name.port or key.name.protocol
             parts.append(f"port {port} {what or 'has other options'}")
             ends, later = (frozenset(plan.reachable if plan else ()) for plan in (old, new))
             added += len(later - ends)
             gone += len(ends - later)
-        why = cause(name, changes)
         self._log.log(
             _LEVEL,
             "Service %s: %s (%s)",
@@ -85,20 +93,20 @@ class ServiceLog:
         )
 
 
-def cause(name: ObjectName, changes: Changes) -> str:
-    """Say what made a Service change: its objects, or failover."""
-    kinds = [
-        kind
-        for kind, names in (
-            ("Service", changes.service_objects),
-            ("EndpointSlice", changes.endpoints),
-            ("failover", changes.ejections),
-        )
-        if name in names
-    ]
+def cause(name: ObjectName, names: Iterable[Name]) -> str:
+    """Say what made a Service change: its objects, or failover.
+
+    Args:
+        name: the Service.
+        names: everything that changed in the same syncs.
+    """
+    changes = [each for each in names if isinstance(each, Change)]
+    kinds = {change.kind for change in changes if change.of_service and change.name == name}
     if kinds:
-        return ", ".join(kinds)
-    return "Node" if changes.node else "another Service, the node's addresses or the configuration"
+        return ", ".join(kind for kind in _KINDS if kind in kinds)
+    if any(change.kind in _NODE_KINDS for change in changes):
+        return "Node"
+    return "another Service, the node's addresses or the configuration"
 
 
 def changes_of(old: ServicePlan | None, new: ServicePlan | None) -> Iterator[str]:

@@ -47,6 +47,7 @@ from steersman.model.names import Family, ObjectName, PlanKey, Protocol
 from steersman.model.plan import NodePlan, ServicePlan
 from steersman.modes.base import Mode
 from steersman.run.observe.metrics import Metrics
+from steersman.run.sync.in_force import InForce, services_of
 from steersman.run.sync.runner import Clock, MonotonicClock
 from steersman.run.sync.state import State, SyncReport
 
@@ -156,6 +157,7 @@ class StaleEntryCleaner:
     def __init__(
         self,
         metrics: Metrics,
+        in_force: InForce,
         *,
         mode: Mode | None = None,
         delete: Delete | None = None,
@@ -166,12 +168,14 @@ class StaleEntryCleaner:
 
         Args:
             metrics: counts durations and deletions.
+            in_force: says which Services changed.
             mode: its own connection table is cleaned, too, if it has one.
             delete: deletes conntrack entries; None for the kernel's.
             untranslated: deletes those that began without rules; None for the kernel's.
             clock: for tests.
         """
         self._metrics = metrics
+        self._cursor = in_force.log.cursor()
         clock = self._clock = clock or MonotonicClock()
         tables: dict[str, Delete] = {"conntrack": delete or _delete_entries}
         if mode is not None and mode.has_connection_table:
@@ -215,6 +219,8 @@ class StaleEntryCleaner:
 
         If connections end in this process, entries lead to it, and the mode cleans up itself.
         """
+        names, revision = self._cursor.changed()
+        self._cursor.move(revision)
         plan = self._plan = report.state.plan
         result, written = report.result, report.written
         starting = result is not None and result.reason == "start"
@@ -233,12 +239,12 @@ class StaleEntryCleaner:
             of_udp = (key for key in plan.services if key.name.protocol is Protocol.UDP)
             self._held = {key: plan.services[key] for key in of_udp}
             return
-        changed = {*report.plans.removed, *report.plans.changed}
+        changed = [each for each in names if isinstance(each, PlanKey)]
         self._note_left_destinations(changed, plan.services)
         # Changed Services, and others that won or lost a destination to them.
-        names = {*report.changes.services, *(key.name.object_name for key in changed)}
         services = report.state.snapshot.services
-        self._owe([n for n in names if n in services and is_concerned(services[n])])
+        concerned = {*services_of(names), *(key.name.object_name for key in changed)}
+        self._owe([n for n in concerned if n in services and is_concerned(services[n])])
 
     def _note_left_destinations(
         self, changed: Iterable[PlanKey], plans: Mapping[PlanKey, ServicePlan]

@@ -15,6 +15,7 @@ import msgspec
 from steersman.model.findings import clipped, printable
 from steersman.model.history import History as Answer
 from steersman.model.history import Refusal, SyncRecord
+from steersman.run.sync.in_force import InForce, about_node, services_of
 from steersman.run.sync.state import SyncReport
 
 _LAG_SECONDS, _MOST_LAGS = 300.0, 512
@@ -61,15 +62,17 @@ class Lags:
 class History:
     """The last syncs."""
 
-    def __init__(self, wall: Callable[[], float], lags: Lags) -> None:
+    def __init__(self, wall: Callable[[], float], lags: Lags, in_force: InForce) -> None:
         """Start without records.
 
         Args:
             wall: returns seconds since 1970.
             lags: the lag of each report is added to them before `observe`.
+            in_force: says what each sync was about.
         """
         self._wall = wall
         self._lags = lags
+        self._cursor = in_force.log.cursor()
         self._started = wall()
         self._records: deque[bytes] = deque(maxlen=_MOST_RECORDS)
         self._buffer = bytearray()
@@ -80,9 +83,12 @@ class History:
         """Remember a sync."""
         if (result := report.result) is None:
             return
-        changes, drift = report.changes, report.drift
-        lag = self._lags.last if changes and result.reason != "start" else None
-        names = heapq.nsmallest(_NAMES, changes.services)
+        changed, revision = self._cursor.changed()
+        services, drift = services_of(changed), report.drift
+        # Only the changes of objects have a lag: others leave that of an earlier sync there.
+        has_lag = report.arrivals.received is not None and result.reason != "start"
+        lag = self._lags.last if has_lag else None
+        names = heapq.nsmallest(_NAMES, services)
         self._add(
             SyncRecord(
                 at=report.state.at - result.seconds,
@@ -92,9 +98,9 @@ class History:
                 seconds=round(result.seconds, 6),
                 phases={phase: round(seconds, 6) for phase, seconds in result.phases.items()},
                 lag=lag,
-                services=len(changes.services),
+                services=len(services),
                 names=tuple(clipped(str(name), _LONGEST_NAME) for name in names),
-                node=changes.node or report.plans.settings_changed,
+                node=about_node(changed),
                 planned=result.dirty,
                 added=result.added,
                 changed=result.changed,
@@ -110,6 +116,7 @@ class History:
                 else clipped(f"{drift.what}, by {drift.who}", _LONGEST_TEXT),
             )
         )
+        self._cursor.move(revision)
 
     def failed(self, why: str) -> None:
         """Remember a sync that failed."""

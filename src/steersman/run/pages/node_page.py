@@ -26,7 +26,8 @@ from steersman.model.node_state import NodeState
 from steersman.model.world import Condition, ProcessStatus
 from steersman.run.pages.history import Lags
 from steersman.run.serve.http import Answer, Request
-from steersman.run.sync.state import SyncReport, SyncResult
+from steersman.run.sync.in_force import InForce, services_of
+from steersman.run.sync.state import SyncResult
 from steersman.run.sync.sync import Sync
 from steersman.source.store import Store
 
@@ -57,14 +58,19 @@ _OF_PROCESS = (
 class DigestPage:
     """Keeps the digests of all Services once somebody has asked, and serves `/digests`."""
 
-    def __init__(self, store: Store, ready: Callable[[], None] = lambda: None) -> None:
+    def __init__(
+        self, store: Store, in_force: InForce, ready: Callable[[], None] = lambda: None
+    ) -> None:
         """Create the page.
 
         Args:
             store: the cluster's objects.
+            in_force: says which of them the kernel has.
             ready: called when all digests are known for the first time.
         """
         self._store = store
+        self._in_force = in_force
+        self._cursor = in_force.log.cursor()
         self.ready = ready
         self._digests = Digests()
         self._made: asyncio.Task[None] | None = None
@@ -75,10 +81,12 @@ class DigestPage:
             self._made = asyncio.create_task(self._make())
         return self._digests.total if self._made.done() else ""
 
-    async def observe(self, report: SyncReport) -> None:
+    async def observe(self, _: object = None) -> None:
         """Take the Services that a sync has brought into force; yields to the loop."""
+        names, revision = self._cursor.changed()
         if self._made is not None:
-            await self._put(report.changes.services)
+            await self._put(services_of(names))
+        self._cursor.move(revision)
 
     async def serve(self, _: Request) -> Answer:
         """Answer `/digests`: the digest of each Service by its name."""
@@ -94,11 +102,13 @@ class DigestPage:
         asyncio.get_running_loop().call_soon(self.ready)
 
     async def _put(self, names: Collection[ObjectName]) -> None:
-        snapshot = self._store.snapshot
+        snapshot, in_force = self._store.snapshot, self._in_force
         for number, name in enumerate(names, 1):
-            service, slices = snapshot.services.get(name), snapshot.slices.get(name, {})
-            digest = digest_of(name, service, slices.values()) if service is not None else 0
-            self._digests.put(name, digest)
+            # Another version than the Store's is in force: its digest stays, if there is one.
+            if in_force.has_newest(name, self._store.log):
+                service, slices = snapshot.services.get(name), snapshot.slices.get(name, {})
+                digest = digest_of(name, service, slices.values()) if service is not None else 0
+                self._digests.put(name, digest)
             if number % _DIGESTS_AT_ONCE == 0:
                 await asyncio.sleep(0)
 

@@ -102,19 +102,21 @@ async def assemble(
     node = machine.allow_localhost_node_ports(node, mode, facts)
     machine.set_conntrack(config, mode.traits)
     # The pipeline: Store -> Planner -> Sync -> mode.
-    store = Store(node.node_name, clock=time.monotonic)
-    engine = Engine(mode, config, node, store, facts)
+    store = Store(node.node_name, clock=time.monotonic, facts=facts)
+    engine = Engine(mode, config, node, store)
     sync = engine.sync
     # What the process shows of it.
     servers = Servers(
         config, parsed.values, node.node_name, sync, stats=source.stats, logs=logs, machine=machine
     )
     findings = FindingsLog()
-    drift = DriftLog(store, servers.recorder, servers.metrics)
-    failover = Failover(store, servers.recorder, servers.metrics, lambda: servers.config)
+    recorder, metrics = servers.recorder, servers.metrics
+    drift = DriftLog(store, recorder, metrics)
+    failover = Failover(store, sync.in_force, recorder, metrics, lambda: servers.config)
     observers = SyncObservers(
         store,
-        servers.metrics,
+        sync.in_force,
+        metrics,
         servers.health,
         servers.health_checks,
         objects=sync.objects,
@@ -122,7 +124,7 @@ async def assemble(
             "findings": findings.observe,
             "drift": drift.observe,
             "failover": failover.observe,
-            "service log": ServiceLog().observe,
+            "service log": ServiceLog(sync.in_force).observe,
         },
         mode=mode,
     )
@@ -146,14 +148,15 @@ async def assemble(
     add_pages(daemon, servers, observers, drift)
     # From here on the Store is listened to: the report of a fallback is logged at once.
     store.listen(daemon.changed, daemon.reported)
-    report_fallback(chosen, servers.recorder, store, servers.metrics)
+    report_fallback(chosen, recorder, store, metrics)
     return daemon
 
 
 def add_pages(daemon: Daemon, servers: Servers, observers: SyncObservers, drift: DriftLog) -> None:
     """Add the pages that need the whole daemon: a switch of the mode replaces its Sync."""
     top = TopPage(servers.status, lambda: daemon.sync, lambda: drift.summary)
-    digests = DigestPage(daemon.sync.store)
+    in_force = daemon.sync.in_force
+    digests = DigestPage(daemon.sync.store, in_force)
     node = NodePage(
         servers.status,
         lambda: daemon.sync,
@@ -164,7 +167,7 @@ def add_pages(daemon: Daemon, servers: Servers, observers: SyncObservers, drift:
         periods=lambda: servers.periods,
     )
     digests.ready = node.changed
-    history = History(time.time, observers.lags)
+    history = History(time.time, observers.lags, in_force)
 
     async def history_page(_: Request) -> Answer:
         found = history.answer(daemon.sync.planner.config.node_name)
@@ -180,7 +183,7 @@ def add_pages(daemon: Daemon, servers: Servers, observers: SyncObservers, drift:
     if tracing.endpoint:
         from steersman.run.observe.change_trace import ChangeTracer  # noqa: PLC0415 - few configure it
 
-        tracer = ChangeTracer(tracing, lambda: daemon.sync.planner.config.node_name)
+        tracer = ChangeTracer(tracing, in_force, lambda: daemon.sync.planner.config.node_name)
         observers.observers["traces"] = tracer.observe
         servers.background["traces"] = tracer.run
     observers.on_failure = {

@@ -172,7 +172,6 @@ class Daemon:
             "health checks": self._observers.health_checks.run(),
             "failover": self._with_engine(self._failover.run),
             "external changes": self._with_engine(self._watch_for_external_changes),
-            "usage": self._with_engine(lambda engine: engine.follow_usage()),
             "leftovers": self._remove_leftovers(),
             "hand-over": self._hand_over(),
             "switches": self._carry_out_switches(),
@@ -320,7 +319,7 @@ class Daemon:
         while True:
             try:
                 async for facts in watch_addresses():
-                    if self.sync.use_facts(facts):
+                    if self.sync.store.use_facts(facts):
                         self._runner.request()
             except OSError as error:
                 log.warning("addresses cannot be watched: %s; retrying in %gs", error, _RETRY)
@@ -339,7 +338,8 @@ class Daemon:
         mode = self.engine.mode
         config = msgspec.structs.replace(config, mode=mode.name)  # it may be a fallback
         # Everything that is planned by it, then the parts that use it directly.
-        node = self._machine.allow_localhost_node_ports(node_config(config), mode, self.sync.facts)
+        facts = self.sync.store.facts
+        node = self._machine.allow_localhost_node_ports(node_config(config), mode, facts)
         self.engine.use(config, node)
         self._logs.set_verbosity(config.logging.verbosity)
         self._use_directly(config, node)
@@ -421,15 +421,14 @@ class Daemon:
         """
         config, before = self._reloader.in_mode(name), self.engine
         mode = new_mode(config, self._machine.create_mode)
-        store, facts = before.sync.store, before.sync.facts
-        engine = Engine(mode, config, node_config(config), store, facts, before=before)
+        engine = Engine(mode, config, node_config(config), before.sync.store, before=before)
         engine.spared = frozenset({before.mode.name})
         return engine
 
     def prepare_machine(self, engine: Engine) -> None:
         """Set the sysctls that an engine needs."""
-        node = node_config(engine.config)
-        allowed = self._machine.allow_localhost_node_ports(node, engine.mode, engine.sync.facts)
+        node, facts = node_config(engine.config), engine.sync.store.facts
+        allowed = self._machine.allow_localhost_node_ports(node, engine.mode, facts)
         if allowed != engine.node:  # other settings, or a sysctl cannot be set
             engine.use(engine.config, allowed)
         self._machine.set_conntrack(engine.config, engine.mode.traits)
@@ -443,14 +442,10 @@ class Daemon:
                 engine.use(config, engine.node)
                 self.prepare_machine(engine)
         before, self.engine = self.engine, engine
-        # Observers know the plans of the engine before: those that are not planned any more go.
-        gone = before.sync.state.plan.services.keys() - report.plans.changed.keys()
-        plans = msgspec.structs.replace(report.plans, removed=report.plans.removed | gone)
-        engine.sync.use_facts(before.sync.facts)
         self._servers.use_sync(engine.sync)
         self._observers.use_mode(engine.mode, engine.sync.objects)
         before.replaced.set()
-        await self._observers.observe(msgspec.structs.replace(report, plans=plans))
+        await self._observers.observe(report)
         # What was said about a fallback at the start is not true any more.
         engine.sync.store.report("mode", ())
         self._servers.metrics.mode_fallback.clear()

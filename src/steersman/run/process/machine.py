@@ -20,8 +20,8 @@ from steersman.modes.base import Mode
 from steersman.modes.registry import Factory, create, may_have_left
 from steersman.modes.specs import ModeOptions
 from steersman.run.process.config_reloader import file_changes
-from steersman.run.process.event_loop import freeze_live_objects, tune_at_start
 from steersman.run.process.instance import Instance
+from steersman.run.process.memory import freeze_live_objects, tune_at_start
 from steersman.run.process.mode_transition import Chosen, other_modes
 from steersman.run.process.startup import (
     allow_localhost_node_ports,

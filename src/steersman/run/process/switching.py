@@ -5,8 +5,8 @@ without a NAT base chain would cut every translated connection, see mode_transit
 
     check    the new mode can run here; its plan renders; no Finding of severity error is new;
              destinations that answer now are noted for the watch          nothing is written
-    serve    the new mode's first sync, beside the old mode's objects; from here on changes of the
-             cluster go to the new mode only
+    serve    the new mode's first sync, beside the old mode's objects; it has followed the cluster
+             since the check, as the old one has
     leave    the old mode takes no new connections: it keeps what carries its present ones, if it
              has such connections, and is removed otherwise
     compare  the kernel is read back and equals the plan
@@ -14,7 +14,7 @@ without a NAT base chain would cut every translated connection, see mode_transit
     drain    in the background: connections that the old mode carries end, then its objects go
 
 If a step after `check` fails, the same steps lead back: the old mode is synced again and the new
-one is removed. The way back is planned afresh, as the new mode has taken changes from the Store.
+one is removed.
 
 A process that is killed in the middle leaves the objects of both modes. Its successor serves in the
 configured mode and removes what others left, as after any change of the mode.
@@ -327,13 +327,13 @@ class _Switch:
             raise SwitchError(
                 f"the rules of {owner} cannot be rendered ({why}); please report this"
             )
-        plans = len(new.sync.newest_planner.services)
+        plans = len(new.sync.planner.services)
         text = f"{plans} ServicePorts, {len(change)} kernel objects to write"
         left = len(change.removed)
         self._say("check", text + (f", {left} of them to remove" if left else ""))
         # Which Findings would be new?
         have = set(self._old.sync.state.findings)
-        brought = sorted(set(new.sync.newest_planner.plan.findings) - have)
+        brought = sorted(set(new.sync.planner.plan.findings) - have)
         errors = [finding for finding in brought if finding.severity is Severity.ERROR]
         for finding in (errors or brought)[:_NAMED]:
             self._say("check", f"new Finding: {finding}", "note")
@@ -382,18 +382,16 @@ class _Switch:
 
     async def _back(self, new: Engine) -> SwitchResult:
         """Let the old mode serve again, and remove the new one."""
-        # The new mode has taken changes out of the Store, and may have touched objects of the old
-        # one: everything is planned, and the kernel is read again.
+        # The new mode may have touched objects of the old one, so the kernel is read again; and a
+        # new Engine keeps the destinations that Services hold now.
         old, now = self._old, self.seat.engine
-        again = Engine(old.mode, old.config, old.node, old.sync.store, now.sync.facts, before=now)
+        again = Engine(old.mode, old.config, old.node, old.sync.store, before=now)
         again.spared = frozenset({new.mode.name})
         try:
             await self._serve(again)
         except Exception as error:  # the sync loop of the engine that serves tries again
             text = f"{old.mode.name} mode cannot be synced either: {error}"
             self._say("back", text, "failed")
-            # Neither Sync knows what the other one has taken out of the Store.
-            now.sync.use_planner(now.sync.newest_planner.fresh())
             now.sync.distrust()
             return self._result("stuck", f"{text}; {now.mode.name} mode tries again")
         try:

@@ -291,7 +291,7 @@ class Servers:
             mode=state.mode,
             variant=sync.mode.variant,
             config=sync.planner.config,
-            facts=sync.facts,
+            facts=store.facts,
             node=snapshot.node,
             service_cidrs=snapshot.service_cidrs,
             ejected=tuple(snapshot.ejected.items()),

@@ -19,12 +19,14 @@ from __future__ import annotations
 import random
 from collections import Counter
 from collections.abc import Awaitable, Callable, Iterable
+from functools import partial
 from itertools import chain
 
 from steersman.model.errors import ApplyError
-from steersman.model.names import PlanKey
+from steersman.model.names import NODE, Owner, PlanKey
 from steersman.model.ruleset import Diff, Ruleset
-from steersman.run.sync.ledger import ADOPTED, NODE, STALE, ObjectLedger, Owner
+from steersman.run.sync.computing import in_thread
+from steersman.run.sync.ledger import ADOPTED, STALE, ObjectLedger
 
 _MOST_REJECTIONS = 16
 """Consecutive rejections after which the rest of a namespace is rejected untried, and namespaces
@@ -86,7 +88,7 @@ class Bisector:
             # The more namespaces reject, the sooner it is enough: the limit is shared.
             limit = _MOST_REJECTIONS // max(1, len(rejecting))
             kernel = await self._read()
-            change = self._ledger.part(kernel, part)
+            change = await in_thread(partial(self._ledger.part, kernel, part), len(kernel))
             try:
                 await self._apply(change)
             except ApplyError as error:
@@ -96,11 +98,12 @@ class Bisector:
                     parts += part[middle:], part[:middle]
                     continue
                 untried = f"; with {len(part) - 1} others, not tried alone" if part[1:] else ""
-                self._ledger.reject(part, f"{error}{untried}", kernel)
+                why = f"{error}{untried}"
+                await in_thread(partial(self._ledger.reject, part, why, kernel), len(kernel))
                 consecutive_rejections[first] += 1
                 rejecting.add(first)
             else:
-                self._ledger.accept(part)
+                await in_thread(partial(self._ledger.accept, part), len(kernel))
                 written.append(change)
                 if change:
                     rejecting.clear()

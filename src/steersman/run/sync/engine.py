@@ -8,17 +8,18 @@ import msgspec
 
 from steersman.compile.planner import Planner
 from steersman.config import ProxyConfig
-from steersman.model.inputs import HostFacts, NodeConfig
+from steersman.model.inputs import NodeConfig
 from steersman.modes.base import Mode
+from steersman.run.sync.in_force import InForce
 from steersman.run.sync.sync import Sync
-from steersman.source.store import Store
+from steersman.source.store import CONFIGURATION, Store
 
 
 class Engine:
     """A mode, the configuration that it runs with, and the sync loop's body on it.
 
-    The Store, the servers, the Runner and the node's lock outlive it. Only one Engine takes changes
-    out of the Store at a time: the one that serves.
+    The Store, the plans in force, the servers, the Runner and the node's lock outlive it. Several
+    may follow the Store side by side; one serves.
     """
 
     def __init__(
@@ -27,7 +28,6 @@ class Engine:
         config: ProxyConfig,
         node: NodeConfig,
         store: Store,
-        facts: HostFacts,
         *,
         before: Engine | None = None,
     ) -> None:
@@ -37,19 +37,19 @@ class Engine:
             mode: the mode.
             config: the configuration in force, whose mode is this one.
             node: the part of it that shapes plans.
-            store: the cluster's objects.
-            facts: this machine.
+            store: the cluster's objects, and this machine.
             before: the engine that serves until now: its Services keep the ports and addresses
                 that they hold.
         """
         planner = Planner(node, mode.traits)
         if before is not None:
-            planner.inherit_holders(before.sync.newest_planner)
+            planner.inherit_holders(before.sync.planner)
         self.mode = mode
         self.config = config
         self.node = node
         revision = before.sync.state.revision if before else 0
-        self.sync: Sync = Sync(store, planner, mode, facts, revision=revision)
+        in_force = before.sync.in_force if before else InForce()
+        self.sync: Sync = Sync(store, planner, mode, in_force, revision=revision)
         self.replaced = asyncio.Event()
         """Another engine serves: tasks that belong to this one end."""
         self.spared: frozenset[str] = frozenset()
@@ -58,12 +58,8 @@ class Engine:
     def use(self, config: ProxyConfig, node: NodeConfig) -> None:
         """Plan everything again with another configuration at the next sync."""
         self.config, self.node = config, node
-        self.sync.use_planner(Planner(node, self.mode.traits))
-
-    async def follow_usage(self) -> None:
-        """Learn which Services are used most, until cancelled."""
-        sync = self.sync
-        await sync.usage.follow(self.mode, lambda: tuple(sync.state.plan.services.values()))
+        self.sync.planner.config = node
+        self.sync.store.log.touch(CONFIGURATION)
 
 
 def setting_changes(old: Engine, new: Engine) -> list[str]:

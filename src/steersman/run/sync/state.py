@@ -12,17 +12,16 @@ import msgspec
 
 from steersman import __version__
 from steersman.compile.findings import FindingIndex
-from steersman.compile.planner import PlanChange
 from steersman.model.drift import Drift
 from steersman.model.findings import Finding, Severity
 from steersman.model.inputs import Snapshot
-from steersman.model.names import ObjectName, PlanKey
+from steersman.model.names import ObjectName, Owner, PlanKey
 from steersman.model.plan import NodePlan, NodeSettings, ServicePlan
 from steersman.model.ruleset import Diff
-from steersman.run.sync.ledger import ADOPTED, Owner
+from steersman.run.sync.ledger import ADOPTED
 from steersman.source.base import SourceStats
 from steersman.source.protobuf import NATIVE
-from steersman.source.store import Changes
+from steersman.source.store import Arrivals
 
 _TOGETHER = 100
 """ServicePlans that are encoded at once, some 80 kB."""
@@ -131,10 +130,8 @@ class SyncReport(msgspec.Struct, frozen=True):
     state: State
     result: SyncResult | None
     """None if the kernel already had everything these changes ask for."""
-    changes: Changes
-    """Changes that the sources delivered since the last report."""
-    plans: PlanChange
-    """Plans that changed since the last report."""
+    arrivals: Arrivals
+    """When the changes of the Store came that are in force since this sync."""
     written: Written
     """Objects written into the kernel by this sync."""
     compared: bool

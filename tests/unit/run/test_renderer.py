@@ -1,52 +1,18 @@
-"""Filling an empty kernel: what comes first, and writing while the rest is rendered."""
+"""Filling an empty kernel: in parts, and while the rest is rendered."""
 
 from __future__ import annotations
 
-import asyncio
-from collections.abc import AsyncIterator, Collection, Iterable
+from collections.abc import AsyncIterator, Iterable
 
 import pytest
 
 from steersman.model.errors import ApplyError, BusyError
-from steersman.model.names import ObjectName, Protocol, ServicePortName
+from steersman.model.names import NODE, Owner
 from steersman.model.plan import NodeSettings, ServicePlan
 from steersman.model.ruleset import Diff, Ruleset
-from steersman.model.stats import ConnectionStats
-from steersman.run.sync import ledger, parts, sync
-from steersman.run.sync.parts import Usage
-from tests.support.apiserver.reading import until
+from steersman.run.sync import ledger, renderer, sync
 from tests.support.builders.store import service, slice_
 from tests.support.modes.memory import MemoryMode, World
-
-
-def counted(**connections: int) -> ConnectionStats:
-    """Connections so far; the ports of a Service count together."""
-    counts = {}
-    for name, number in connections.items():
-        for port, part in (("http", number - number // 3), ("https", number // 3)):
-            counts[ServicePortName("shop", name, port, Protocol.TCP), "10.96.0.1:80"] = part
-    return ConnectionStats(counts, {})
-
-
-def busiest(usage: Usage) -> list[str]:
-    return [name.name for name in usage.busiest()]
-
-
-def test_the_most_new_connections_come_first() -> None:
-    usage = Usage()
-    assert usage.busiest() == []
-    usage.note(counted(a=10, b=1000, c=0))
-    assert busiest(usage) == ["b", "a"]
-    usage.note(counted(a=800, b=1001, c=0))
-    assert busiest(usage) == ["a", "b"], "the past counts half"
-
-
-def test_what_is_not_used_any_more_is_forgotten() -> None:
-    usage = Usage()
-    usage.note(counted(a=3, b=4))
-    for connections in range(5, 15):
-        usage.note(counted(b=connections))
-    assert busiest(usage) == ["b"]
 
 
 class PartsMode(MemoryMode):
@@ -57,30 +23,19 @@ class PartsMode(MemoryMode):
     def __init__(self) -> None:
         super().__init__()
         self.parts: list[Diff] = []
-        self.stats_: list[ConnectionStats | Exception | None] = []
 
     async def apply_parts(self, parts: Iterable[Diff]) -> None:
         for part in parts:
             self.parts.append(part)
             await self.apply(part)
 
-    async def stats(self, plans: Collection[ServicePlan]) -> ConnectionStats | None:
-        assert plans
-        if not self.stats_:
-            await asyncio.get_running_loop().create_future()
-        stats = self.stats_.pop(0)
-        if isinstance(stats, Exception):
-            raise stats
-        return stats
-
 
 @pytest.fixture
 def world(monkeypatch: pytest.MonkeyPatch) -> World:
-    """Nine Services with two addresses each; the used ones and three others go in together."""
+    """Nine Services with two addresses each; three of them go in together."""
     monkeypatch.setattr(sync, "_PARTS_FROM", 1)
-    monkeypatch.setattr(ledger, "_MOST_USED", 2)
     monkeypatch.setattr(ledger, "_SMALLEST_PART", 3)
-    monkeypatch.setattr(parts, "_PACKED_FROM", 9)
+    monkeypatch.setattr(renderer, "_PACKED_FROM", 9)
     world = World(9)
     world.mode = PartsMode()
     world.start()
@@ -105,30 +60,27 @@ async def test_objects_of_a_first_sync_are_packed_as_they_are_rendered(world: Wo
     assert world.mode.kernel == world.fresh()
     assert result.added == len(world.mode.kernel)
 
-    def unpacked() -> set[ledger.Owner]:
+    def unpacked() -> set[Owner]:
         kept = world.sync._ledger._want
         return {owner for owner, part in kept.items() if not isinstance(part, bytes)}
 
-    assert unpacked() == {ledger.NODE}
+    assert unpacked() == {NODE}
     world.store.upsert(slice_("s1-x", "s1", ("10.1.0.1", "10.1.0.99")))
     await world.run()
     assert len(unpacked()) == 2, "one change is packed after the sync"
     assert world.mode.kernel == world.fresh()
 
 
-async def test_after_a_flush_the_services_in_use_come_first_and_whole(world: World) -> None:
+async def test_after_a_flush_each_service_is_written_whole(world: World) -> None:
     assert isinstance(world.mode, PartsMode)
     await world.run()
-    assert sorted(map(len, parts_of(world))) == [0, 3, 3, 3], "no counts yet: only the node"
+    assert [len(part) for part in parts_of(world)] == [2, 3, 3, 1], "the node comes first"
     world.mode.parts.clear()
-    world.sync.usage.note(counted(s7=5, s3=900, s5=40, gone=1000))
     world.mode.kernel.clear()
     result = await world.check()
-    first, *others = parts_of(world)
-    assert first == {"shop/s3", "shop/s5"}
-    assert sum(map(len, others)) == 7
+    parts = parts_of(world)
     assert {"node", "masq"} <= world.mode.parts[0].added.keys()
-    assert len(set().union(first, *others)) == 9, "no Service is in two parts"
+    assert len(set().union(*parts)) == sum(map(len, parts)) == 9, "no Service is in two parts"
     assert world.mode.kernel == world.fresh()
     assert result is not None
     assert result.added == len(world.mode.kernel)
@@ -160,32 +112,11 @@ async def test_what_is_left_in_the_kernel_is_compared_as_ever(world: World) -> N
     assert world.mode.kernel == world.fresh()
 
 
-async def test_counters_that_cannot_be_read_leave_the_order_as_it_was(
-    world: World, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    assert isinstance(world.mode, PartsMode)
-    monkeypatch.setattr(parts, "_FIRST", 0.0)
-    monkeypatch.setattr(parts, "_PERIOD", 0.0)
-    await world.run()
-    world.mode.stats_ = [counted(s1=3), BusyError("not now"), OSError("no"), None, counted(s1=3)]
-    plans = tuple(world.sync.state.plan.services.values())
-    task = asyncio.create_task(world.sync.usage.follow(world.mode, lambda: plans))
-    left = world.mode.stats_
-    await until(lambda: not left)
-    task.cancel()
-    assert world.sync.usage.busiest() == [ObjectName("shop", "s1")]
-
-
-async def test_a_mode_that_cannot_write_in_parts_is_not_asked() -> None:
-    async with asyncio.timeout(60):
-        await Usage().follow(MemoryMode(), tuple)
-
-
 def test_few_objects_are_not_worth_parts() -> None:
     owned = ledger.ObjectLedger()
     owned.put("one", {"a": 1, "b": 1})
-    assert owned.parts([], 3) is None
-    assert owned.parts([], 2) is not None
+    assert owned.parts(3) is None
+    assert owned.parts(2) is not None
 
 
 async def test_two_claims_of_one_object_are_written_together(world: World) -> None:
@@ -196,11 +127,11 @@ async def test_two_claims_of_one_object_are_written_together(world: World) -> No
     owned = ledger.ObjectLedger()
     owned.put("one", {"a": 1, "b": 1})
     owned.put("other", {"b": 2})
-    found = owned.parts([], 1)
+    found = owned.parts(1)
     assert found is not None
     with pytest.raises(ApplyError, match="two Services claim"):
         list(found)
-    assert owned.parts([], 4) is None, "too few"
+    assert owned.parts(4) is None, "too few"
     world.store.upsert(slice_("s1-x", "s1", ("10.1.0.1", "10.1.0.99")))
     await world.run()
     assert world.mode.kernel == world.fresh()
@@ -246,7 +177,7 @@ class FillingMode(MemoryMode):
 @pytest.fixture
 def filled(monkeypatch: pytest.MonkeyPatch) -> World:
     monkeypatch.setattr(sync, "_FILL_FROM", 9)
-    monkeypatch.setattr(parts, "_FIRST_PART", 2)
+    monkeypatch.setattr(renderer, "_FIRST_PART", 2)
     world = World(9)
     world.mode = FillingMode()
     world.start()
@@ -319,7 +250,6 @@ async def test_a_fill_that_fails_half_way_is_done_by_the_next_run(filled: World)
     assert len(filled.mode.rendered) < 9
     filled.mode.fail = None
     await filled.run()
-    assert sorted(filled.mode.rendered) == [f"s{number}" for number in range(1, 10)], "each once"
     assert filled.mode.kernel == dict(filled.sync.objects()) == filled.fresh()
 
 

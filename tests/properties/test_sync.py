@@ -1,24 +1,22 @@
-"""Law of the loop: after any sequence of faults, nothing is owed and forgotten."""
+"""Law of the loop: after any sequence of faults, the kernel has the plan of the Store."""
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Hashable, Iterator
+from collections.abc import AsyncIterator, Coroutine, Hashable, Iterator
 from typing import Any
 
-import msgspec
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from steersman.compile.planner import PlanChange, Planner
+from steersman.compile.planner import Planner
 from steersman.model.errors import ApplyError, BusyError
 from steersman.model.inputs import HostFacts, NodeConfig
-from steersman.model.names import Family, ObjectName, PlanKey, Protocol, ServicePortName
-from steersman.model.plan import Endpoint, EndpointChange, NodeSettings, ServicePlan
+from steersman.model.names import Family, ObjectName, PlanKey
+from steersman.model.plan import NodeSettings, ServicePlan
 from steersman.model.ruleset import Diff, Ruleset, patch
-from steersman.run.sync.ledger import Owed
-from steersman.source.store import Changes
+from steersman.run.observe.drift import compare
 from tests.support.builders.store import service, slice_
 from tests.support.modes.memory import FACTS, MemoryMode, World
 
@@ -79,12 +77,6 @@ class FaultyMode(MemoryMode):
         self._render()
         return super().render_service(plan, settings)
 
-    def render_endpoints(
-        self, plan: ServicePlan, change: EndpointChange, rendered: Ruleset
-    ) -> Diff | None:
-        self._render()
-        return super().render_endpoints(plan, change, rendered)
-
     async def read(self) -> Ruleset:
         await self._fail(self._fault())
         return await super().read()
@@ -139,11 +131,11 @@ def happen(world: World, events: list[tuple[str, int, int]], facts: list[HostFac
                 config = NodeConfig(
                     node_name="me", families=(Family.IPV4,), masquerade_all=number > 1
                 )
-                world.sync.use_planner(Planner(config, world.mode.traits))
+                world.use(config)
             case "facts":
                 address = f"192.0.2.{number}/24"
                 facts.append(HostFacts("me", {"eth0": (address,)}, ipv6=False))
-                world.sync.use_facts(facts[-1])
+                world.store.use_facts(facts[-1])
 
 
 async def settle(world: World) -> None:
@@ -166,7 +158,7 @@ def small_parts() -> Iterator[None]:
     """An empty kernel is filled in parts of one or two Services, if the mode does that."""
     with pytest.MonkeyPatch.context() as patch_:
         patch_.setattr("steersman.run.sync.sync._FILL_FROM", 1)
-        patch_.setattr("steersman.run.sync.parts._FIRST_PART", 1)
+        patch_.setattr("steersman.run.sync.renderer._FIRST_PART", 1)
         yield
 
 
@@ -226,8 +218,8 @@ def test_a_run_can_be_cancelled_at_any_await_while_the_world_moves_on(
         world, facts = started(fills), [FACTS]
         with pytest.MonkeyPatch.context() as patch_:
             patch_.setattr("steersman.compile.planner._SLICE", 0)  # yields after each Service
-            patch_.setattr("steersman.run.sync.parts._SLICE", 0)
-            patch_.setattr("steersman.run.sync.sync._INLINE", 0)
+            patch_.setattr("steersman.run.sync.renderer._SLICE", 0)
+            patch_.setattr("steersman.run.sync.computing._INLINE", 0)
             for events, when in steps:
                 run = asyncio.ensure_future(world.sync.run())
                 for _ in range(when):
@@ -243,10 +235,103 @@ def test_a_run_can_be_cancelled_at_any_await_while_the_world_moves_on(
     asyncio.run(body())
 
 
+ENGINES = st.lists(
+    st.tuples(
+        st.lists(EVENTS, max_size=3),
+        st.sampled_from(["run", "rehearse", "compare"]),
+        st.integers(0, 1),  # which of the two Engines
+        st.lists(FAULTS, max_size=4),
+        st.integers(0, 30),  # turns of the loop until the next step; every third is cancelled then
+    ),
+    max_size=8,
+)
+
+
+@given(ENGINES)
+def test_two_engines_side_by_side_lose_nothing(steps: Any) -> None:
+    """As a switch of the mode and its way back have them, aborted anywhere."""
+
+    async def body() -> None:
+        one, facts = started(), [FACTS]
+        other = started()
+        other.store = one.store
+        other.start()
+        other.sync.in_force = one.sync.in_force
+        worlds, tasks = (one, other), list[asyncio.Future[Any]]()
+        for events, what, which, faults, turns in steps:
+            happen(one, [event for event in events if event[0] != "reload"], facts)
+            mode, sync = worlds[which].mode, worlds[which].sync
+            assert isinstance(mode, FaultyMode)
+            mode.faults = list(faults)
+            work: Coroutine[Any, Any, object]
+            match what:
+                case "run":
+                    work = sync.run()
+                case "rehearse":
+                    work = sync.rehearse()
+                case _:
+                    work = compare(sync, 5)
+            task = asyncio.ensure_future(work)
+            tasks.append(task)
+            for _ in range(turns):
+                await asyncio.sleep(0)
+            if turns % 3 == 0:
+                task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+        for world in worlds:
+            assert isinstance(world.mode, FaultyMode)
+            world.mode.faults = []
+            world.sync.suspect()
+            await settle(world)
+            assert world.mode.kernel == dict(world.sync.objects()) == fresh(world, facts[-1])
+            assert world.sync.in_force.plans == world.sync.planner.services
+
+    asyncio.run(body())
+
+
+@given(STEPS)
+def test_a_consumer_that_follows_what_is_in_force_sees_every_plan(steps: Any) -> None:
+    """However often it fails itself."""
+
+    async def body() -> None:
+        world, facts = started(), [FACTS]
+        mode, in_force = world.mode, world.sync.in_force
+        assert isinstance(mode, FaultyMode)
+        cursor, seen = in_force.log.cursor(), dict[PlanKey, ServicePlan]()
+
+        def follow() -> None:
+            names, revision = cursor.changed()
+            if len(names) % 3 == 1:
+                return  # it fails
+            for key in names:
+                if isinstance(key, PlanKey):
+                    seen.pop(key, None)
+                    if (plan := in_force.plans.get(key)) is not None:
+                        seen[key] = plan
+            cursor.move(revision)
+
+        for events, _, faults in steps:
+            happen(world, events, facts)
+            mode.faults = list(faults)
+            await asyncio.gather(asyncio.ensure_future(world.sync.run()), return_exceptions=True)
+            follow()
+        mode.faults = []
+        await settle(world)
+        names, _ = cursor.changed()
+        unseen = {key for key in names if isinstance(key, PlanKey)}
+        plans = in_force.plans
+        assert {key for key in seen.keys() | plans.keys() if seen.get(key) != plans.get(key)} <= (
+            unseen
+        )
+
+    asyncio.run(body())
+
+
 def fresh(world: World, facts: HostFacts) -> dict[Any, Any]:
     """Return what a new process with the same configuration would write."""
-    planner = world.sync.planner.fresh()
-    planner.update(world.store.snapshot, facts, (), everything=True)
+    planner = Planner(world.sync.planner.config, world.mode.traits)
+    planner.inherit_holders(world.sync.planner)
+    planner.update(world.store.snapshot, facts)
     mode = MemoryMode()
     want = dict(mode.render_node(planner.settings))
     for plan in planner.services.values():
@@ -298,36 +383,8 @@ async def test_facts_that_come_while_a_run_plans_are_for_the_next_run() -> None:
         run = asyncio.ensure_future(world.sync.run())
         await asyncio.sleep(0)  # it plans, and has read the facts of before
         other = HostFacts("me", {"eth0": ("192.0.2.9/24",)}, ipv6=False)
-        assert world.sync.use_facts(other)
+        assert world.store.use_facts(other)
         await run
     await settle(world)
     assert world.sync.state.plan.settings.ipv4.local_addresses == ("192.0.2.9",)
     assert not world.sync.owes
-
-
-def test_what_failing_runs_took_is_reported_once_they_succeed() -> None:
-    owed, name = Owed(), ObjectName("shop", "s1")
-    owed.take(Changes(frozenset({name}), trigger_times={name: ("1",) * 9}))
-    owed.take(Changes(endpoints=frozenset({name}), trigger_times={name: ("2",) * 9}))
-    changes, _ = owed.take_report()
-    assert changes.services == changes.endpoints == {name}
-    assert changes.trigger_times[name] == ("1",) * 9 + ("2",) * 7
-    assert owed.take_report() == (Changes(), PlanChange())
-    key = PlanKey(ServicePortName("shop", "s1", "", Protocol.TCP), Family.IPV4)
-    owed.unrendered[key] = None
-    owed.take_report()
-    assert owed.unrendered == {key: None}  # a report takes nothing that is still to be rendered
-
-
-def test_with_other_settings_and_behind_a_run_that_did_not_end_all_is_rendered_as_a_whole() -> None:
-    key = PlanKey(ServicePortName("shop", "s1", "", Protocol.TCP), Family.IPV4)
-    lists = EndpointChange((), (Endpoint("10.1.0.1", 80),))
-    change = PlanChange(changed={key: ServicePlan(key, ())}, relisted={key: lists})
-    owed = Owed()
-    owed.planned(msgspec.structs.replace(change, settings_changed=True))
-    assert not owed.relisted
-    owed.unrendered.clear()
-    owed.planned(change)
-    assert owed.relisted == {key: lists}
-    owed.planned(change)
-    assert not owed.relisted

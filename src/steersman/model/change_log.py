@@ -1,0 +1,129 @@
+"""The change log: which names changed, and how far each consumer has followed them. Pure.
+
+Theory. Whoever changes something touches its name; nobody is handed the change itself. A consumer
+has a Cursor, and works on the present:
+
+    names, revision = cursor.changed()    # names touched since, oldest first
+    ...                                   # plan, render or write them as they are now
+    cursor.move(revision)                 # only after that succeeded
+
+A failure, a cancellation or a crash in between leaves the cursor where it was, so the same names
+come again: nothing is lost, and no code says so. A new consumer starts at 0 and gets everything.
+A name that is touched a hundred times has one entry, so a log is never longer than what it is
+about. What it costs: something that changed and changed back is looked at for nothing.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Hashable
+from itertools import takewhile
+from typing import Generic, TypeVar
+from weakref import WeakSet
+
+Name = TypeVar("Name", bound=Hashable)
+
+
+class ChangeLog(Generic[Name]):
+    """The names that changed, each once, in the order of their last change."""
+
+    def __init__(self, *, keeps: bool = True) -> None:
+        """Start empty.
+
+        Args:
+            keeps: keep a name until it is `forgotten`, for consumers that come later. Otherwise
+                it is dropped once every cursor has passed it.
+        """
+        self.revision = 0
+        """Grows with each touch."""
+        self._keeps = keeps
+        self._revisions: dict[Name, int] = {}
+        self._leaving: dict[Name, int] = {}
+        """Names to drop once every cursor has passed their revision, oldest first."""
+        self._cursors: WeakSet[Cursor[Name]] = WeakSet()
+
+    def __len__(self) -> int:
+        return len(self._revisions)
+
+    def touch(self, name: Name) -> None:
+        """Record that something changed: it moves to the end."""
+        self.revision += 1
+        self._revisions.pop(name, None)
+        self._revisions[name] = self.revision
+        self._leaving.pop(name, None)
+        if not self._keeps:
+            self._leaving[name] = self.revision
+
+    def forget(self, name: Name) -> None:
+        """Drop a name once every cursor has passed it: it is gone, unless touched again."""
+        if (revision := self._revisions.get(name)) is not None:
+            self._leaving.setdefault(name, revision)
+            self.drop_passed()
+
+    def revision_of(self, name: Name) -> int:
+        """Return the revision of the last change; 0 if none is known."""
+        return self._revisions.get(name, 0)
+
+    def since(self, revision: int, until: int | None = None) -> list[Name]:
+        """Return the names that changed after a revision, oldest first.
+
+        Costs as much as there are names after it.
+
+        Args:
+            revision: of a cursor; 0 returns all names.
+            until: leave out names that changed after this revision.
+        """
+        names = []
+        for name, touched in reversed(self._revisions.items()):
+            if touched <= revision:
+                break
+            if until is None or touched <= until:
+                names.append(name)
+        names.reverse()
+        return names
+
+    def cursor(self) -> Cursor[Name]:
+        """Return the place of a new consumer: everything has changed for it."""
+        cursor = Cursor(self)
+        self._cursors.add(cursor)
+        return cursor
+
+    def drop_passed(self) -> None:
+        """Drop the names that no cursor needs any more; `Cursor.move` calls it."""
+        if not self._leaving:
+            return
+        passed = min((cursor.at for cursor in self._cursors), default=self.revision)
+        for name, _ in [*takewhile(lambda each: each[1] <= passed, self._leaving.items())]:
+            del self._leaving[name], self._revisions[name]
+        # An emptied dictionary keeps its size, and is searched from its first place to its last.
+        if not self._leaving:
+            self._leaving = {}
+        if not self._revisions:
+            self._revisions = {}
+
+
+class Cursor(Generic[Name]):
+    """A consumer's place in a ChangeLog; it counts as long as somebody holds it."""
+
+    def __init__(self, log: ChangeLog[Name]) -> None:
+        """Start at the beginning; use `ChangeLog.cursor`."""
+        self._log = log
+        self.at = 0
+        """The revision up to which everything is done."""
+
+    @property
+    def behind(self) -> bool:
+        """Whether something changed since."""
+        return self.at < self._log.revision
+
+    def changed(self, until: int | None = None) -> tuple[list[Name], int]:
+        """Return what changed since, oldest first, and where to move to once it is done.
+
+        Args:
+            until: leave out names that changed after this revision.
+        """
+        return self._log.since(self.at, until), self._log.revision if until is None else until
+
+    def move(self, revision: int) -> None:
+        """Record that everything up to a revision is done."""
+        self.at = max(self.at, revision)
+        self._log.drop_passed()

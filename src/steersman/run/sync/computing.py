@@ -1,0 +1,21 @@
+"""Computations on many kernel objects, beside the event loop."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import TypeVar
+
+from steersman.host.process import to_thread_to_end
+
+T = TypeVar("T")
+
+_INLINE = 500
+"""Objects or owners up to which a computation on them is not worth a thread."""
+
+
+async def in_thread(work: Callable[[], T], size: int) -> T:
+    """Run a pure computation on many objects in a thread, on few at once.
+
+    It has always ended when this returns or raises: no other task may touch the ledger before.
+    """
+    return work() if size <= _INLINE else await to_thread_to_end(work)

@@ -1,0 +1,117 @@
+"""Renders plans into the ledger: those that changed, or all of them in parts.
+
+Where a mode's tool takes long to read its input, it reads while the rest is rendered: on a node
+with two cores the first rules are in force after the longer of the two times instead of their sum
+(`Renderer.parts`, Mode.fill).
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import AsyncGenerator, Collection, Iterable, Mapping
+from itertools import islice
+
+from steersman.model.errors import ApplyError
+from steersman.model.names import NODE, Owner, PlanKey
+from steersman.model.plan import NodeSettings, ServicePlan
+from steersman.model.ruleset import Ruleset
+from steersman.modes.base import Mode
+from steersman.run.sync.ledger import ObjectLedger
+
+log = logging.getLogger(__name__)
+
+_SLICE = 48
+"""ServicePorts rendered before other tasks may run, a few milliseconds."""
+_FIRST_PART = 1000
+"""ServicePorts of the first part; each other one is half as large again. The mode's tool reads one
+while the next is rendered, which takes a little more than half of the time. More and smaller parts
+cost the tool more: it is fastest with objects in order, and they are within a part only."""
+_PACKED_FROM = 2000
+"""ServicePorts whose objects are packed as soon as they are rendered."""
+
+
+class Renderer:
+    """Renders the plans of a Planner by a mode, as they are now."""
+
+    def __init__(
+        self, mode: Mode, plans: Mapping[PlanKey, ServicePlan], ledger: ObjectLedger
+    ) -> None:
+        """Render nothing yet.
+
+        Args:
+            mode: renders.
+            plans: a live view of all plans.
+            ledger: takes the kernel objects.
+        """
+        self._mode = mode
+        self._plans = plans
+        self._ledger = ledger
+        self.broken: dict[Owner, str] = {}
+        """The error of each owner whose objects could not be rendered."""
+        self._rendered: set[Owner] = set()
+
+    def take_count(self) -> int:
+        """Return the number of plans rendered since the last call."""
+        count, self._rendered = len(self._rendered), set()
+        return count
+
+    async def render(self, owners: Collection[Owner], settings: NodeSettings) -> None:
+        """Render the parts of some owners, a few milliseconds at a time."""
+        # Such a mode fills an empty kernel in parts: the objects are never all unpacked.
+        packed = self._mode.writes_in_parts and len(owners) >= _PACKED_FROM
+        await self._render(owners, settings, packed=packed)
+        if self.broken:
+            self._ledger.drop_claimed(self.broken)
+
+    async def parts(
+        self, owners: Iterable[Owner], settings: NodeSettings
+    ) -> AsyncGenerator[Ruleset]:
+        """Render owners into an empty ledger, and yield their objects in parts; see `Mode.fill`.
+
+        Raises:
+            ApplyError: two owners claim one object; everything is rendered.
+        """
+        size, number = _FIRST_PART, 0
+        first = {owner: None for owner in owners if self._comes_first(owner)}
+        rest = iter([owner for owner in owners if owner not in first])
+        part: list[Owner] = [NODE, *(owner for owner in first if owner != NODE)]
+        while part:
+            await self._render(part, settings)
+            objects = self._ledger.wanted(part)
+            number += len(objects)
+            yield objects
+            part = list(islice(rest, size))
+            size += size // 2
+        if len(self._ledger.wanted()) != number:
+            raise ApplyError("two Services claim the same kernel object")
+
+    def _comes_first(self, owner: Owner) -> bool:
+        plan = self._plans.get(owner) if isinstance(owner, PlanKey) else None
+        return plan is None or self._mode.comes_first(plan)
+
+    async def _render(
+        self, owners: Iterable[Owner], settings: NodeSettings, *, packed: bool = False
+    ) -> None:
+        cost = 0
+        for owner in owners:
+            if cost >= _SLICE:
+                cost = 0
+                await asyncio.sleep(0)
+            plan = self._plans.get(owner) if isinstance(owner, PlanKey) else None
+            objects: Ruleset = {}
+            try:
+                if plan is not None:
+                    objects = self._mode.render_service(plan, settings)
+                elif owner == NODE:
+                    objects = self._mode.render_node(settings)
+            except Exception as error:  # a defect: it must not cost the other Services
+                if owner not in self.broken:
+                    log.exception("cannot render the rules of %s", owner)
+                self.broken[owner] = f"{type(error).__name__}: {error}"
+                continue
+            self.broken.pop(owner, None)
+            self._ledger.put(owner, objects, packed=packed and owner != NODE)
+            if plan is not None:
+                cost += 1 + len(plan.reachable) // 16
+                self._rendered.add(owner)
