@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import re
+import tomllib
+from collections.abc import Iterable
 from importlib.metadata import requires
 from pathlib import Path
 
@@ -10,11 +12,12 @@ from packaging.requirements import Requirement
 from packaging.utils import canonicalize_name
 
 LOCK = Path(__file__).parents[1] / "requirements.lock"
+PYPROJECT = LOCK.with_name("pyproject.toml")
 
 
-def needed(package: str, extras: frozenset[str], seen: set[str]) -> set[str]:
-    """Names of all packages that a package needs, directly or not, without tools of developers."""
-    for text in requires(package) or ():
+def needed(requirements: Iterable[str], extras: Iterable[str], seen: set[str]) -> set[str]:
+    """Names of all packages that are required, directly or not, without tools of developers."""
+    for text in requirements:
         requirement = Requirement(text)
         environments = [{"extra": extra} for extra in ("", *extras)]
         marker = requirement.marker
@@ -23,7 +26,7 @@ def needed(package: str, extras: frozenset[str], seen: set[str]) -> set[str]:
         name = canonicalize_name(requirement.name)
         if name not in seen:
             seen.add(name)
-            needed(name, frozenset(requirement.extras), seen)
+            needed(requires(name) or (), requirement.extras, seen)
     return seen
 
 
@@ -36,7 +39,8 @@ def entries(text: str) -> dict[str, str]:
 
 def runtime() -> set[str]:
     """Names of all packages that steersman needs to run."""
-    return needed("steersman", frozenset(), set())
+    project = tomllib.loads(PYPROJECT.read_text())["project"]
+    return needed(project["dependencies"], (), set())
 
 
 def text(without: frozenset[str] = frozenset()) -> str:

@@ -32,7 +32,6 @@ MINORS = (11, 12, 13, 14)
 
 SOURCES = {".c", ".h", ".hash", ".pxd", ".pxi", ".pyi", ".pyx", ".typed"}
 """What only compilers and type checkers read; ours are kept."""
-TESTS = ("multidict/_testcapi",)
 
 
 def download(minor: int, machine: str, into: Path, without: frozenset[str] = frozenset()) -> None:
@@ -85,7 +84,7 @@ def unpack(wheel: Path, into: Path) -> None:
             path = Path(name)
             if path.name == "RECORD" or path.parts[0].endswith(".data"):
                 continue
-            if not ours and (path.suffix in SOURCES or name.startswith(TESTS)):
+            if not ours and path.suffix in SOURCES:
                 continue
             archive.extract(name, into)
 

@@ -134,7 +134,7 @@ async def test_a_page_that_cannot_be_followed_says_why_as_text(
     page, check = opened.page, site.access.check
     await expect(page.locator("#connection")).to_have_text("Live")
 
-    async def refuse(_: object) -> None:
+    async def refuse(*_: object) -> None:
         raise QuestionError("nobody knows <b id=bold>bold</b>")
 
     monkeypatch.setattr(site.access, "check", refuse)

@@ -6,9 +6,9 @@ from collections.abc import AsyncIterator
 
 import pytest
 import pytest_asyncio
-from aiohttp import web
 from playwright.async_api import Browser
 
+from steersman.run.serve.http import Answer, App, Request
 from tests.support.browser import tab
 from tests.support.pages import serving_pages
 
@@ -27,21 +27,19 @@ STYLE = "body { background: #fff; color: #000 } .pale { color: #eee }"
 
 @pytest_asyncio.fixture(loop_scope="session", scope="session")
 async def base() -> AsyncIterator[str]:
-    async def page(request: web.Request) -> web.Response:
+    def page(request: Request) -> Answer:
         if request.path == "/throws.js":
-            return web.Response(text="throw new Error('oh')", content_type="text/javascript")
+            return Answer("throw new Error('oh')", content_type="text/javascript")
         if request.path == "/style.css":
-            return web.Response(text=STYLE, content_type="text/css")
+            return Answer(STYLE, content_type="text/css")
         if request.path not in PAGES:
-            return web.Response(status=404 if request.path == "/nothing.png" else 204)
+            return Answer(status=404 if request.path == "/nothing.png" else 204)
         head = "<title>A page</title><link rel=stylesheet href=/style.css>"
         text = f"<!doctype html><html lang=en>{head}{PAGES[request.path]}"
         policy = {"Content-Security-Policy": "default-src 'self'; img-src *"}
-        return web.Response(text=text, content_type="text/html", headers=policy)
+        return Answer(text, content_type="text/html", more_headers=policy)
 
-    app = web.Application()
-    app.router.add_get("/{path:.*}", page)
-    async with serving_pages(app) as port:
+    async with serving_pages(App(page)) as port:
         yield f"http://127.0.0.1:{port}"
 
 

@@ -7,13 +7,13 @@ from collections.abc import AsyncIterator, Callable, Mapping
 from contextlib import asynccontextmanager
 from typing import Any
 
-from aiohttp import web
-from aiohttp.test_utils import TestClient, TestServer
+from aiohttp import ClientResponse, ClientSession, CookieJar, TraceConfig, TraceRequestEndParams
 
 from steersman.model.names import ObjectName
 from steersman.model.node_state import NodeState
 from steersman.model.world import World
 from steersman.operate.answer import QuestionError
+from steersman.run.serve.http import App, listen
 from steersman.ui.fleet import Fleet
 from steersman.ui.site import Site
 from tests.support.http import free_port
@@ -69,14 +69,41 @@ class ScriptedFleet(Fleet):
 
 
 @asynccontextmanager
-async def serving(site: Site) -> AsyncIterator[TestClient[Any, Any]]:
-    """Serve a site on a free port of loopback; yield its client."""
-    async with TestClient(TestServer(site.app)) as client:
-        yield client
+async def serving_pages(app: App, port: int = 0) -> AsyncIterator[int]:
+    """Serve pages on loopback, as `steersman ui` does; yield the port."""
+    server = await listen(app, "127.0.0.1", port or free_port())
+    try:
+        yield server.port
+    finally:
+        await server.close()
+
+
+@asynccontextmanager
+async def serving(site: Site) -> AsyncIterator[ClientSession]:
+    """Serve a site on a free port of loopback; yield a client of it, whose replies it closes."""
+    replies: list[ClientResponse] = []
+    tracing = TraceConfig()
+
+    async def keep(_: ClientSession, __: object, ended: TraceRequestEndParams) -> None:
+        replies.append(ended.response)
+
+    tracing.on_request_end.append(keep)
+    jar = CookieJar(unsafe=True)
+    async with (
+        serving_pages(site.app) as port,
+        ClientSession(
+            f"http://127.0.0.1:{port}", cookie_jar=jar, trace_configs=[tracing]
+        ) as client,
+    ):
+        try:
+            yield client
+        finally:
+            for reply in replies:
+                reply.close()
 
 
 async def events(
-    client: TestClient[Any, Any], path: str, enough: Callable[[list[tuple[str, str]]], bool]
+    client: ClientSession, path: str, enough: Callable[[list[tuple[str, str]]], bool]
 ) -> list[tuple[str, str]]:
     """Follow a page until `enough` of its events (name, data) have come; return them."""
     found: list[tuple[str, str]] = []
@@ -96,16 +123,3 @@ async def events(
                     if enough(found):
                         return found
     raise AssertionError(f"the stream ended with {found}")
-
-
-@asynccontextmanager
-async def serving_pages(app: web.Application, port: int = 0) -> AsyncIterator[int]:
-    """Serve pages to a browser, as `steersman ui` does; the port."""
-    port = port or free_port()
-    runner = web.AppRunner(app, access_log=None, shutdown_timeout=0.5)
-    await runner.setup()
-    try:
-        await web.TCPSite(runner, "127.0.0.1", port).start()
-        yield port
-    finally:
-        await runner.cleanup()

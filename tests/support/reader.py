@@ -9,7 +9,7 @@ from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager, suppress
 from typing import Any
 
-from aiohttp.test_utils import TestClient
+from aiohttp import ClientSession
 
 from steersman.ui.live_fleet import LiveFleet
 from steersman.ui.nodes import FixedNodes
@@ -25,7 +25,7 @@ SECONDS = 60.0
 class Reader:
     """Reads pages, and sends their forms."""
 
-    def __init__(self, client: TestClient[Any, Any], token: str) -> None:
+    def __init__(self, client: ClientSession, token: str) -> None:
         self._client = client
         self._token = token
 

@@ -52,7 +52,7 @@ def kube_proxy(argv: Sequence[str] | None = None) -> int:
 def import_msgspec() -> None:
     """Import msgspec without typing_extensions, which it prefers to Python's own typing.
 
-    That takes 0.3 MB, and only aiohttp needs it.
+    That takes 0.3 MB, and nothing of ours needs it.
     """
     if "typing_extensions" not in sys.modules:
         sys.modules["typing_extensions"] = None  # type: ignore[assignment] # importing it fails

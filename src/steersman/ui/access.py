@@ -26,25 +26,28 @@ import asyncio
 import hashlib
 import hmac
 import secrets
+import string
 import time
 from collections import OrderedDict
-from collections.abc import Awaitable, Callable, Hashable, Iterable
+from collections.abc import Awaitable, Callable, Hashable, Iterable, Mapping
 from contextvars import ContextVar
 from functools import partial
 from typing import Generic, NamedTuple, Protocol, TypeVar
 from urllib.parse import quote
 
 import msgspec
-from aiohttp import web
 
 from steersman.operate.answer import QuestionError
+from steersman.run.serve.http import Answer, Request
 from steersman.source.base import SourceStats, Timing
 from steersman.source.client import ApiClient
 from steersman.source.kubeconfig import ClusterAccess as ApiServers
 from steersman.source.wire import ApiError
+from steersman.ui.requests import Asked, Form, RefusedError, Route, cookie
 
 _LOOPBACK = frozenset({"localhost", "127.0.0.1", "[::1]"})
 COOKIE = "steersman_session"
+HTML = "text/html; charset=utf-8"
 LOGIN, LOGOUT, ALIVE = "/login", "/logout", "/healthz"
 _KEPT = 10.0  # seconds that an answer of the API server counts
 _MOST_KEPT = 4096  # answers
@@ -68,32 +71,39 @@ class Access:
         self.token = secrets.token_urlsafe(24)
         """Part of each form."""
 
-    def add_to(self, app: web.Application, render: Callable[..., str]) -> None:
-        """Add the addresses that this way of access needs; `render` renders a template."""
+    def routes(self, render: Callable[..., str]) -> tuple[Route, ...]:  # noqa: ARG002
+        """Return the addresses that this way of access needs; `render` renders a template."""
+        return ()
 
-    async def check(self, request: web.Request) -> None:
+    async def check(self, request: Request, values: Mapping[str, str]) -> None:  # noqa: ARG002
         """Let a request pass.
 
+        Args:
+            request: the request.
+            values: parts of its path, by name.
+
         Raises:
-            web.HTTPForbidden, web.HTTPUnauthorized: it may not.
+            RefusedError: it may not.
         """
-        host = request.host.rpartition(":")[0] if ":" in request.host else request.host
-        if request.host not in _LOOPBACK and host not in _LOOPBACK:
-            raise web.HTTPForbidden(text=f"this server is not {request.host}: ask for localhost\n")
+        host = request.headers.get("host", "")
+        name = host.rpartition(":")[0] if ":" in host else host
+        if host not in _LOOPBACK and name not in _LOOPBACK:
+            raise RefusedError(403, f"this server is not {host}: ask for localhost\n")
 
     async def sees_pods(self, namespace: str) -> bool:  # noqa: ARG002
         """Return whether the reader whose request is answered now may look up pods there."""
         return True
 
-    async def check_action(self, request: web.Request) -> None:
+    async def check_action(self, request: Request, form: Form) -> None:
         """Let a request pass that starts something; raises as `check`."""
-        site = request.headers.get("Sec-Fetch-Site", "same-origin")
-        origin = request.headers.get("Origin", "")
-        if site != "same-origin" or (origin and origin.partition("://")[2] != request.host):
-            raise web.HTTPForbidden(text="this request comes from another site\n")
-        token = request.headers.get("X-CSRF-Token") or str((await request.post()).get("csrf", ""))
-        if not hmac.compare_digest(token.encode(), self.token.encode()):
-            raise web.HTTPForbidden(text="this page is of an earlier server: load it again\n")
+        headers = request.headers
+        site, origin = headers.get("sec-fetch-site", "same-origin"), headers.get("origin", "")
+        same = not origin or origin.partition("://")[2] == headers.get("host", "")
+        if site != "same-origin" or not same:
+            raise RefusedError(403, "this request comes from another site\n")
+        token = headers.get("x-csrf-token") or form.text("csrf")
+        if not hmac.compare_digest(token.encode(errors="surrogateescape"), self.token.encode()):
+            raise RefusedError(403, "this page is of an earlier server: load it again\n")
 
 
 class Right(NamedTuple):
@@ -122,7 +132,7 @@ class User(msgspec.Struct, frozen=True):
 
 
 _reader: ContextVar[User | None] = ContextVar("reader", default=None)
-"""The user whose request is answered; each request has a task, and so a context, of its own."""
+"""The user whose request is answered; each connection has a task, and so a context, of its own."""
 
 
 class _TokenStatus(msgspec.Struct, frozen=True):
@@ -252,58 +262,72 @@ class ClusterAccess(Access):
         self._users: _Recent[User | None] = _Recent(clock, at_once)
         self._rights: _Recent[bool] = _Recent(clock, at_once)
         self._sessions: OrderedDict[str, _Session] = OrderedDict()
-        self._render: Callable[..., str] | None = None
 
-    def add_to(self, app: web.Application, render: Callable[..., str]) -> None:
-        """Add the login form, what it sends to, and the answer for probes."""
-        self._render = render
+    def routes(self, render: Callable[..., str]) -> tuple[Route, ...]:
+        """Return the login form, what it sends to, and the answer for probes."""
 
-        async def alive(_: web.Request) -> web.Response:
-            return web.Response(text="ok\n")
+        def page(target: str, problem: str = "", status: int = 200) -> Answer:
+            html = render(
+                "login.html", page=None, query={}, events="", target=target, problem=problem
+            )
+            return Answer(html, status, HTML)
 
-        async def form(request: web.Request) -> web.Response:
-            return self._page(_local(request.query.get("next", "")))
+        async def alive(_: Asked) -> Answer:
+            return Answer("ok\n")
 
-        app.router.add_get(LOGIN, form)
-        app.router.add_post(LOGIN, self._login)
-        app.router.add_post(LOGOUT, self._logout)
-        app.router.add_get(ALIVE, alive)
+        async def form(asked: Asked) -> Answer:
+            return page(_local(asked.request.query.get("next", "")))
 
-    async def check(self, request: web.Request) -> None:
-        """Let a request pass if its user may see the page; raises as in `Access`.
+        async def log_in(asked: Asked) -> Answer:
+            await Access.check_action(self, asked.request, asked.form)
+            token, target = asked.form.text("token").strip(), _local(asked.form.text("next"))
+            if not token or await self._user(token) is None:
+                return page(target, "The API server does not accept this token.", 401)
+            return see_other(target, self._begin_session(token, asked.request))
 
-        Raises:
-            web.HTTPSeeOther: a browser is sent to the login form.
-        """
-        if request.path not in (LOGIN, LOGOUT, ALIVE):
-            rights: tuple[Right, ...] = (Right("list", "nodes"), Right("list", "services"))
-            namespace = request.match_info.get("namespace", "")
-            if namespace:
-                slices = Right("list", "endpointslices", "discovery.k8s.io", namespace)
-                rights = (Right("get", "services", "", namespace), slices)
-            await self._check(request, rights)
+        async def log_out(asked: Asked) -> Answer:
+            await Access.check_action(self, asked.request, asked.form)
+            self._sessions.pop(cookie(asked.request, COOKIE), None)
+            return see_other(LOGIN, f"{COOKIE}=; Max-Age=0; Path=/")
 
-    async def check_action(self, request: web.Request) -> None:
+        return (
+            Route("GET", LOGIN, form, is_open=True),
+            Route("POST", LOGIN, log_in, is_open=True),
+            Route("POST", LOGOUT, log_out, is_open=True),
+            Route("GET", ALIVE, alive, is_open=True),
+        )
+
+    async def check(self, request: Request, values: Mapping[str, str]) -> None:
+        """Let a request pass if its user may see the page; raises as in `Access`."""
+        rights: tuple[Right, ...] = (Right("list", "nodes"), Right("list", "services"))
+        if namespace := values.get("namespace", ""):
+            slices = Right("list", "endpointslices", "discovery.k8s.io", namespace)
+            rights = (Right("get", "services", "", namespace), slices)
+        await self._check(request, rights)
+
+    async def check_action(self, request: Request, form: Form) -> None:
         """Let a request pass that starts something; raises as `check`."""
-        if "Authorization" not in request.headers:  # a browser never adds it by itself
-            await super().check_action(request)
+        if "authorization" not in request.headers:  # a browser never adds it by itself
+            await super().check_action(request, form)
         exec_ = Right("create", "pods", "", self._namespace, "exec")
         await self._check(request, (exec_,))
 
-    async def _check(self, request: web.Request, rights: Iterable[Right]) -> None:
+    async def _check(self, request: Request, rights: Iterable[Right]) -> None:
         # Without a token that is valid, a browser that opens a page is sent to the form.
+        _reader.set(None)
         token = self._token_of(request)
         user = await self._user(token) if token else None
         if user is None:
-            opens = request.method == "GET" and "text/html" in request.headers.get("Accept", "")
-            if opens and "Authorization" not in request.headers:
-                raise web.HTTPSeeOther(f"{LOGIN}?next={quote(str(request.rel_url), safe='')}")
+            opens = request.method == "GET" and "text/html" in request.headers.get("accept", "")
+            if opens and "authorization" not in request.headers:
+                to_form = {"Location": f"{LOGIN}?next={quote(request.target, safe='/?')}"}
+                raise RefusedError(303, headers=to_form)
             text = "give a token that the API server accepts: Authorization: Bearer TOKEN\n"
-            raise web.HTTPUnauthorized(text=text, headers={"WWW-Authenticate": "Bearer"})
+            raise RefusedError(401, text, {"WWW-Authenticate": "Bearer"})
         for right in rights:
             if not await self._may(user, right):
                 text = f"{user.username} may not {right}, which this needs\n"
-                raise web.HTTPForbidden(text=text)
+                raise RefusedError(403, text)
         _reader.set(user)
 
     async def _may(self, user: User, right: Right) -> bool:
@@ -315,12 +339,12 @@ class ClusterAccess(Access):
         user = _reader.get()
         return user is not None and await self._may(user, Right("get", "pods", "", namespace))
 
-    def _token_of(self, request: web.Request) -> str:
+    def _token_of(self, request: Request) -> str:
         """Return the bearer token of a request or of its session; "" if there is none."""
-        kind, _, given = request.headers.get("Authorization", "").partition(" ")
+        kind, _, given = request.headers.get("authorization", "").partition(" ")
         if kind:
             return given.strip() if kind.lower() == "bearer" else ""
-        name = request.cookies.get(COOKIE, "")
+        name = cookie(request, COOKIE)
         session = self._sessions.get(name)
         if session is None:
             return ""
@@ -338,36 +362,21 @@ class ClusterAccess(Access):
         key = hashlib.sha256(token.encode(errors="surrogatepass")).digest()
         return await self._users.get(key, partial(self._reviewer.user, token))
 
-    # The login form
-
-    def _page(self, target: str, problem: str = "", status: int = 200) -> web.Response:
-        assert self._render is not None
-        html = self._render(
-            "login.html", page=None, query={}, events="", target=target, problem=problem
-        )
-        return web.Response(text=html, status=status, content_type="text/html")
-
-    async def _login(self, request: web.Request) -> web.Response:
-        await super().check_action(request)
-        form = await request.post()
-        token, target = str(form.get("token", "")).strip(), _local(str(form.get("next", "")))
-        if not token or await self._user(token) is None:
-            return self._page(target, "The API server does not accept this token.", 401)
+    def _begin_session(self, token: str, request: Request) -> str:
+        """Begin a session; return its cookie, as a header sets it."""
         name, now = secrets.token_urlsafe(32), self._clock()
         self._sessions[name] = _Session(token, now, now)
         while len(self._sessions) > _MOST_SESSIONS:
             self._sessions.popitem(last=False)  # the one that was idle for longest
-        response = web.Response(status=303, headers={"Location": target})
-        secure = request.secure or request.headers.get("X-Forwarded-Proto", "") == "https"
-        response.set_cookie(COOKIE, name, httponly=True, samesite="Strict", secure=secure, path="/")
-        return response
+        secure = "; Secure" if request.headers.get("x-forwarded-proto", "") == "https" else ""
+        return f"{COOKIE}={name}; HttpOnly; Path=/; SameSite=Strict{secure}"
 
-    async def _logout(self, request: web.Request) -> web.Response:
-        await super().check_action(request)
-        self._sessions.pop(request.cookies.get(COOKIE, ""), None)
-        response = web.Response(status=303, headers={"Location": LOGIN})
-        response.del_cookie(COOKIE, path="/")
-        return response
+
+def see_other(target: str, set_cookie: str = "") -> Answer:
+    """Send a browser to another address of this server."""
+    ascii_target = quote(target, safe=string.punctuation)
+    cookies = {"Set-Cookie": set_cookie} if set_cookie else {}
+    return Answer(status=303, more_headers={"Location": ascii_target, **cookies})
 
 
 def _local(target: str) -> str:

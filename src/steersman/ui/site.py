@@ -20,25 +20,26 @@ from __future__ import annotations
 import asyncio
 import logging
 import re
-from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
+from collections.abc import AsyncGenerator, Awaitable, Callable, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any, TypeAlias
+from typing import Any, Literal, TypeAlias
 
 import jinja2
 import msgspec
-from aiohttp import web
 
 from steersman import __version__
 from steersman.operate.answer import Answer, QuestionError
+from steersman.run.serve import http
 from steersman.ui import filters
-from steersman.ui.access import Access
+from steersman.ui.access import HTML, Access
 from steersman.ui.fleet import Fleet
+from steersman.ui.requests import Asked, RefusedError, Route, read_form
 
 log = logging.getLogger("steersman")
 
 Query: TypeAlias = Mapping[str, str]
 """Values of the path and of the query string, by name."""
-Action: TypeAlias = Callable[["Site", web.Request], Awaitable[web.StreamResponse]]
+Action: TypeAlias = Callable[["Site", Asked], Awaitable[http.Answer]]
 
 _FOLDER = Path(__file__).parent
 _STATIC = _FOLDER / "static"
@@ -46,6 +47,9 @@ _APART = 0.5  # least seconds between two updates of a page
 _SHARE = 4  # an update that takes t seconds is followed by a pause of at least 4 t
 _HEARTBEAT = 15.0  # seconds; proxies close connections on which nothing is sent
 _MOST_READERS = 64
+_PATIENCE = 60.0  # seconds until a reader that takes nothing is dropped; its browser asks again
+_MOST_BODY = 2 << 20
+_JSON = "application/json"
 _HEADERS = {
     "Content-Security-Policy": (
         "default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self' data:; "
@@ -55,7 +59,6 @@ _HEADERS = {
     "Cross-Origin-Resource-Policy": "same-origin",
     # With no-referrer, browsers send `Origin: null` with our own forms.
     "Referrer-Policy": "same-origin",
-    "X-Content-Type-Options": "nosniff",
 }
 _TYPES = {".js": "text/javascript", ".css": "text/css", ".svg": "image/svg+xml"}
 
@@ -102,22 +105,24 @@ class Site:
         )
         self._templates.globals["live"] = filters.live
         self._templates.filters |= filters.FILTERS
-        self.app = web.Application(middlewares=[self._guard], client_max_size=2 << 20)
-        self.app.router.add_get("/static/{name}", _static)
-        self.access.add_to(self.app, self.render)
+        self._routes = [
+            Route("GET", "/static/{name}", _static, is_open=True),
+            *self.access.routes(self.render),
+        ]
         for page in pages:
-            self.app.router.add_get(page.path, self._handler(page))
+            self._routes.append(Route("GET", page.path, self._page(page)))
             for path, action in page.actions.items():
                 self.action(path, action)
+        self.app = http.App(self._serve, _MOST_BODY)
 
     def action(self, path: str, handler: Action) -> None:
         """Add an address that starts something: POST, with the token of our own pages."""
 
-        async def handle(request: web.Request) -> web.StreamResponse:
-            await self.access.check_action(request)
-            return await handler(self, request)
+        async def handle(asked: Asked) -> http.Answer:
+            await self.access.check_action(asked.request, asked.form)
+            return await handler(self, asked)
 
-        self.app.router.add_post(path, handle)
+        self._routes.append(Route("POST", path, handle))
 
     def render(self, template: str, **values: Any) -> str:
         """Render a template, with `site` and the given values."""
@@ -125,13 +130,13 @@ class Site:
 
     def respond(
         self,
-        request: web.Request,
+        request: http.Request,
         page: Page,
         answer: Answer,
         *,
         query: Query | None = None,
         status: int = 200,
-    ) -> web.Response:
+    ) -> http.Answer:
         """Return an answer in the form that a request asks for: the page, or its JSON twin.
 
         Args:
@@ -141,76 +146,84 @@ class Site:
             query: what was asked; None for the result of an action, which is not followed live.
             status: of HTTP.
         """
-        if _form(request) == "json":
-            body = msgspec.json.encode(answer)
-            response = web.Response(body=body, status=status, content_type="application/json")
-        else:
-            html = self.render(
-                page.template,
-                page=page,
-                answer=answer,
-                query=query or {},
-                events=str(request.rel_url) if page.live and query is not None else "",
-            )
-            response = web.Response(text=html, status=status, content_type="text/html")
-        response.headers["Vary"] = "Accept"
-        return response
+        varies = {"Vary": "Accept"}
+        if _wanted(request) == "json":
+            return http.Answer(msgspec.json.encode(answer), status, _JSON, more_headers=varies)
+        html = self.render(
+            page.template,
+            page=page,
+            answer=answer,
+            query=query or {},
+            events=request.target if page.live and query is not None else "",
+        )
+        return http.Answer(html, status, HTML, more_headers=varies)
 
-    @web.middleware
-    async def _guard(
-        self, request: web.Request, handler: Callable[[web.Request], Awaitable[web.StreamResponse]]
-    ) -> web.StreamResponse:
+    async def _serve(self, request: http.Request) -> http.Answer:
+        """Answer a request; failures get the headers and the look of pages, too."""
+        headers: Mapping[str, str] = {}
         try:
-            if not request.path.startswith("/static/"):
-                await self.access.check(request)
-            response = await handler(request)
-        except web.HTTPException as error:
-            # aiohttp's own failures (no such page, wrong method) get our headers and look, too.
-            response = self._failure(request, error.status, error.text or error.reason)
-            response.headers.extend(
-                {name: value for name, value in error.headers.items() if name in _KEPT}
-            )
+            answer = await self._find(request)
+        except RefusedError as refused:
+            answer = self._failure(request, refused.status, refused.text)
+            headers = refused.headers
         except (QuestionError, TimeoutError) as error:
-            response = self._failure(request, 503, str(error) or "the node did not answer in time")
-        if not response.prepared:
-            response.headers.update(_HEADERS)
-            response.headers.setdefault("Cache-Control", "no-store")
-        return response
+            answer = self._failure(request, 503, str(error) or "the node did not answer in time")
+        headers = {"Cache-Control": "no-store", **_HEADERS, **answer.more_headers, **headers}
+        return msgspec.structs.replace(answer, more_headers=headers)
 
-    def _failure(self, request: web.Request, status: int, text: str) -> web.Response:
+    async def _find(self, request: http.Request) -> http.Answer:
+        """Answer by the address that a request asks for, if its reader may."""
+        found = {
+            route.method: (route, values)
+            for route in self._routes
+            if (values := route.values(request.path)) is not None
+        }
+        method = "GET" if request.method == "HEAD" else request.method
+        route, values = found.get(method) or next(iter(found.values()), (None, {}))
+        if route is None or not route.is_open:
+            await self.access.check(request, values)
+        if route is None:
+            raise RefusedError(404, "Not Found")
+        if method not in found:
+            raise RefusedError(405, "Method Not Allowed", {"Allow": ", ".join(sorted(found))})
+        asked = Asked(request, values)
+        if method == "POST":
+            asked = asked._replace(form=await read_form(request))
+        return await route.answer(asked)
+
+    def _failure(self, request: http.Request, status: int, text: str) -> http.Answer:
         text = text.strip()
-        if _form(request) == "json":
-            body = msgspec.json.encode({"error": text})
-            return web.Response(body=body, status=status, content_type="application/json")
+        if _wanted(request) == "json":
+            return http.Answer(msgspec.json.encode({"error": text}), status, _JSON)
         html = self.render("error.html", text=text, status=status, page=None, query={})
-        return web.Response(text=html, status=status, content_type="text/html")
+        return http.Answer(html, status, HTML)
 
-    def _handler(self, page: Page) -> Callable[[web.Request], Awaitable[web.StreamResponse]]:
-        async def handle(request: web.Request) -> web.StreamResponse:
-            query = {**request.query, **request.match_info}
-            form = _form(request)
-            if form == "events":
-                return await self._events(page, query, request)
-            return self.respond(request, page, await page.answer(self, query), query=query)
+    def _page(self, page: Page) -> Callable[[Asked], Awaitable[http.Answer]]:
+        async def handle(asked: Asked) -> http.Answer:
+            query = {**asked.request.query, **asked.values}
+            if _wanted(asked.request) == "events":
+                if self._readers >= _MOST_READERS:
+                    raise RefusedError(503, "too many pages are open\n")
+                events = self._events(page, query, asked)
+                kind = "text/event-stream"
+                return http.Answer(content_type=kind, pieces=events, patience=_PATIENCE)
+            return self.respond(asked.request, page, await page.answer(self, query), query=query)
 
         return handle
 
-    async def _events(self, page: Page, query: Query, request: web.Request) -> web.StreamResponse:
+    async def _events(self, page: Page, query: Query, asked: Asked) -> AsyncGenerator[bytes]:
         """Send the live blocks of a page until the reader leaves."""
-        if self._readers >= _MOST_READERS:
-            raise web.HTTPServiceUnavailable(text="too many pages are open\n")
-        response = web.StreamResponse(headers={"Content-Type": "text/event-stream", **_HEADERS})
-        response.headers["Cache-Control"] = "no-store"
         self._readers += 1
         try:
-            await response.prepare(request)
+            yield b":\n\n"  # the stream is open before the first answer is known
             shown: dict[str, int] = {}
             problem = ""
             while True:
                 version = self.fleet.version
                 began = asyncio.get_running_loop().time()
                 try:
-                    await self.access.check(request)  # rights may be taken away meanwhile
+                    # Rights may be taken away meanwhile.
+                    await self.access.check(asked.request, asked.values)
                     answer = await page.answer(self, query)
                     events = [*self._changed_blocks(page, answer, query, shown)]
                     events += [_event("problem", "")] if problem else []
@@ -219,7 +232,7 @@ class Site:
                     problem = str(error) or "the node did not answer in time"
                     events = [_event("problem", problem)]
                 for event in events:
-                    await response.write(event)
+                    yield event
                 # Many pages of a large fleet must not take the whole core from each other.
                 took = asyncio.get_running_loop().time() - began
                 await asyncio.sleep(max(_APART, _SHARE * took))
@@ -231,11 +244,9 @@ class Site:
                             await self.fleet.changed(version)
                         break
                     except TimeoutError:
-                        await response.write(b":\n\n")
-        except web.HTTPException:  # the browser connects again, and gets the reason
-            return response
-        except ConnectionResetError:  # the reader left
-            return response
+                        yield b":\n\n"
+        except RefusedError:  # the browser connects again, and gets the reason
+            return
         finally:
             self._readers -= 1
 
@@ -255,11 +266,9 @@ class Site:
                     yield _event(name, html)
 
 
-_KEPT = frozenset({"Location", "Set-Cookie", "WWW-Authenticate", "Retry-After", "Allow"})
-
-
-def _form(request: web.Request) -> str:
-    accepted = request.headers.get("Accept", "")
+def _wanted(request: http.Request) -> Literal["html", "json", "events"]:
+    """Return the form of an answer that a request asks for."""
+    accepted = request.headers.get("accept", "")
     if "text/event-stream" in accepted:
         return "events"
     return "json" if "application/json" in accepted and "text/html" not in accepted else "html"
@@ -270,10 +279,14 @@ def _event(name: str, text: str) -> bytes:
     return f"event: {name}\n{lines}\n".encode()
 
 
-async def _static(request: web.Request) -> web.StreamResponse:
+async def _static(asked: Asked) -> http.Answer:
     """Serve a file of ours; the browser asks again whether it changed."""
-    path = _STATIC / request.match_info["name"]
+    path = _STATIC / asked.values["name"]
     if path.parent != _STATIC or path.suffix not in _TYPES or not path.is_file():
-        raise web.HTTPNotFound(text="no such file\n")
-    headers = {"Cache-Control": "no-cache", "Content-Type": _TYPES[path.suffix]}
-    return web.FileResponse(path, headers={**headers, **_HEADERS})
+        raise RefusedError(404, "no such file\n")
+    found = path.stat()
+    tag = f'"{found.st_mtime_ns:x}-{found.st_size:x}"'
+    headers = {"Cache-Control": "no-cache", "ETag": tag}
+    if tag in asked.request.headers.get("if-none-match", ""):
+        return http.Answer(status=304, more_headers=headers)
+    return http.Answer(path.read_bytes(), 200, _TYPES[path.suffix], more_headers=headers)

@@ -9,15 +9,16 @@ from contextlib import asynccontextmanager
 from typing import Any
 
 import pytest
-from aiohttp import web
-from aiohttp.test_utils import TestClient
+from aiohttp import ClientSession
 from yarl import URL
 
 from steersman.model.node_state import NodeState
 from steersman.operate.answer import Answer, Block
+from steersman.run.serve import http
 from steersman.source.kubeconfig import ClusterAccess as ApiServers
 from steersman.ui.access import COOKIE, ApiReviewer, ClusterAccess
 from steersman.ui.pages import about
+from steersman.ui.requests import Asked
 from steersman.ui.site import Page, Query, Site
 from tests.support.apiserver.server import ApiServer
 from tests.support.pages import ScriptedFleet, serving
@@ -44,8 +45,8 @@ async def say(site: Site, query: Query) -> Said:
     return Said(text=f"{query['namespace']}, {other}: {await site.access.sees_pods(other)}")
 
 
-async def start(_: Site, __: web.Request) -> web.StreamResponse:
-    return web.Response(text="started")
+async def start(_: Site, __: Asked) -> http.Answer:
+    return http.Answer("started")
 
 
 class Cluster:
@@ -62,7 +63,7 @@ class Cluster:
         )
         self.fleet = ScriptedFleet({"a": NodeState("a", "nftables")})
         self.site = Site(self.fleet, pages, self.access)
-        self.client: TestClient[Any, Any]
+        self.client: ClientSession
 
     def may(self, *rights: tuple[str, ...]) -> None:
         self.server.reviews.allowed["ops"] = set(rights)
@@ -201,7 +202,7 @@ async def test_a_browser_logs_in_and_out_with_a_cookie_that_is_not_the_token() -
         form_data = {"csrf": here.access.token}
         out = await here.client.post("/logout", data=form_data, allow_redirects=False)
         assert (out.status, out.headers["Location"]) == (303, "/login")
-        here.client.session.cookie_jar.update_cookies({COOKIE: cookie.split("=")[1].split(";")[0]})
+        here.client.cookie_jar.update_cookies({COOKIE: cookie.split("=")[1].split(";")[0]})
         assert await here.status(path) == 401
 
 
@@ -244,7 +245,7 @@ async def test_sessions_end_and_are_bounded(monkeypatch: pytest.MonkeyPatch) -> 
             last = await here.status("/about")
         assert last == 401, "used all the time, and too old"
         cookies = [(await here.log_in()).headers["Set-Cookie"].split(";")[0] for _ in range(3)]
-        here.client.session.cookie_jar.clear()
+        here.client.cookie_jar.clear()
         found = [await here.status("/about", Cookie=cookie) for cookie in cookies]
         assert found == [401, 200, 200]
 

@@ -5,9 +5,8 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager, suppress
-from typing import Any
 
-from aiohttp.test_utils import TestClient
+from aiohttp import ClientSession
 
 from steersman.model.findings import Finding
 from steersman.ui.live_fleet import LiveFleet, seen_once
@@ -23,7 +22,7 @@ HOSTILE = "<script>alert(1)</script>\u202e" + "x" * 253
 
 
 @asynccontextmanager
-async def pages(nodes: SimulatedNodes) -> AsyncIterator[tuple[TestClient[Any, Any], LiveFleet]]:
+async def pages(nodes: SimulatedNodes) -> AsyncIterator[tuple[ClientSession, LiveFleet]]:
     """A client of pages about simulated nodes, all of which have been reached or not."""
     fleet = LiveFleet(FixedNodes(nodes.urls))
     task = asyncio.create_task(fleet.run())

@@ -138,7 +138,7 @@ async def test_chosen_nodes_and_a_file() -> None:
         ({"mode": "fast"}, 422, "there is no mode fast"),
         ({"text": "x", "node": "nowhere"}, 422, "there is no node nowhere"),
         ({"file": MOST_BYTES + 1}, 422, "more than 1,048,576"),
-        ({"file": 3 << 20}, 413, "Maximum request body size"),
+        ({"file": 3 << 20}, 413, "the form is too large"),
     ],
 )
 async def test_errors(fields: dict[str, Any], status: int, error: str) -> None:

@@ -9,13 +9,16 @@ from pathlib import Path
 
 import jinja2
 import pytest
-from aiohttp import web
+from yarl import URL
 
 from steersman import ui
 from steersman.model.node_state import NodeState
 from steersman.operate.answer import Answer, Block, QuestionError
+from steersman.run.serve import http
 from steersman.ui.pages import PAGES, about
+from steersman.ui.requests import Asked
 from steersman.ui.site import Page, Query, Site
+from tests.support.apiserver.reading import until
 from tests.support.pages import ScriptedFleet, events, serving
 
 HOSTILE = "<script>alert(1)</script>\u202e" + "x" * 253
@@ -152,9 +155,9 @@ async def test_an_action_needs_the_token_of_our_pages(
 ) -> None:
     started: list[str] = []
 
-    async def start(_: Site, request: web.Request) -> web.Response:
-        started.append(request.path)
-        return web.Response(text="started")
+    async def start(_: Site, asked: Asked) -> http.Answer:
+        started.append(asked.request.path)
+        return http.Answer("started")
 
     site.action("/start", start)
     headers = {name: value.replace("TOKEN", site.access.token) for name, value in headers.items()}
@@ -165,8 +168,8 @@ async def test_an_action_needs_the_token_of_our_pages(
 
 
 async def test_a_form_carries_the_token_without_scripts(site: Site) -> None:
-    async def start(_: Site, request: web.Request) -> web.Response:
-        return web.Response(text=str((await request.post())["word"]))
+    async def start(_: Site, asked: Asked) -> http.Answer:
+        return http.Answer(asked.form.text("word"))
 
     site.action("/start", start)
     async with serving(site) as client:
@@ -187,6 +190,44 @@ async def test_assets_are_those_of_their_projects(site: Site) -> None:
         for name in ("VENDORED.json", "..%2fsite.py", "nothing.js"):
             assert (await client.get(f"/static/{name}")).status == 404
         assert "htmx.org" in await (await client.get("/about")).text()
+
+
+async def test_an_asset_that_the_browser_has_is_not_sent_again(site: Site) -> None:
+    async with serving(site) as client:
+        first = await client.get("/static/app.css")
+        assert first.headers["Cache-Control"] == "no-cache"
+        tag = first.headers["ETag"]
+        for known, status in ((tag, 304), ('"another"', 200)):
+            reply = await client.get("/static/app.css", headers={"If-None-Match": known})
+            assert (reply.status, reply.headers["ETag"]) == (status, tag)
+            assert (await reply.read() == b"") == (status == 304)
+
+
+async def test_addresses_and_methods(site: Site) -> None:
+    async with serving(site) as client:
+        head, whole = await client.head("/about"), await client.get("/about")
+        assert head.headers["Content-Length"] == whole.headers["Content-Length"]
+        assert await head.read() == b""
+        for method in ("POST", "PUT", "BREW"):
+            reply = await client.request(method, "/about")
+            assert (reply.status, reply.headers["Allow"]) == (405, "GET")
+        for path in ("/nowhere", "/about/", "/modes/a", "/static/%2e%2e%2fabout"):
+            reply = await client.get(URL(path, encoded=True))
+            assert reply.status == 404, path
+
+
+async def test_only_so_many_pages_are_followed(site: Site, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("steersman.ui.site._MOST_READERS", 2)
+    monkeypatch.setattr("steersman.ui.site._HEARTBEAT", 0.05)
+    stream = {"Accept": "text/event-stream"}
+    async with serving(site) as client:
+        replies = [await client.get("/modes", headers=stream) for _ in range(2)]
+        assert [reply.status for reply in replies] == [200, 200]
+        assert (await client.get("/modes", headers=stream)).status == 503
+        replies[0].close()
+        await until(lambda: site._readers == 1)  # it is noticed by the next sign of life
+        assert (await client.get("/modes", headers=stream)).status == 200
+        replies[1].close()
 
 
 async def test_pages_run_no_inline_script_and_ask_no_other_server(site: Site) -> None:

@@ -6,6 +6,7 @@ import asyncio
 import signal
 from collections.abc import Sequence
 from contextlib import suppress
+from math import inf
 from typing import TYPE_CHECKING
 
 from steersman.cli.command import Command, Example
@@ -64,25 +65,29 @@ def run_ui(words: Sequence[str]) -> int:
 
 async def serve(site: Site, host: str, port: int, following: asyncio.Task[None]) -> None:
     """Serve the pages until a signal comes, or following the nodes fails."""
-    from aiohttp import web  # noqa: PLC0415 - not for --help
+    from steersman.run.serve.connections import (  # noqa: PLC0415 - not for --help
+        Bounds,
+        ClientPool,
+        ListenError,
+    )
+    from steersman.run.serve.http import listen  # noqa: PLC0415
 
     stop = asyncio.create_task(asyncio.Event().wait())
     for number in (signal.SIGTERM, signal.SIGINT):
         asyncio.get_running_loop().add_signal_handler(number, stop.cancel)
-    runner = web.AppRunner(site.app, access_log=None, shutdown_timeout=0.5)
-    await runner.setup()
     try:
-        try:
-            await web.TCPSite(runner, host, port).start()
-        except OSError as error:
-            raise QuestionError(f"--listen {host}:{port}: {error.strerror}") from error
+        server = await listen(site.app, host, port, ClientPool(Bounds(busy=inf)))
+    except ListenError as error:
+        raise QuestionError(f"--listen: cannot {error.strerror}") from error
+    try:
         name = f"[{host}]" if ":" in host else host
-        print(f"http://{name}:{runner.addresses[0][1]}/", flush=True)
-        await asyncio.wait((stop, following), return_when=asyncio.FIRST_COMPLETED)
-        if following.done():
-            following.result()
+        print(f"http://{name}:{server.port}/", flush=True)
+        tasks = (stop, following, server.accepting)
+        done, _ = await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
+        for task in done - {stop}:
+            task.result()
     finally:
-        await runner.cleanup()
+        await server.close()
 
 
 COMMAND = Command(

@@ -70,8 +70,9 @@ class Request:
         self.gone = gone
         """Returns whether the client has left, or sends no more."""
         self.method = head.method.decode()
-        target = _AUTHORITY.sub("", head.target.decode(), count=1)
-        path, _, query = target.partition("?")
+        self.target = _AUTHORITY.sub("", head.target.decode(), count=1)
+        """Path and query as they came."""
+        path, _, query = self.target.partition("?")
         self.path = unquote(path)
         self.arguments = parse_qsl(query, keep_blank_values=True) if query else []
         """All of the query, in order."""
@@ -275,7 +276,7 @@ class Connection(asyncio.Protocol):
     async def _send(self, answer: Answer, piece: bytes, method: str = "") -> None:
         """Send an answer."""
         headers = [*answer.headers.items(), ("Date", _date())]
-        if answer.pieces is None:
+        if answer.pieces is None and answer.status != HTTPStatus.NOT_MODIFIED:
             headers.append(("Content-Length", str(len(piece))))
         if self._clients.ending or self._http.they_are_waiting_for_100_continue:
             headers.append(("Connection", "close"))

@@ -13,14 +13,15 @@ from collections.abc import Iterator, Sequence
 from weakref import WeakKeyDictionary
 
 import msgspec
-from aiohttp import web
 
 from steersman.model.node_state import NodeState
 from steersman.modes.specs import SPECS
 from steersman.operate.answer import Answer, Block, Line, QuestionError
 from steersman.operate.plan_answer import PlanAnswer
 from steersman.operate.plan_text import MOST_BYTES, PlanQuestion, check_question
+from steersman.run.serve import http
 from steersman.ui.plan_process import plan_in_process
+from steersman.ui.requests import Asked
 from steersman.ui.site import Page, Query, Site
 
 MOST_NODES = 8
@@ -78,32 +79,31 @@ async def empty_form(site: Site, _: Query) -> PlanPage:
     return PlanPage(nodes=tuple(sorted(site.fleet.nodes)))
 
 
-async def answer_form(site: Site, request: web.Request) -> web.StreamResponse:
+async def answer_form(site: Site, asked: Asked) -> http.Answer:
     """Plan what a form asks, and answer with the page that has the result."""
-    form = await request.post()
-    text = str(form.get("text", ""))
-    file = form.get("file")
-    if isinstance(file, web.FileField) and file.filename:
-        data = file.file.read(MOST_BYTES + 1)
-        text = data.decode("utf-8-sig", errors="replace")
-    asked = PlanQuestion(
+    form = asked.form
+    text = form.text("text")
+    file = form.files.get("file")
+    if file is not None and file.name:
+        text = file.data[: MOST_BYTES + 1].decode("utf-8-sig", errors="replace")
+    question = PlanQuestion(
         text.replace("\r\n", "\n"),
-        str(form.get("mode", "")),
-        whole=bool(form.get("whole")),
-        lines=bool(form.get("lines")),
+        form.text("mode"),
+        whole=bool(form.text("whole")),
+        lines=bool(form.text("lines")),
     )
     nodes = tuple(sorted(site.fleet.nodes))
-    chosen = tuple(dict.fromkeys(str(each) for each in form.getall("node", ()) if str(each)))
-    answer = PlanPage(asked=asked, chosen=chosen, nodes=nodes)
+    chosen = tuple(dict.fromkeys(filter(None, form.texts("node"))))
+    answer = PlanPage(asked=question, chosen=chosen, nodes=nodes)
     began = time.monotonic()
     try:
-        results = await plan_on(site, asked, chosen)
+        results = await plan_on(site, question, chosen)
         answer = msgspec.structs.replace(answer, results=results)
     except QuestionError as error:
         answer = msgspec.structs.replace(answer, problem=str(error))
     answer = msgspec.structs.replace(answer, seconds=round(time.monotonic() - began, 3))
     status = 200 if any(each.plan for each in answer.results) else 422
-    return site.respond(request, PAGE, answer, status=status)
+    return site.respond(asked.request, PAGE, answer, status=status)
 
 
 async def plan_on(site: Site, asked: PlanQuestion, chosen: Sequence[str]) -> tuple[Result, ...]:

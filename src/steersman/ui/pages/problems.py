@@ -5,10 +5,11 @@ from __future__ import annotations
 import time
 from urllib.parse import urlencode
 
-from aiohttp import web
-
 from steersman.operate.problems import Problems, find_problems, read_filter
+from steersman.run.serve import http
+from steersman.ui.access import see_other
 from steersman.ui.doctor_runs import doctor_runs, run_doctor
+from steersman.ui.requests import Asked
 from steersman.ui.site import Page, Query, Site
 
 
@@ -25,12 +26,12 @@ async def answer(site: Site, query: Query) -> Problems:
     )
 
 
-async def start_doctor(site: Site, request: web.Request) -> web.StreamResponse:
+async def start_doctor(site: Site, asked: Asked) -> http.Answer:
     """Run doctor on a node, then show its problems."""
-    node = str((await request.post()).get("node", ""))[:300].strip()
+    node = asked.form.text("node")[:300].strip()
     diagnosis = await run_doctor(site.fleet, node)
     words = {"node": node, "doctor": diagnosis.cause or "nothing"}
-    raise web.HTTPSeeOther(f"/problems?{urlencode(words)}")
+    return see_other(f"/problems?{urlencode(words)}")
 
 
 PAGE = Page(

@@ -13,7 +13,6 @@ from urllib.parse import quote, urlencode
 from weakref import WeakKeyDictionary
 
 import msgspec
-from aiohttp import web
 
 from steersman.model.kube import Pod
 from steersman.model.names import ObjectName
@@ -25,7 +24,10 @@ from steersman.operate.names import Names, UnknownNameError
 from steersman.operate.service_view import Differing, ServiceView, service_view
 from steersman.operate.trace import TraceAnswer
 from steersman.operate.traffic import ServiceRates
+from steersman.run.serve import http
+from steersman.ui.access import HTML
 from steersman.ui.doctor_runs import doctor_runs
+from steersman.ui.requests import Asked
 from steersman.ui.sampling import Sampler
 from steersman.ui.site import Page, Query, Site
 
@@ -158,12 +160,11 @@ def arguments_of(command: str, service: str, client: str, to: str) -> list[str]:
             return [f"--from={words.get(client, client)}", f"--to={to or service}"]
 
 
-async def run_command(site: Site, request: web.Request) -> web.StreamResponse:
+async def run_command(site: Site, asked: Asked) -> http.Answer:
     """Run a command on the node, and answer with a page that has its result."""
-    form = await request.post()
-    name = ObjectName(request.match_info["namespace"], request.match_info["name"])
+    name = _name(asked.values)
     command, node, client, to = (
-        str(form.get(key, ""))[:_LONGEST].strip() for key in ("command", "node", "client", "to")
+        asked.form.text(key)[:_LONGEST].strip() for key in ("command", "node", "client", "to")
     )
     query = {"node": node, "client": client, "to": to}
     back = _PATH.format(namespace=quote(name.namespace), name=quote(name.name))
@@ -181,7 +182,7 @@ async def run_command(site: Site, request: web.Request) -> web.StreamResponse:
         if isinstance(answer, Diagnosis) and node:
             doctor_runs(site.fleet).note(node, str(name), answer)
         if isinstance(answer, KernelDump):
-            page = await view_of(site, {**query, **request.match_info})
+            page = await view_of(site, {**query, **asked.values})
             if page.flow is not None:
                 view = msgspec.structs.replace(view, steps=lines_by_step(answer, page.flow))
     except (QuestionError, TimeoutError) as error:
@@ -192,7 +193,7 @@ async def run_command(site: Site, request: web.Request) -> web.StreamResponse:
         view = msgspec.structs.replace(view, problem=text)
     page_of = Page("", "run.html", view_of, f"{command} of {name}")
     html = site.render("run.html", page=page_of, answer=view, query=query, events="")
-    return web.Response(text=html, content_type="text/html")
+    return http.Answer(html, content_type=HTML)
 
 
 PAGE = Page(_PATH, "service.html", view_of, "Service", actions={f"{_PATH}/run": run_command})
