@@ -368,7 +368,7 @@ class Oracle:
                 raise Violation(f"{len(table)} objects of {name} are left over")
 
     def _pages(self, plan: NodePlan) -> None:
-        from steersman.run.observe.observers import EndpointCounts  # noqa: PLC0415
+        from steersman.run.observe.endpoint_counts import EndpointCounts  # noqa: PLC0415
         from steersman.run.sync.in_force import InForce  # noqa: PLC0415
 
         good = self.last_node is not None and _stays(self.last_node)

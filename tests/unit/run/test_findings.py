@@ -7,7 +7,7 @@ import logging
 import pytest
 
 from steersman.model.findings import Finding, Severity
-from steersman.run.observe.observers import FindingsLog
+from steersman.run.observe.findings_log import FindingsLog
 
 WARNING, ERROR = Severity.WARNING, Severity.ERROR
 

@@ -8,8 +8,8 @@ from collections.abc import Iterator
 
 import pytest
 
-from steersman.run.observe import observers
-from steersman.run.observe.observers import FindingsLog
+from steersman.run.observe import findings_log
+from steersman.run.observe.findings_log import FindingsLog
 from steersman.run.process.klog import ProcessLog
 from tests.support.builders.store import make, slice_
 from tests.support.modes.memory import World
@@ -21,7 +21,7 @@ def out(monkeypatch: pytest.MonkeyPatch) -> Iterator[io.StringIO]:
     logger, stream = logging.getLogger("steersman.test_hostile_tenant"), io.StringIO()
     logger.propagate = False
     ProcessLog(stream=stream, root=logger)
-    monkeypatch.setattr(observers, "log", logger)
+    monkeypatch.setattr(findings_log, "log", logger)
     yield stream
     logger.handlers.clear()
 

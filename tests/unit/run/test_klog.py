@@ -12,8 +12,8 @@ from collections.abc import Iterator
 import pytest
 
 from steersman.model.findings import Finding
-from steersman.run.observe import observers
-from steersman.run.observe.observers import FindingsLog
+from steersman.run.observe import findings_log
+from steersman.run.observe.findings_log import FindingsLog
 from steersman.run.process.klog import (
     JSONFormatter,
     ProcessLog,
@@ -173,12 +173,12 @@ def test_hostile_objects_are_one_line_each(root: logging.Logger, form: str) -> N
     out = io.StringIO()
     ProcessLog(form, stream=out, root=root)
     log = FindingsLog()
-    observers.log, before = root, observers.log
+    findings_log.log, before = root, findings_log.log
     try:
         hostile = Finding(f"Service {HOSTILE}", HOSTILE, HOSTILE)
         log.update((hostile, Finding("x", "", "y" * 100_000)))
     finally:
-        observers.log = before
+        findings_log.log = before
     lines = out.getvalue().splitlines()
     assert len(lines) == 2
     assert max(map(len, lines)) < 17_000

@@ -14,14 +14,11 @@ from steersman.model.names import Family, ObjectName, PlanKey, Protocol, Service
 from steersman.model.plan import Action, Frontend, FrontendKind, ServicePlan, Verdict
 from steersman.modes.specs import SPECS
 from steersman.netfilter.rule_text import count_rules
+from steersman.run.observe.endpoint_counts import EndpointCounts, without_local
 from steersman.run.observe.metrics import Metrics
-from steersman.run.observe.observers import (
-    EndpointCounts,
-    SyncObservers,
-    programming_seconds,
-    without_local,
-)
+from steersman.run.observe.observers import SyncObservers
 from steersman.run.observe.prometheus import Labelled
+from steersman.run.observe.sync_metrics import programming_seconds
 from steersman.run.serve.health import Moment, ProxyHealth
 from steersman.run.sync.in_force import InForce
 from steersman.run.sync.state import RefusedBatches, SyncReport
@@ -441,7 +438,7 @@ async def test_counts_that_failed_half_way_are_made_up_for(
             raise ValueError("fails")
         return without_local(each)
 
-    monkeypatch.setattr("steersman.run.observe.observers.without_local", failing)
+    monkeypatch.setattr("steersman.run.observe.endpoint_counts.without_local", failing)
     with pytest.raises(ValueError, match="fails"):
         await counted.update(
             *(acting(key(name), 30002, NODE_PORT=DROP) for name in ("one", "two", "three")),
@@ -458,7 +455,7 @@ async def test_counts_that_failed_half_way_are_made_up_for(
 async def test_a_plan_that_changes_while_others_are_counted_is_counted_again(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr("steersman.run.observe.observers._SLICE", 1)
+    monkeypatch.setattr("steersman.run.observe.endpoint_counts._SLICE", 1)
     counted = Counted()
     one, two = key("one"), key("two")
     counted.put(acting(one, NODE_PORT=DROP), acting(two))

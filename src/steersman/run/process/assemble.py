@@ -19,7 +19,8 @@ from steersman.host.facts import read_facts
 from steersman.model.switch import SwitchRequest
 from steersman.run.observe.drift import DriftLog, DriftPage
 from steersman.run.observe.failover import Failover
-from steersman.run.observe.observers import FindingsLog, SyncObservers
+from steersman.run.observe.findings_log import FindingsLog
+from steersman.run.observe.observers import SyncObservers
 from steersman.run.observe.service_log import ServiceLog
 from steersman.run.pages.command_page import CommandPage
 from steersman.run.pages.history import History

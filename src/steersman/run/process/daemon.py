@@ -27,7 +27,8 @@ from steersman.model.inputs import NodeConfig
 from steersman.model.switch import SwitchRequest, SwitchResult, Tell
 from steersman.run.observe.drift import DriftLog
 from steersman.run.observe.failover import Failover
-from steersman.run.observe.observers import FindingsLog, SyncObservers
+from steersman.run.observe.findings_log import FindingsLog
+from steersman.run.observe.observers import SyncObservers
 from steersman.run.process.config_reloader import ConfigReloader
 from steersman.run.process.event_loop import InterruptibleSleep, guarded, on_signal, until
 from steersman.run.process.instance import Holder, Instance

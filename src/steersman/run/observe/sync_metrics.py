@@ -1,0 +1,176 @@
+"""Metrics about syncs."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections import Counter
+from collections.abc import Callable, Iterable
+from datetime import datetime
+from itertools import islice
+from typing import TYPE_CHECKING, Any, TypeAlias
+
+from steersman.model.findings import Severity
+from steersman.model.names import Family
+from steersman.modes.specs import spec_of
+from steersman.run.observe.endpoint_counts import POLICIES, EndpointCounts
+from steersman.run.observe.metrics import Metrics
+from steersman.run.pages.history import Lags
+from steersman.run.sync.state import SyncReport
+from steersman.source.store import Store
+
+if TYPE_CHECKING:
+    from steersman.netfilter.rule_text import Rules
+
+_SLICE = 1000
+"""Kernel objects that are counted before other tasks may run; about 3 ms."""
+Objects: TypeAlias = Iterable[tuple[Any, Any]]
+
+
+class SyncMetrics:
+    """Updates the metrics about syncs."""
+
+    def __init__(
+        self,
+        store: Store,
+        metrics: Metrics,
+        counts: EndpointCounts,
+        objects: Callable[[], Objects],
+        wall: Callable[[], float],
+    ) -> None:
+        self._store = store
+        self._metrics = metrics
+        self._endpoints = counts
+        self._objects = objects
+        self._wall = wall
+        self._started = wall()
+        self.lags = Lags()
+        self._rules: Rules = Counter()
+        self._shown: dict[str, tuple[int, int]] = {}
+        """Changes seen and changes synced, by kind, as the metrics show them."""
+        self._synced: Counter[str] = Counter()
+
+    def use_objects(self, objects: Callable[[], Objects]) -> None:
+        """Count other kernel objects: another mode serves."""
+        self._objects = objects
+        self._rules = Counter()
+
+    def queued(self, families: Iterable[Family]) -> None:
+        """Count the changes that wait."""
+        for family in families:
+            self._metrics.last_queued_time(family.kubernetes).set(self._wall())
+        self._count_changes()
+
+    def observe_changes(self, _: SyncReport) -> None:
+        """Count all changes so far as synced."""
+        self._synced = Counter(self._store.seen)
+        self._count_changes()
+
+    def _count_changes(self) -> None:
+        metrics = self._metrics
+        for kind, total, pending in (
+            ("Service", metrics.service_changes, metrics.service_changes_pending),
+            ("EndpointSlice", metrics.endpoint_changes, metrics.endpoint_changes_pending),
+        ):
+            seen, synced = self._store.seen[kind], self._synced[kind]
+            if self._shown.get(kind) == (seen, synced):
+                continue
+            before, _ = self._shown.get(kind, (0, 0))
+            total().inc(seen - before)
+            pending().set(seen - synced)
+            self._shown[kind] = seen, synced
+
+    def observe_latency(self, report: SyncReport) -> None:
+        """Observe how long endpoint changes took from their cause until they are in force."""
+        if not report.result:
+            return
+        arrivals = report.arrivals
+        values = programming_seconds(arrivals.trigger_times, self._wall(), self._started)
+        for value in values:
+            for family in report.state.plan.settings.families:
+                self._metrics.programming_seconds(family.kubernetes).observe(value)
+        # The first sync says how long the start took, nothing about changes.
+        if report.result.reason != "start" and arrivals.received is not None:
+            self.lags.add(time.monotonic(), arrivals.received, values)
+
+    async def observe_gauges(self, report: SyncReport) -> None:
+        """Update everything else; yields to the loop."""
+        metrics, result = self._metrics, report.result
+        # Refused batches count even if the sync had nothing to write in the end.
+        families = report.state.plan.settings.families
+        refused = report.refused_batches
+        if any(refused):
+            for family in families:
+                metrics.count_refused(family, full=refused.full, partial=refused.partial)
+        if result is None:
+            return
+        # Durations and times, by family.
+        extent = Metrics.full_sync_seconds if report.compared else Metrics.partial_sync_seconds
+        for family in families:
+            label = family.kubernetes
+            metrics.last_sync_time(label).set(self._wall())
+            metrics.sync_seconds(label).observe(result.seconds)
+            if (of_extent := metrics.find(extent)) is not None:
+                of_extent(label).observe(result.seconds)
+            metrics.without_endpoints(label).set(self._endpoints.without_endpoints(family))
+            for policy in POLICIES:
+                count = self._endpoints.no_local_endpoints(policy, family)
+                metrics.no_local_endpoints(policy, label).set(count)
+        if spec_of(report.state.mode).counts_rules:
+            await self._count_rules(report)
+        # The outcome of the sync, and the current problems.
+        severities = Counter(finding.severity for finding in report.state.findings)
+        severities.update(report.state.unlisted)
+        for severity in Severity:
+            metrics.findings(severity.value).set(severities[severity])
+        for phase, seconds in result.phases.items():
+            metrics.phase_seconds(phase).observe(seconds)
+        metrics.syncs(result.reason, "refused" if result.refused else "ok").inc()
+        metrics.kernel_objects().set(report.state.objects)
+        metrics.refused_service_ports().set(result.refused)
+        for change in ("added", "changed", "removed"):
+            metrics.kernel_writes(change).inc(getattr(result, change))
+
+    async def _count_rules(self, report: SyncReport) -> None:
+        """Count iptables rules by table: all of them after a comparison, else the growth."""
+        from steersman.netfilter import rule_text  # noqa: PLC0415 - others have no iptables rules
+
+        if len(report.written) <= _SLICE:
+            written, growth = rule_text.count_written(report.written.diff)
+        else:
+            written, growth = await asyncio.to_thread(rule_text.count_written, report.written.diff)
+        # After a comparison, count all objects in force again: other programs may have changed
+        # them. Otherwise the counts grow by the objects written.
+        if report.compared and (report.written or not self._rules):
+            rules: Rules = Counter()
+            items = iter(self._objects())
+            while some := tuple(islice(items, _SLICE)):
+                rules.update(rule_text.count_rules(some))
+                await asyncio.sleep(0)
+            self._rules = rules
+        else:
+            self._rules.update(growth)
+        for table in ("nat", "filter"):
+            for family in report.state.plan.settings.families:
+                labels = (table, family.kubernetes)
+                self._metrics.iptables_rules(*labels).set(self._rules[table, family])
+                self._metrics.iptables_rules_written(*labels).set(written[table, family])
+
+
+def programming_seconds(trigger_times: Iterable[str], now: float, started: float) -> list[float]:
+    """Return how long changes took from their cause until they are in force.
+
+    Args:
+        trigger_times: annotations of slices, RFC 3339; invalid ones are left out (behaviour 4).
+        now: seconds since 1970; a cause that is later (a clock that is ahead) took no time.
+        started: when the process started; older causes say nothing about it.
+    """
+    found = []
+    for text in trigger_times:
+        try:
+            when = datetime.fromisoformat(text)
+        except ValueError:
+            continue
+        if when.tzinfo is not None and when.timestamp() > started:
+            found.append(max(0.0, now - when.timestamp()))
+    return found
