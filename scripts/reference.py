@@ -22,7 +22,7 @@ import yaml
 from steersman.cli.command import Command, command_help, command_names, find_command
 from steersman.config import Group, default_config
 from steersman.config.flags import FLAGS, OWN
-from steersman.config.types import RESTART, FailoverSection, KubeProxyConfiguration
+from steersman.config.types import RESTART, FailoverSection, ProxyConfig
 from steersman.config.write import to_document
 from steersman.model.failover import Settings
 from steersman.model.kube import Annotations
@@ -133,7 +133,7 @@ def fields() -> Iterator[str]:
     yield "fields that are read only at the start; others take effect once the file changes."
     yield ""
     default = to_document(default_config())
-    rows = list(_fields(KubeProxyConfiguration, "", default, False))
+    rows = list(_fields(ProxyConfig, "", default, False))
     own = [row for row in rows if row[0].startswith("`steersman.")]
     yield from ("## Upstream's fields", "")
     yield from table("field|type|default|restart|meaning", [row for row in rows if row not in own])

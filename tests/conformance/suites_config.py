@@ -11,7 +11,7 @@ from typing import Any
 
 from steersman.config import rules
 from steersman.config.commandline import assign, from_file, from_flags, parse_arguments
-from steersman.config.convert import apply_defaults
+from steersman.config.defaults import apply_defaults
 from steersman.config.errors import ConfigError, FieldError
 from steersman.config.flags import FLAGS
 from steersman.config.go import Duration, Quantity
@@ -23,13 +23,13 @@ from steersman.config.types import (
     Conntrack,
     DetectLocal,
     IPTables,
-    Linux,
     NFTables,
     ProxyConfig,
     Section,
     VModule,
 )
 from steersman.config.write import plain
+from steersman.modes.specs import spec_of
 
 Case = Mapping[str, Any]
 
@@ -45,7 +45,7 @@ GO_FIELDS = dict(
     ClientConnection.QPS client_connection.qps
     ConfigSyncPeriod config_sync_period
     DetectLocal.BridgeInterface detect_local.bridge_interface
-    DetectLocal.ClusterCIDRs detect_local.cluster_cidrs
+    DetectLocal.ClusterCIDRs cluster_cidrs
     DetectLocal.InterfaceNamePrefix detect_local.interface_name_prefix
     DetectLocalMode detect_local_mode
     EnableProfiling enable_profiling
@@ -60,15 +60,15 @@ GO_FIELDS = dict(
     IPVS.TCPFinTimeout ipvs.tcp_fin_timeout
     IPVS.TCPTimeout ipvs.tcp_timeout
     IPVS.UDPTimeout ipvs.udp_timeout
-    Linux.Conntrack.MaxPerCore linux.conntrack.max_per_core
-    Linux.Conntrack.Min linux.conntrack.min
-    Linux.Conntrack.TCPBeLiberal linux.conntrack.tcp_be_liberal
-    Linux.Conntrack.TCPCloseWaitTimeout linux.conntrack.tcp_close_wait_timeout
-    Linux.Conntrack.TCPEstablishedTimeout linux.conntrack.tcp_established_timeout
-    Linux.Conntrack.UDPStreamTimeout linux.conntrack.udp_stream_timeout
-    Linux.Conntrack.UDPTimeout linux.conntrack.udp_timeout
-    Linux.MasqueradeAll linux.masquerade_all
-    Linux.OOMScoreAdj linux.oom_score_adj
+    Linux.Conntrack.MaxPerCore conntrack.max_per_core
+    Linux.Conntrack.Min conntrack.min
+    Linux.Conntrack.TCPBeLiberal conntrack.tcp_be_liberal
+    Linux.Conntrack.TCPCloseWaitTimeout conntrack.tcp_close_wait_timeout
+    Linux.Conntrack.TCPEstablishedTimeout conntrack.tcp_established_timeout
+    Linux.Conntrack.UDPStreamTimeout conntrack.udp_stream_timeout
+    Linux.Conntrack.UDPTimeout conntrack.udp_timeout
+    Linux.MasqueradeAll masquerade_all
+    Linux.OOMScoreAdj oom_score_adj
     Logging.FlushFrequency.Duration logging.flush_frequency
     Logging.Format logging.format
     Logging.Options.JSON.InfoBufferSize.s logging.options.json.info_buffer_size
@@ -134,9 +134,18 @@ def _ours(path: str, value: Any) -> Any:
 
 def from_go(config: Mapping[str, Any]) -> ProxyConfig:
     """The data's internal configuration as ours."""
-    result = ProxyConfig()
-    for path, value in go_fields(config).items():
-        result = assign(result, path, value)
+    fields = go_fields(config)
+    result = ProxyConfig(mode=fields["mode"])
+    spec = spec_of(result.mode)
+    for path, value in fields.items():
+        if path == "cluster_cidrs":
+            result = assign(result, "cluster_cidr", ",".join(value))
+        elif path in ("sync_period", "min_sync_period"):
+            result = assign(result, f"{spec.periods_section}.{path}", value)
+        elif path == "masquerade_all":
+            result = assign(result, f"{spec.masquerade_section}.{path}", value)
+        else:
+            result = assign(result, path, value)
     return result
 
 
@@ -210,8 +219,8 @@ def config_validation(case: Case) -> None:
 def _part(kind: type[Section], go: Mapping[str, Any], prefix: str) -> Any:
     section: Any = kind()
     for path, value in flatten(go).items():
-        ours = GO_FIELDS[f"{prefix}.{path}"].split(".")[prefix.count(".") + 1 :]
-        section = assign(section, ".".join(ours), _ours(path, value))
+        *_, name = GO_FIELDS[f"{prefix}.{path}"].split(".")
+        section = assign(section, name, _ours(path, value))
     return section
 
 
@@ -235,7 +244,9 @@ PARTS: Mapping[str, Rule] = {
         _part(IPVS, _only(row), "IPVS"), f"{_ROOT}.KubeProxyIPVSConfiguration"
     ),
     "validateKubeProxyLinuxConfiguration": lambda row: rules.validate_linux(
-        _part(Linux, _only(row), "Linux"), f"{_ROOT}.KubeProxyLinuxConfiguration"
+        _part(Conntrack, _only(row)["Conntrack"], "Linux.Conntrack"),
+        _only(row)["OOMScoreAdj"],
+        f"{_ROOT}.KubeProxyLinuxConfiguration",
     ),
     "validateKubeProxyConntrackConfiguration": lambda row: rules.validate_conntrack(
         _part(Conntrack, _only(row), "Linux.Conntrack"), f"{_ROOT}.KubeProxyConntrackConfiguration"
@@ -262,7 +273,14 @@ PARTS: Mapping[str, Rule] = {
         _only(row), f"{_ROOT}.DetectLocalMode"
     ),
     "validateDetectLocalConfiguration": lambda row: rules.validate_detect_local(
-        row["mode"], _part(DetectLocal, row["config"], "DetectLocal"), f"{_ROOT}.DetectLocal"
+        row["mode"],
+        _part(
+            DetectLocal,
+            {name: row["config"][name] for name in ("BridgeInterface", "InterfaceNamePrefix")},
+            "DetectLocal",
+        ),
+        row["config"]["ClusterCIDRs"] or (),
+        f"{_ROOT}.DetectLocal",
     ),
     "validateDualStackCIDRStrings": lambda row: rules.validate_dual_stack_cidrs(
         _only(row), f"{_ROOT}.DualStackCIDRList"

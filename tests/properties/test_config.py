@@ -15,21 +15,20 @@ from steersman.config import (
     check_config,
     configz,
     flagz,
+    in_mode,
     load,
     parse_command_line,
     reload_plan,
-    to_internal,
     to_node_config,
-    to_v1alpha1,
     to_yaml,
     validate,
 )
 from steersman.config.commandline import parse_arguments, read_value
-from steersman.config.convert import apply_defaults, apply_platform_defaults
+from steersman.config.defaults import apply_defaults, apply_platform_defaults
 from steersman.config.flags import FLAGS
 from steersman.config.go import Duration, Quantity, split_list
 from steersman.config.help import show_value
-from steersman.config.types import GROUP_VERSION, KIND, KubeProxyConfiguration, ProxyConfig
+from steersman.config.types import GROUP_VERSION, KIND, ProxyConfig
 from steersman.model.inputs import NodeConfig
 from steersman.modes.specs import SPECS
 
@@ -49,7 +48,7 @@ def field_names(kind: Any) -> list[str]:
     return names
 
 
-NAMES = st.sampled_from(field_names(KubeProxyConfiguration)) | st.text(max_size=4)
+NAMES = st.sampled_from(field_names(ProxyConfig)) | st.text(max_size=4)
 TREES = st.recursive(
     SCALARS,
     lambda inner: st.lists(inner, max_size=3) | st.dictionaries(NAMES, inner, max_size=4),
@@ -143,22 +142,15 @@ def values(kind: Any) -> st.SearchStrategy[Any]:
 
 
 WORDS_ASCII = st.sampled_from(["1e3", "0o7", "no", "~", "1:30", "2026-01-01", "<<", "=", "- a"])
-CONFIGS = structs(KubeProxyConfiguration).map(apply_defaults).map(to_internal)
-
-
-def lean(config: ProxyConfig) -> ProxyConfig:
-    """The same without what a document cannot hold: a CIDR that is no text, or has a comma."""
-    cidrs = tuple(c for c in config.detect_local.cluster_cidrs if c and "," not in c)
-    detect = msgspec.structs.replace(config.detect_local, cluster_cidrs=cidrs)
-    mode = config.mode if config.mode in SPECS else "iptables"
-    return msgspec.structs.replace(config, detect_local=detect, mode=mode)
+CONFIGS = structs(ProxyConfig).map(apply_defaults).map(lambda config: in_mode(config, config.mode))
 
 
 @given(CONFIGS)
 @relaxed
 def test_what_is_written_is_read_again(config: ProxyConfig) -> None:
-    config = lean(config)
-    assert to_internal(apply_defaults(to_v1alpha1(config))) == config
+    mode = config.mode if config.mode in SPECS else "iptables"
+    config = in_mode(config, mode)
+    assert in_mode(apply_defaults(config), mode) == config
     assert load(to_yaml(config)).config == config
 
 
@@ -177,8 +169,7 @@ def test_a_reload_leaves_only_what_needs_a_restart(old: ProxyConfig, new: ProxyC
 def test_defaults_are_idempotent(config: ProxyConfig) -> None:
     once = apply_platform_defaults(config)
     assert apply_platform_defaults(once) == once
-    document = apply_defaults(to_v1alpha1(config))
-    assert apply_defaults(document) == document
+    assert apply_defaults(apply_defaults(config)) == apply_defaults(config)
 
 
 @given(DURATIONS)

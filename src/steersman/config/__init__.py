@@ -1,6 +1,6 @@
 """The command line and the configuration file (behaviour 1): read, defaulted, converted, checked.
 
-    v1alpha1 document -> defaults -> internal form -> flags over it -> platform defaults -> rules
+    document -> defaults -> for one mode -> flags over it -> platform defaults -> rules -> settings
 
 Nothing here acts on a configuration, and only `read_file` touches the file system.
 """
@@ -12,21 +12,17 @@ from steersman.config.commandline import (
     read_file,
     reload_file,
 )
-from steersman.config.convert import (
-    to_failover_settings,
-    to_internal,
-    to_mode_options,
-    to_node_config,
-    to_v1alpha1,
-)
+from steersman.config.defaults import in_mode
 from steersman.config.errors import ConfigError, FieldError, Invalid, UsageError, findings
 from steersman.config.features import enabled
 from steersman.config.flags import FLAGS
 from steersman.config.flags_upstream import Flag, Group
 from steersman.config.help import flagz, help_text
-from steersman.config.load import Loaded, ReloadPlan, applied, load, reload_plan
+from steersman.config.load import Loaded, load
+from steersman.config.reload import ReloadPlan, applied, reload_plan
 from steersman.config.rules import validate
-from steersman.config.types import KubeProxyConfiguration, ProxyConfig
+from steersman.config.settings import to_failover_settings, to_mode_options, to_node_config
+from steersman.config.types import ProxyConfig
 from steersman.config.write import CommandOutput, check_config, configz, show_config, to_yaml
 
 __all__ = [
@@ -37,7 +33,6 @@ __all__ = [
     "Flag",
     "Group",
     "Invalid",
-    "KubeProxyConfiguration",
     "Loaded",
     "Parsed",
     "ProxyConfig",
@@ -51,6 +46,7 @@ __all__ = [
     "findings",
     "flagz",
     "help_text",
+    "in_mode",
     "load",
     "parse_command_line",
     "read_file",
@@ -58,10 +54,8 @@ __all__ = [
     "reload_plan",
     "show_config",
     "to_failover_settings",
-    "to_internal",
     "to_mode_options",
     "to_node_config",
-    "to_v1alpha1",
     "to_yaml",
     "validate",
 ]

@@ -17,13 +17,12 @@ from typing import Final, TypeAlias, TypeVar
 import msgspec
 from msgspec.structs import replace
 
-from steersman.config.convert import (
+from steersman.config.defaults import (
     HEALTHZ_PORT,
     METRICS_PORT,
     apply_defaults,
     apply_platform_defaults,
-    split_cidrs,
-    to_internal,
+    in_mode,
     with_min_sync_period,
 )
 from steersman.config.errors import ConfigError, Invalid, UsageError
@@ -42,7 +41,7 @@ from steersman.config.go import (
 )
 from steersman.config.load import load
 from steersman.config.rules import validate
-from steersman.config.types import ZERO, KubeProxyConfiguration, ProxyConfig, VModule
+from steersman.config.types import ZERO, ProxyConfig, VModule
 from steersman.model.addresses import canonical_ip
 from steersman.modes.specs import spec_of
 
@@ -142,7 +141,7 @@ def read_file(path: str) -> bytes:
 
 def default_config() -> ProxyConfig:
     """Return the configuration without any flag or file, before platform defaults."""
-    return to_internal(apply_defaults(KubeProxyConfiguration()))
+    return in_mode(apply_defaults(ProxyConfig()), "")
 
 
 def reload_file(parsed: Parsed, *, read: Read | None = None, mode: str = "") -> Parsed:
@@ -353,20 +352,21 @@ def from_file(
 
 def from_flags(given: Mapping[str, Value]) -> ProxyConfig:
     """Return the configuration of flags alone, before platform defaults."""
-    config = _assign_all(default_config(), given)
+    # Periods and masqueradeAll are settings of each mode, in the section of the one that runs.
+    config = _assign_all(in_mode(default_config(), _text(given, "proxy-mode")), given)
+    spec = spec_of(config.mode)
+    if "masquerade-all" in given:
+        path = f"{spec.masquerade_section}.masquerade_all"
+        config = assign(config, path, given["masquerade-all"])
     # Upstream's flags have two pairs of periods: ipvs has its own, all other modes share one.
-    kind = "ipvs" if spec_of(config.mode).periods_section == "ipvs" else "iptables"
-    minimum = given.get(f"{kind}-min-sync-period")
-    asked = minimum if isinstance(minimum, Duration) else ZERO
-    config = replace(
-        config,
-        sync_period=given.get(f"{kind}-sync-period", config.sync_period),
-        min_sync_period=config.min_sync_period if minimum is None else minimum,
-        steersman=with_min_sync_period(config.steersman, config.mode, asked),
-    )
-    if "cluster-cidr" in given:
-        cidrs = split_cidrs(_text(given, "cluster-cidr"))
-        config = replace(config, detect_local=replace(config.detect_local, cluster_cidrs=cidrs))
+    kind = "ipvs" if spec.periods_section == "ipvs" else "iptables"
+    for flag, field in (("sync-period", "sync_period"), ("min-sync-period", "min_sync_period")):
+        if f"{kind}-{flag}" in given:
+            config = assign(config, f"{spec.periods_section}.{field}", given[f"{kind}-{flag}"])
+    asked = given.get(f"{kind}-min-sync-period")
+    minimum = asked if isinstance(asked, Duration) else ZERO
+    block = with_min_sync_period(config.steersman, config.mode, minimum)
+    config = replace(config, steersman=block)
     if given.get("write-config-to"):
         return config
     healthz, metrics = config.healthz_bind_address, config.metrics_bind_address

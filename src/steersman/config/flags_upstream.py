@@ -175,7 +175,6 @@ UPSTREAM_FLAGS: Final = (
         "false",
         _M,
         "Masquerade all traffic to cluster IPs.",
-        "linux.masquerade_all",
     ),
     Flag(
         "detect-local-mode",
@@ -186,7 +185,14 @@ UPSTREAM_FLAGS: Final = (
         "detect_local_mode",
         choices=_DETECT_MODES,
     ),
-    Flag("cluster-cidr", "string", "", _M, "Pod CIDR of the cluster, or one of each family."),
+    Flag(
+        "cluster-cidr",
+        "string",
+        "",
+        _M,
+        "Pod CIDR of the cluster, or one of each family.",
+        "cluster_cidr",
+    ),
     Flag(
         "pod-bridge-interface",
         "string",
@@ -282,7 +288,7 @@ UPSTREAM_FLAGS: Final = (
         "32768",
         _C,
         "Entries of the table per CPU; 0 keeps the kernel's.",
-        "linux.conntrack.max_per_core",
+        "conntrack.max_per_core",
     ),
     Flag(
         "conntrack-min",
@@ -290,7 +296,7 @@ UPSTREAM_FLAGS: Final = (
         "131072",
         _C,
         "Minimum number of entries of the table.",
-        "linux.conntrack.min",
+        "conntrack.min",
     ),
     Flag(
         "conntrack-tcp-timeout-established",
@@ -298,7 +304,7 @@ UPSTREAM_FLAGS: Final = (
         "24h0m0s",
         _C,
         "Timeout of idle established TCP; 0 keeps the kernel's.",
-        "linux.conntrack.tcp_established_timeout",
+        "conntrack.tcp_established_timeout",
     ),
     Flag(
         "conntrack-tcp-timeout-close-wait",
@@ -306,7 +312,7 @@ UPSTREAM_FLAGS: Final = (
         "1h0m0s",
         _C,
         "Timeout of TCP in CLOSE_WAIT; 0 keeps the kernel's.",
-        "linux.conntrack.tcp_close_wait_timeout",
+        "conntrack.tcp_close_wait_timeout",
     ),
     Flag(
         "conntrack-tcp-be-liberal",
@@ -314,7 +320,7 @@ UPSTREAM_FLAGS: Final = (
         "false",
         _C,
         "Do not drop packets that are out of the TCP window.",
-        "linux.conntrack.tcp_be_liberal",
+        "conntrack.tcp_be_liberal",
     ),
     Flag(
         "conntrack-udp-timeout",
@@ -322,7 +328,7 @@ UPSTREAM_FLAGS: Final = (
         "0s",
         _C,
         "Timeout of UDP without an answer; 0 keeps the kernel's.",
-        "linux.conntrack.udp_timeout",
+        "conntrack.udp_timeout",
     ),
     Flag(
         "conntrack-udp-timeout-stream",
@@ -330,7 +336,7 @@ UPSTREAM_FLAGS: Final = (
         "0s",
         _C,
         "Timeout of UDP that was answered; 0 keeps the kernel's.",
-        "linux.conntrack.udp_stream_timeout",
+        "conntrack.udp_stream_timeout",
     ),
     Flag(
         "healthz-bind-address",
@@ -436,7 +442,7 @@ UPSTREAM_FLAGS: Final = (
         "-999",
         _P,
         "oom_score_adj of this process, -1000 to 1000.",
-        "linux.oom_score_adj",
+        "oom_score_adj",
     ),
     Flag(
         "boot-id-file",

@@ -1,6 +1,6 @@
 """Read a configuration file: YAML or JSON text, plain data, then the typed document.
 
-    text --parse_document--> plain data --decode--> KubeProxyConfiguration --defaults--> ProxyConfig
+    text --parse_document--> plain data --decode--> ProxyConfig --defaults.py--> ProxyConfig
 
 The file is decoded strictly first; what only strictness refuses is a warning (behaviour 1.3).
 """
@@ -10,21 +10,18 @@ from __future__ import annotations
 import json
 import math
 from collections.abc import Iterable, Iterator
-from typing import TYPE_CHECKING, Annotated, Any, NamedTuple, TypeVar, cast, get_args, get_origin
+from typing import TYPE_CHECKING, Annotated, Any, cast, get_args, get_origin
 
 import msgspec
-from msgspec.structs import FieldInfo
 
-from steersman.config.convert import apply_defaults, to_internal, to_v1alpha1
+from steersman.config.defaults import apply_defaults, in_mode
 from steersman.config.errors import ConfigError
 from steersman.config.features import suggest
 from steersman.config.go import Duration, Quantity
-from steersman.config.types import GROUP_VERSION, KIND, RESTART, KubeProxyConfiguration, ProxyConfig
+from steersman.config.types import GROUP_VERSION, KIND, ProxyConfig
 
 if TYPE_CHECKING:
     from steersman.model.yaml_reader import Plain
-
-# -- Reading ---------------------------------------------------------------------------------------
 
 _MAX_DEPTH = 50
 _MAX_NODES = 40_000
@@ -33,16 +30,14 @@ _MAX_NODES = 40_000
 class Loaded(msgspec.Struct, frozen=True):
     """A configuration file, decoded."""
 
-    document: KubeProxyConfiguration
-    """The document as written."""
     config: ProxyConfig
-    """With defaults, in the internal form."""
+    """With defaults, for its mode."""
     warnings: tuple[str, ...] = ()
     """Sentences about what strict decoding refuses: unknown and repeated fields."""
 
 
 def load(data: bytes | str, mode: str = "") -> Loaded:
-    """Decode a configuration, fill in defaults and convert it; rules.py validates it.
+    """Decode a configuration and fill in defaults; rules.py validates it.
 
     Args:
         data: the file.
@@ -58,14 +53,12 @@ def load(data: bytes | str, mode: str = "") -> Loaded:
             raise ConfigError(f"failed to decode: yaml: not UTF-8 at byte {error.start}") from error
     plain, problems = parse_document(data)
     fields = _check_kind(plain)
-    problems += [f"unknown field {path}" for path in _unknown(KubeProxyConfiguration, fields, "")]
+    problems += [f"unknown field {path}" for path in _unknown(ProxyConfig, fields, "")]
     document = decode(fields)
     if mode:
         document = msgspec.structs.replace(document, mode=mode)
-    return Loaded(document, to_internal(apply_defaults(document)), tuple(problems))
-
-
-# Text to plain data
+    config = apply_defaults(document)
+    return Loaded(in_mode(config, config.mode), tuple(problems))
 
 
 def parse_document(text: str) -> tuple[Plain, list[str]]:
@@ -109,17 +102,14 @@ def parse_document(text: str) -> tuple[Plain, list[str]]:
     return first.value, problems
 
 
-# Plain data to the document
-
-
-def decode(fields: dict[str, Plain]) -> KubeProxyConfiguration:
+def decode(fields: dict[str, Plain]) -> ProxyConfig:
     """Return the document of plain data, without unknown fields.
 
     Raises:
         ConfigError: a value has the wrong type.
     """
     try:
-        return msgspec.convert(_prune(fields), KubeProxyConfiguration, dec_hook=_decode_hook)
+        return msgspec.convert(_prune(fields), ProxyConfig, dec_hook=_decode_hook)
     except msgspec.ValidationError as error:
         reason, _, path = str(error).partition(" - at `$")
         field = path.rstrip("`").lstrip(".")
@@ -190,68 +180,3 @@ def _unknown(kind: Any, value: Plain, path: str) -> Iterator[str]:
                 yield from _unknown(known[name], item, inside)
             elif path or name not in ("apiVersion", "kind"):
                 yield f'"{inside}"{suggest(name, known)}'
-
-
-# -- Comparing -------------------------------------------------------------------------------------
-#
-# Compare a changed configuration with the one in force: which changes apply without a restart.
-#
-# types.py marks the fields that are read once, at the start (RESTART); this module derives the
-# rest.
-
-_Section = TypeVar("_Section", bound=msgspec.Struct)
-
-
-class ReloadPlan(NamedTuple):
-    """The fields that changed, by their paths in the document, in its order."""
-
-    applied_live: list[str]
-    needs_restart: list[str]
-
-
-def reload_plan(old: ProxyConfig, new: ProxyConfig) -> ReloadPlan:
-    """Return which changes of a configuration take effect at runtime, and which need a restart.
-
-    If the mode changes, everything waits for the restart: defaults and sections depend on it.
-    """
-    if new.mode != old.mode:
-        return ReloadPlan([], ["mode"])
-    plan = ReloadPlan([], [])
-    for path, restart in _changed_fields(to_v1alpha1(old), to_v1alpha1(new)):
-        (plan.needs_restart if restart else plan.applied_live).append(path)
-    return plan
-
-
-def applied(old: ProxyConfig, new: ProxyConfig) -> ProxyConfig:
-    """Return the configuration in force after a reload: `new`, but restart-only fields of `old`."""
-    return old if new.mode != old.mode else _with_old_fields(old, new)
-
-
-def _with_old_fields(old: _Section, new: _Section) -> _Section:
-    """Return a section of `new` with the restart-only fields of `old`, at any depth."""
-    kept = {}
-    for field in msgspec.structs.fields(old):
-        before, after = getattr(old, field.name), getattr(new, field.name)
-        if needs_restart(field):
-            kept[field.name] = before
-        elif isinstance(before, msgspec.Struct):
-            kept[field.name] = _with_old_fields(before, after)
-    return msgspec.structs.replace(new, **kept)
-
-
-def _changed_fields(
-    old: msgspec.Struct, new: msgspec.Struct, prefix: str = "", *, restart: bool = False
-) -> Iterator[tuple[str, bool]]:
-    """Yield the paths of fields that differ, and whether the field or its section is marked."""
-    for field in msgspec.structs.fields(old):
-        before, after = getattr(old, field.name), getattr(new, field.name)
-        path, marked = prefix + field.encode_name, restart or needs_restart(field)
-        if isinstance(before, msgspec.Struct):
-            yield from _changed_fields(before, after, f"{path}.", restart=marked)
-        elif before != after:
-            yield path, marked
-
-
-def needs_restart(field: FieldInfo) -> bool:
-    """Return whether a field is read only at the start."""
-    return get_origin(field.type) is Annotated and RESTART in field.type.__metadata__

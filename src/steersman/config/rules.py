@@ -27,7 +27,6 @@ from steersman.config.types import (
     DetectLocal,
     FailoverSection,
     IPTables,
-    Linux,
     Logging,
     LogOptions,
     NFTables,
@@ -79,7 +78,9 @@ def _errors(config: ProxyConfig, strict_upstream: bool) -> Iterator[FieldError]:
     if spec.periods_section == "nftables":
         path = f"{ROOT}.KubeProxyNFTablesConfiguration"
         yield from validate_masquerade_bit(config.nftables, path)
-    yield from validate_linux(config.linux, f"{ROOT}.KubeProxyLinuxConfiguration")
+    yield from validate_linux(
+        config.conntrack, config.oom_score_adj, f"{ROOT}.KubeProxyLinuxConfiguration"
+    )
     yield from validate_mode(config.mode, f"{ROOT}.Mode", strict_upstream=strict_upstream)
     yield from validate_client_connection(config.client_connection, f"{ROOT}.ClientConnection")
 
@@ -112,7 +113,7 @@ def _errors(config: ProxyConfig, strict_upstream: bool) -> Iterator[FieldError]:
     yield from validate_hidden_metrics_version(config.show_hidden_metrics_for_version, path)
     mode, path = config.detect_local_mode, f"{ROOT}.DetectLocalConfiguration"
     yield from validate_detect_local_mode(mode, f"{ROOT}.DetectLocalMode")
-    yield from validate_detect_local(mode, config.detect_local, path)
+    yield from validate_detect_local(mode, config.detect_local, config.cluster_cidrs, path)
     yield from validate_logging(config.logging, config.feature_gates, f"{ROOT}.logging")
     if spec.uses_port_range and parse_port_range(config.port_range) is None:
         detail = "must be a valid port range (e.g. 300-2000)"
@@ -144,10 +145,9 @@ def validate_exclude_cidrs(cidrs: Iterable[str], path: str) -> Iterator[FieldErr
             yield invalid(f"{path}[{index}]", cidr, _CIDR)
 
 
-def validate_linux(section: Linux, path: str) -> Iterator[FieldError]:
+def validate_linux(conntrack: Conntrack, score: int | None, path: str) -> Iterator[FieldError]:
     """Check the conntrack sysctls, and that the OOM score is within the kernel's range."""
-    yield from validate_conntrack(section.conntrack, f"{path}.KubeProxyConntrackConfiguration")
-    score = section.oom_score_adj
+    yield from validate_conntrack(conntrack, f"{path}.KubeProxyConntrackConfiguration")
     if score is not None and not -1000 <= score <= 1000:
         yield invalid(f"{path}.OOMScoreAdj", score, "must be within the range [-1000, 1000]")
 
@@ -226,15 +226,17 @@ def validate_detect_local_mode(mode: str, path: str) -> Iterator[FieldError]:
         yield unsupported(path, mode, map(str, choices))
 
 
-def validate_detect_local(mode: str, section: DetectLocal, path: str) -> Iterator[FieldError]:
+def validate_detect_local(
+    mode: str, section: DetectLocal, cidrs: Sequence[str], path: str
+) -> Iterator[FieldError]:
     """Check that the settings that the mode needs are given."""
     empty = "must not be empty"
     if mode == DetectLocalMode.BRIDGE_INTERFACE and not section.bridge_interface:
         yield invalid(f"{path}.InterfaceName", "", empty)
     elif mode == DetectLocalMode.INTERFACE_NAME_PREFIX and not section.interface_name_prefix:
         yield invalid(f"{path}.InterfacePrefix", "", empty)
-    elif mode == DetectLocalMode.CLUSTER_CIDR and section.cluster_cidrs:
-        yield from validate_dual_stack_cidrs(section.cluster_cidrs, f"{path}.ClusterCIDRs")
+    elif mode == DetectLocalMode.CLUSTER_CIDR and cidrs:
+        yield from validate_dual_stack_cidrs(cidrs, f"{path}.ClusterCIDRs")
 
 
 def validate_dual_stack_cidrs(cidrs: Sequence[str], path: str) -> Iterator[FieldError]:

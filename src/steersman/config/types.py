@@ -1,10 +1,10 @@
-"""The configuration in two forms: the document (v1alpha1), and the internal form.
-
-    KubeProxyConfiguration   the document that people write, with a section per upstream mode
-    ProxyConfig              the internal form: the settings of the configured mode are picked out
+"""The configuration: the document `KubeProxyConfiguration` that people write.
 
 Names and order of fields are upstream's (`kubeproxy.config.k8s.io/v1alpha1`, Kubernetes v1.36);
-`steersman` is our own block. Zero values mean "not given" until convert.py fills in defaults.
+`steersman` is our own block. Zero values mean "not given" until defaults.py fills in defaults.
+
+Sync periods and `masqueradeAll` are settings of every mode that are written in a section of one
+mode. ProxyConfig has properties for those of the configured mode; defaults.py clears the others.
 
 A field annotated with RESTART, or a whole section, is read once, at the start. load.py derives
 from it which changes of the file take effect at runtime.
@@ -19,6 +19,7 @@ from msgspec import field
 
 from steersman.config.go import Duration, Quantity, seconds
 from steersman.model.failover import Settings
+from steersman.modes.specs import spec_of
 
 GROUP_VERSION: Final = "kubeproxy.config.k8s.io/v1alpha1"
 KIND: Final = "KubeProxyConfiguration"
@@ -93,8 +94,8 @@ class Logging(Section, frozen=True):
     """Options of the formats, without effect."""
 
 
-class V1IPTables(Section, frozen=True):
-    """`iptables` of the document."""
+class IPTables(Section, frozen=True):
+    """`iptables`."""
 
     masquerade_bit: Int32 | None = None
     """Bit of the packet mark that means masquerade, 0 to 31."""
@@ -108,8 +109,8 @@ class V1IPTables(Section, frozen=True):
     """Minimum time between two syncs."""
 
 
-class V1IPVS(Section, frozen=True):
-    """`ipvs` of the document."""
+class IPVS(Section, frozen=True):
+    """`ipvs`."""
 
     sync_period: Duration = ZERO
     """Time after which all objects are compared with the kernel's."""
@@ -117,9 +118,7 @@ class V1IPVS(Section, frozen=True):
     """Minimum time between two syncs."""
     scheduler: Annotated[str, RESTART] = ""
     """Scheduler of Services without an annotation; `rr` if it is empty."""
-    exclude_cidrs: Annotated[tuple[str, ...] | None, RESTART] = field(
-        name="excludeCIDRs", default=None
-    )
+    exclude_cidrs: Annotated[tuple[str, ...], RESTART] = field(name="excludeCIDRs", default=())
     """Virtual servers in these ranges are left alone."""
     strict_arp: Annotated[bool, RESTART] = field(name="strictARP", default=False)
     """Do not answer ARP requests for addresses of `kube-ipvs0`."""
@@ -131,8 +130,8 @@ class V1IPVS(Section, frozen=True):
     """Timeout of UDP flows; 0 keeps the kernel's."""
 
 
-class V1NFTables(Section, frozen=True):
-    """`nftables` of the document."""
+class NFTables(Section, frozen=True):
+    """`nftables`."""
 
     masquerade_bit: Int32 | None = None
     """Bit of the packet mark that means masquerade, 0 to 31."""
@@ -159,8 +158,8 @@ class Winkernel(Section, frozen=True):
     """Has no effect."""
 
 
-class V1DetectLocal(Section, frozen=True):
-    """`detectLocal` of the document."""
+class DetectLocal(Section, frozen=True):
+    """`detectLocal`."""
 
     bridge_interface: str = ""
     """Bridge of the pods of this node, for mode BridgeInterface."""
@@ -303,10 +302,10 @@ class Steersman(Section, frozen=True):
     """Spans of each change, for OpenTelemetry."""
 
 
-class BothForms(Section, frozen=True):
-    """Fields that come first in both forms, in upstream's order."""
+class ProxyConfig(Section, frozen=True):
+    """The document, in upstream's order of fields."""
 
-    feature_gates: Annotated[dict[str, bool] | None, RESTART] = None
+    feature_gates: Annotated[dict[str, bool], RESTART] = {}
     """Feature gates by name; those without effect here are ignored with a warning."""
     client_connection: Annotated[ClientConnection, RESTART] = ClientConnection()
     """Access to the API server."""
@@ -328,26 +327,21 @@ class BothForms(Section, frozen=True):
     """Has no effect: no metric is hidden."""
     mode: Annotated[str, RESTART] = ""
     """The proxy mode; "" for the default."""
-
-
-class KubeProxyConfiguration(BothForms, frozen=True):
-    """The v1alpha1 document, in upstream's order of fields."""
-
-    iptables: V1IPTables = V1IPTables()
+    iptables: IPTables = IPTables()
     """Settings of the iptables mode."""
-    ipvs: V1IPVS = V1IPVS()
+    ipvs: IPVS = IPVS()
     """Settings of the ipvs mode."""
-    nftables: V1NFTables = V1NFTables()
+    nftables: NFTables = NFTables()
     """Settings of the nftables mode."""
     winkernel: Annotated[Winkernel, RESTART] = Winkernel()
     """Settings of a mode that exists on Windows only."""
     detect_local_mode: str = ""
     """How traffic of this node's pods is recognised; `ClusterCIDR` if it is empty."""
-    detect_local: V1DetectLocal = V1DetectLocal()
+    detect_local: DetectLocal = DetectLocal()
     """Settings of `detectLocalMode`."""
     cluster_cidr: str = field(name="clusterCIDR", default="")
     """Ranges of the pods of the cluster, at most one of each family."""
-    node_port_addresses: tuple[str, ...] | None = None
+    node_port_addresses: tuple[str, ...] = ()
     """Ranges of the node's addresses that serve node ports, or `primary`; empty for all."""
     oom_score_adj: Annotated[Int32 | None, RESTART] = None
     """Adjustment of the kernel's choice when memory runs out, -1000 to 1000."""
@@ -362,70 +356,46 @@ class KubeProxyConfiguration(BothForms, frozen=True):
     steersman: Steersman = Steersman()
     """Settings that upstream lacks."""
 
+    @property
+    def sync_period(self) -> Duration:
+        """Time after which the kernel is compared with the plans, in the configured mode."""
+        return self._periods.sync_period
 
-class IPTables(Section, frozen=True):
-    """Settings of `iptables` that are not shared between modes."""
-
-    masquerade_bit: int | None = None
-    localhost_node_ports: bool | None = None
-
-
-class IPVS(Section, frozen=True):
-    """Settings of `ipvs` that are not shared between modes."""
-
-    scheduler: str = ""
-    exclude_cidrs: tuple[str, ...] = ()
-    strict_arp: bool = False
-    tcp_timeout: Duration = ZERO
-    tcp_fin_timeout: Duration = ZERO
-    udp_timeout: Duration = ZERO
-
-
-class NFTables(Section, frozen=True):
-    """Settings of `nftables` that are not shared between modes."""
-
-    masquerade_bit: int | None = None
-
-
-class DetectLocal(Section, frozen=True):
-    """How to recognise traffic of local pods."""
-
-    bridge_interface: str = ""
-    interface_name_prefix: str = ""
-    cluster_cidrs: tuple[str, ...] = ()
-
-
-class Linux(Section, frozen=True):
-    """Settings that only Linux has."""
-
-    conntrack: Conntrack = Conntrack()
-    masquerade_all: bool = False
-    oom_score_adj: Annotated[int | None, RESTART] = None
-
-
-class ProxyConfig(BothForms, frozen=True):
-    """The internal form: one sync period, taken from the section of the configured mode."""
-
-    feature_gates: Annotated[dict[str, bool], RESTART] = {}
-    iptables: IPTables = IPTables()
-    ipvs: Annotated[IPVS, RESTART] = IPVS()
-    nftables: NFTables = NFTables()
-    winkernel: Annotated[Winkernel, RESTART] = Winkernel()
-    detect_local_mode: str = ""
-    detect_local: DetectLocal = DetectLocal()
-    node_port_addresses: tuple[str, ...] = ()
-    sync_period: Duration = ZERO
-    min_sync_period: Duration = ZERO
-    """As upstream has it; the sync loop uses `min_sync_interval`."""
-    config_sync_period: Duration = ZERO
-    linux: Linux = Linux()
-    port_range: Annotated[str, RESTART] = ""
-    """Listening ports of the userspace modes, `first-last`; upstream ignores it."""
-    windows_run_as_service: Annotated[bool, RESTART] = False
-    steersman: Steersman = Steersman()
+    @property
+    def min_sync_period(self) -> Duration:
+        """As upstream has it; the sync loop uses `min_sync_interval`."""
+        return self._periods.min_sync_period
 
     @property
     def min_sync_interval(self) -> Duration:
         """Minimum time between two syncs: `steersman.minSyncPeriod`, or else the mode's."""
         own = self.steersman.min_sync_period
         return self.min_sync_period if own is None else own
+
+    @property
+    def masquerade_all(self) -> bool:
+        """Whether to masquerade everything that goes to a cluster IP, in the configured mode."""
+        return self.masquerading.masquerade_all
+
+    @property
+    def masquerading(self) -> IPTables | NFTables:
+        """The section with `masqueradeAll` and `masqueradeBit` of the configured mode."""
+        sections: dict[str, IPTables | NFTables] = {
+            "iptables": self.iptables,
+            "nftables": self.nftables,
+        }
+        return sections[spec_of(self.mode).masquerade_section]
+
+    @property
+    def cluster_cidrs(self) -> tuple[str, ...]:
+        """`clusterCIDR` as a list; unlike in upstream's flag, an empty text has no CIDR."""
+        return tuple(self.cluster_cidr.split(",")) if self.cluster_cidr else ()
+
+    @property
+    def _periods(self) -> IPTables | IPVS | NFTables:
+        sections: dict[str, IPTables | IPVS | NFTables] = {
+            "iptables": self.iptables,
+            "ipvs": self.ipvs,
+            "nftables": self.nftables,
+        }
+        return sections[spec_of(self.mode).periods_section]

@@ -7,7 +7,7 @@ from typing import Any, NamedTuple
 
 import msgspec
 
-from steersman.config.convert import apply_platform_defaults, to_v1alpha1
+from steersman.config.defaults import apply_platform_defaults
 from steersman.config.errors import ConfigError
 from steersman.config.features import gate_warnings
 from steersman.config.go import Duration
@@ -20,11 +20,12 @@ _OMIT_EMPTY = frozenset(
     {"featureGates", "vmodule", "splitStream", "windowsRunAsService", "steersman"}
 )
 """Fields that are left out if they are empty; upstream writes all others."""
+_NULL_IF_EMPTY = frozenset({"excludeCIDRs", "nodePortAddresses"})
 
 
 def to_document(config: ProxyConfig) -> dict[str, Any]:
     """Return plain data of the v1alpha1 document, fields in upstream's order."""
-    return {"kind": KIND, "apiVersion": GROUP_VERSION, **plain(to_v1alpha1(config))}
+    return {"kind": KIND, "apiVersion": GROUP_VERSION, **plain(config)}
 
 
 def to_yaml(config: ProxyConfig) -> str:
@@ -48,7 +49,8 @@ def plain(section: msgspec.Struct) -> dict[str, Any]:
         value = getattr(section, field.name)
         if field.encode_name in _OMIT_EMPTY and (not value or value == Steersman()):
             continue
-        result[field.encode_name] = _plain(value)
+        is_null = value == () and field.encode_name in _NULL_IF_EMPTY
+        result[field.encode_name] = None if is_null else _plain(value)
     return result
 
 

@@ -25,7 +25,7 @@ from steersman.compile.conntrack import (
     stale,
 )
 from steersman.compile.planner import Planner
-from steersman.config import Parsed, ProxyConfig, parse_command_line, to_mode_options
+from steersman.config import Parsed, ProxyConfig, in_mode, parse_command_line, to_mode_options
 from steersman.host.exec import SubprocessExec
 from steersman.host.facts import read_facts
 from steersman.host.process import NEEDS_NET_ADMIN
@@ -180,7 +180,7 @@ async def wanted_state(parsed: Parsed, running: World | None) -> Wanted:
     """Return the state that a command line asks for."""
     values, config = parsed.values, parsed.config
     if running and not parsed.config_file and "proxy-mode" not in values:
-        config = msgspec.structs.replace(config, mode=running.mode)
+        config = in_mode(config, running.mode)
     node = node_config(config)
     if running and not parsed.config_file:
         node = merged_config(
@@ -193,9 +193,8 @@ async def wanted_state(parsed: Parsed, running: World | None) -> Wanted:
     world = running
     if elsewhere or config.client_connection.kubeconfig or world is None:
         # For the node that the process runs for: a name that is not given is its name, too.
-        detect = msgspec.structs.replace(config.detect_local, cluster_cidrs=node.cluster_cidrs)
         named = msgspec.structs.replace(
-            config, hostname_override=node.node_name, detect_local=detect
+            config, hostname_override=node.node_name, cluster_cidr=",".join(node.cluster_cidrs)
         )
         world = await load_world(msgspec.structs.replace(parsed, config=named))
     facts = running.facts if running else await read_facts()

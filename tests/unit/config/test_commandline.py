@@ -62,9 +62,9 @@ def test_fields_are_set() -> None:
         "--feature-gates=AllAlpha=true",
         "--udp-timeout=1s",
     ).config
-    assert config.detect_local.cluster_cidrs == ("10.0.0.0/8", "fd00::/8")
-    assert config.linux.conntrack.min == 7
-    assert config.linux.masquerade_all
+    assert config.cluster_cidrs == ("10.0.0.0/8", "fd00::/8")
+    assert config.conntrack.min == 7
+    assert config.masquerade_all
     assert config.node_port_addresses == ("primary",)
     assert config.feature_gates == {"AllAlpha": True}
     assert str(config.steersman.udp_idle_timeout) == "1s"
@@ -73,7 +73,7 @@ def test_fields_are_set() -> None:
 def test_empty_addresses() -> None:
     config = parsed("--bind-address=", "--cluster-cidr=", "--healthz-bind-address=").config
     assert config.bind_address == "0.0.0.0"
-    assert config.detect_local.cluster_cidrs == ()
+    assert config.cluster_cidrs == ()
     assert config.healthz_bind_address == ""
 
 
@@ -96,7 +96,7 @@ def test_server_ports(argv: list[str], addresses: tuple[str, str]) -> None:
 def test_with_a_file_most_flags_are_ignored() -> None:
     got = parsed("--config=f", "--proxy-mode=ipvs", "--cluster-cidr=x", file="mode: nftables\n")
     assert got.config.mode == "nftables"
-    assert got.config.detect_local.cluster_cidrs == ()
+    assert got.config.cluster_cidrs == ()
     assert got.config_file == "f"
     assert got.warnings == ("ignored because --config is given: --cluster-cidr, --proxy-mode",)
 

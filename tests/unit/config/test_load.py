@@ -1,9 +1,9 @@
 import pytest
 
-from steersman.config import ConfigError, load
+from steersman.config import ConfigError, default_config, load
 from steersman.config.go import Duration
 from steersman.config.load import parse_document
-from steersman.config.types import KubeProxyConfiguration, ProxyConfig, VModule
+from steersman.config.types import ProxyConfig, VModule
 
 HEAD = "apiVersion: kubeproxy.config.k8s.io/v1alpha1\nkind: KubeProxyConfiguration\n"
 
@@ -21,7 +21,7 @@ def refusal(data: str | bytes) -> str:
 
 
 def test_an_empty_document_is_the_defaults() -> None:
-    assert load(HEAD).document == KubeProxyConfiguration()
+    assert load(HEAD).config == default_config()
     assert config("").sync_period == Duration.parse("30s")
 
 
@@ -59,10 +59,11 @@ def test_merge_keys_and_anchors() -> None:
         "ipvs: {<<: *p, minSyncPeriod: 3s}\n"
         "nftables: {<<: [*p, {syncPeriod: 1s}]}\n"
     )
-    document = load(HEAD + body).document
-    assert str(document.ipvs.sync_period) == "7s"
-    assert str(document.ipvs.min_sync_period) == "3s"
-    assert str(document.nftables.sync_period) == "7s"
+    plain, _ = parse_document(body)
+    assert isinstance(plain, dict)
+    assert plain["ipvs"] == {"syncPeriod": "7s", "minSyncPeriod": "3s"}
+    assert plain["nftables"] == {"syncPeriod": "7s", "minSyncPeriod": "2s"}
+    assert str(config(f"mode: ipvs\n{body}").sync_period) == "7s"
 
 
 def test_vmodule() -> None:

@@ -6,17 +6,16 @@ import pytest
 import yaml
 
 from steersman.config import (
-    ProxyConfig,
     applied,
     default_config,
     load,
     reload_plan,
 )
 from steersman.config.commandline import assign
-from steersman.config.convert import apply_platform_defaults
+from steersman.config.defaults import apply_platform_defaults
 from steersman.config.go import Duration
-from steersman.config.load import needs_restart
-from steersman.config.types import KubeProxyConfiguration, Steersman, VModule
+from steersman.config.reload import needs_restart
+from steersman.config.types import ProxyConfig, Steersman, VModule
 
 HEAD = "apiVersion: kubeproxy.config.k8s.io/v1alpha1\nkind: KubeProxyConfiguration\n"
 BASE = apply_platform_defaults(default_config())
@@ -32,12 +31,12 @@ def changed(**paths: object) -> ProxyConfig:
 @pytest.mark.parametrize(
     ("path", "value", "live", "later"),
     [
-        ("sync_period", Duration(5), ["iptables.syncPeriod"], []),
+        ("iptables__sync_period", Duration(5), ["iptables.syncPeriod"], []),
         ("logging__verbosity", 4, ["logging.verbosity"], []),
         ("node_port_addresses", ("primary",), ["nodePortAddresses"], []),
-        ("detect_local__cluster_cidrs", ("10.0.0.0/8",), ["clusterCIDR"], []),
+        ("cluster_cidr", "10.0.0.0/8", ["clusterCIDR"], []),
         ("steersman__split_threshold", 7, ["steersman.splitThreshold"], []),
-        ("linux__conntrack__min", 7, ["conntrack.min"], []),
+        ("conntrack__min", 7, ["conntrack.min"], []),
         ("steersman__metrics_per_service", True, ["steersman.metricsPerService"], []),
         ("steersman__eject_failing_endpoints", True, ["steersman.ejectFailingEndpoints"], []),
         ("steersman__failover__hold", Duration(7), ["steersman.failover.hold"], []),
@@ -52,7 +51,7 @@ def changed(**paths: object) -> ProxyConfig:
         ("hostname_override", "x", [], ["hostnameOverride"]),
         ("logging__format", "json", [], ["logging.format"]),
         ("logging__vmodule", (VModule(file_pattern="a"),), [], ["logging.vmodule"]),
-        ("linux__oom_score_adj", -7, [], ["oomScoreAdj"]),
+        ("oom_score_adj", -7, [], ["oomScoreAdj"]),
     ],
 )
 def test_what_a_reload_does(path: str, value: object, live: list[str], later: list[str]) -> None:
@@ -74,7 +73,7 @@ def test_a_mode_change_waits_for_the_restart() -> None:
 
 
 def test_pointers_that_appear_are_changes() -> None:
-    new = changed(linux__conntrack__tcp_established_timeout=None)
+    new = changed(conntrack__tcp_established_timeout=None)
     assert reload_plan(BASE, new).applied_live == ["conntrack.tcpEstablishedTimeout"]
 
 
@@ -100,4 +99,4 @@ def marked(kind: type[msgspec.Struct], prefix: str = "") -> Iterator[str]:
 def test_the_documentation_lists_every_field_that_needs_a_restart() -> None:
     page = (Path(__file__).parents[3] / "docs/configuration.md").read_text()
     listed = page.partition("## A changed file")[2].split("```")[1].split()
-    assert set(listed) == set(marked(KubeProxyConfiguration))
+    assert set(listed) == set(marked(ProxyConfig))

@@ -3,19 +3,19 @@ from msgspec.structs import replace
 
 from steersman.config import ProxyConfig, load, to_failover_settings, validate
 from steersman.config.commandline import assign
-from steersman.config.convert import apply_platform_defaults
+from steersman.config.defaults import apply_platform_defaults, in_mode
 from steersman.config.errors import FieldError, printed
 from steersman.config.features import enabled, gate_warnings
 from steersman.config.go import Duration, Quantity
 from steersman.config.rules import _FAILOVER_RANGES, parse_port_range, validate_dual_stack_cidrs
-from steersman.config.types import FailoverSection, LogOptions, StateServer, VModule
+from steersman.config.types import FailoverSection, IPTables, LogOptions, StateServer, VModule
 from steersman.model.failover import Settings
 from steersman.model.findings import Severity
 
 HEAD = "apiVersion: kubeproxy.config.k8s.io/v1alpha1\nkind: KubeProxyConfiguration\n"
 GOOD = apply_platform_defaults(load(HEAD).config)
-IPVS = replace(GOOD, mode="ipvs")
-NFTABLES = replace(GOOD, mode="nftables")
+IPVS = in_mode(GOOD, "ipvs")
+NFTABLES = in_mode(GOOD, "nftables")
 NEGATIVE = Duration(-1_000_000_000)
 NOT_NEGATIVE = "must be greater than or equal to 0"
 LINUX = "KubeProxyLinuxConfiguration"
@@ -33,7 +33,10 @@ def test_the_defaults_are_valid() -> None:
     assert texts(GOOD, strict_upstream=True) == []
     second = Duration.parse("1s")
     bare = ProxyConfig(
-        bind_address="::", sync_period=second, config_sync_period=second, logging=GOOD.logging
+        bind_address="::",
+        iptables=IPTables(sync_period=second),
+        config_sync_period=second,
+        logging=GOOD.logging,
     )
     assert texts(bare) == []
 
@@ -57,18 +60,18 @@ def test_the_defaults_are_valid() -> None:
         (IPVS, "ipvs.exclude_cidrs", ("10.0.0.0/8", "x"),
          'KubeProxyIPVSConfiguration.ExcludeCidrs[1]: Invalid value: "x": must be a valid CIDR'),
         (GOOD, "ipvs.udp_timeout", NEGATIVE, ""),
-        (GOOD, "linux.conntrack.max_per_core", -1,
+        (GOOD, "conntrack.max_per_core", -1,
          f"{CONNTRACK}.MaxPerCore: Invalid value: -1: {NOT_NEGATIVE}"),
-        (GOOD, "linux.conntrack.min", -1, f"{CONNTRACK}.Min: Invalid value: -1: {NOT_NEGATIVE}"),
-        (GOOD, "linux.conntrack.tcp_established_timeout", NEGATIVE,
+        (GOOD, "conntrack.min", -1, f"{CONNTRACK}.Min: Invalid value: -1: {NOT_NEGATIVE}"),
+        (GOOD, "conntrack.tcp_established_timeout", NEGATIVE,
          f'{CONNTRACK}.TCPEstablishedTimeout: Invalid value: "-1s": {NOT_NEGATIVE}'),
-        (GOOD, "linux.conntrack.tcp_close_wait_timeout", NEGATIVE,
+        (GOOD, "conntrack.tcp_close_wait_timeout", NEGATIVE,
          f'{CONNTRACK}.TCPCloseWaitTimeout: Invalid value: "-1s": {NOT_NEGATIVE}'),
-        (GOOD, "linux.conntrack.udp_timeout", NEGATIVE,
+        (GOOD, "conntrack.udp_timeout", NEGATIVE,
          f'{CONNTRACK}.UDPTimeout: Invalid value: "-1s": {NOT_NEGATIVE}'),
-        (GOOD, "linux.conntrack.udp_stream_timeout", NEGATIVE,
+        (GOOD, "conntrack.udp_stream_timeout", NEGATIVE,
          f'{CONNTRACK}.UDPStreamTimeout: Invalid value: "-1s": {NOT_NEGATIVE}'),
-        (GOOD, "linux.oom_score_adj", -1001,
+        (GOOD, "oom_score_adj", -1001,
          f"{LINUX}.OOMScoreAdj: Invalid value: -1001: must be within the range [-1000, 1000]"),
         (GOOD, "mode", "foo", 'Mode.ProxyMode: Invalid value: "foo": must be ebpf, iptables, '
          "ipvs, nftables, userspace, winuserspace or blank (blank means the best-available proxy "
@@ -79,9 +82,10 @@ def test_the_defaults_are_valid() -> None:
          f"ClientConnection.Burst: Invalid value: -5: {NOT_NEGATIVE}"),
         (GOOD, "config_sync_period", Duration(0),
          'ConfigSyncPeriod: Invalid value: "0s": must be greater than 0'),
-        (GOOD, "min_sync_period", Duration.parse("1m"), 'SyncPeriod: Invalid value: "1m0s": '
+        (GOOD, "iptables.min_sync_period", Duration.parse("1m"),
+         'SyncPeriod: Invalid value: "1m0s": '
          "must be greater than or equal to KubeProxyConfiguration.MinSyncPeriod"),
-        (GOOD, "min_sync_period", NEGATIVE,
+        (GOOD, "iptables.min_sync_period", NEGATIVE,
          f'MinSyncPeriod: Invalid value: "-1s": {NOT_NEGATIVE}'),
         (GOOD, "bind_address", "[::]", 'BindAddress: Invalid value: "[::]": '
          "not a valid textual representation of an IP address"),
@@ -107,12 +111,12 @@ def test_the_defaults_are_valid() -> None:
          'DetectLocalConfiguration.InterfacePrefix: Invalid value: "": must not be empty'),
         (GOOD, "detect_local_mode", "NodeCIDR", ""),
         (GOOD, "detect_local_mode", "", ""),
-        (GOOD, "detect_local.cluster_cidrs", ("10.0.0.0/8", "fd00::/8"), ""),
-        (GOOD, "detect_local.cluster_cidrs", ("10.0.0.0/8", "11.0.0.0/8"),
+        (GOOD, "cluster_cidr", "10.0.0.0/8,fd00::/8", ""),
+        (GOOD, "cluster_cidr", "10.0.0.0/8,11.0.0.0/8",
          'DetectLocalConfiguration.ClusterCIDRs: Invalid value: ["10.0.0.0/8","11.0.0.0/8"]: '
          "must be a either a single CIDR or dual-stack pair of CIDRs "
          "(e.g. [10.100.0.0/16, fde4:8dba:82e1::/48]"),
-        (GOOD, "detect_local.cluster_cidrs", ("a", "b", "c"),
+        (GOOD, "cluster_cidr", "a,b,c",
          'DetectLocalConfiguration.ClusterCIDRs: Invalid value: ["a","b","c"]: '
          "must be a either a single CIDR or dual-stack pair of CIDRs "
          "(e.g. [10.100.0.0/16, fde4:8dba:82e1::/48]"),
@@ -218,9 +222,9 @@ def test_all_errors_come_in_upstreams_order() -> None:
         "logging.format": "xml",
         "detect_local_mode": "Guess",
         "bind_address": "x",
-        "sync_period": NEGATIVE,
+        "iptables.sync_period": NEGATIVE,
         "mode": "foo",
-        "linux.oom_score_adj": 5000,
+        "oom_score_adj": 5000,
         "iptables.masquerade_bit": 99,
     }.items():
         config = assign(config, path, value)

@@ -18,7 +18,7 @@ from steersman.config import (
     validate,
 )
 from steersman.config.commandline import assign
-from steersman.config.convert import apply_platform_defaults
+from steersman.config.defaults import apply_platform_defaults
 
 HEAD = "apiVersion: kubeproxy.config.k8s.io/v1alpha1\nkind: KubeProxyConfiguration\n"
 BASE = apply_platform_defaults(default_config())
@@ -54,7 +54,7 @@ def test_what_cannot_be_read() -> None:
 
 
 def test_a_refused_configuration_is_shown_as_findings() -> None:
-    broken = Invalid(validate(assign(replace(BASE, mode="x"), "linux.oom_score_adj", 9999)))
+    broken = Invalid(validate(assign(replace(BASE, mode="x"), "oom_score_adj", 9999)))
     assert [finding.field for finding in findings(broken, "f")] == [
         "KubeProxyLinuxConfiguration.OOMScoreAdj",
         "Mode.ProxyMode",

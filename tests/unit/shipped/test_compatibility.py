@@ -11,7 +11,7 @@ import msgspec
 import pytest
 
 from steersman.config.flags import UPSTREAM as FLAGS
-from steersman.config.types import KubeProxyConfiguration, Section
+from steersman.config.types import ProxyConfig, Section
 from steersman.modes.specs import SPECS
 from steersman.run.observe.metric_table import DECLARED
 from steersman.run.observe.metrics import Metrics
@@ -79,7 +79,7 @@ def test_every_flag_of_upstream() -> None:
 
 
 def test_every_field_of_upstream() -> None:
-    wanted = [path for path in fields(KubeProxyConfiguration()) if not path.startswith("steersman")]
+    wanted = [path for path in fields(ProxyConfig()) if not path.startswith("steersman")]
     assert list(named("Configuration file")) == wanted
 
 

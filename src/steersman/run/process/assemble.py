@@ -14,7 +14,7 @@ import time
 import msgspec
 
 from steersman.compile.node import missing_cluster_cidr
-from steersman.config import Parsed
+from steersman.config import Parsed, in_mode
 from steersman.host.facts import read_facts
 from steersman.model.switch import SwitchRequest
 from steersman.run.observe.drift import DriftLog, DriftPage
@@ -94,7 +94,7 @@ async def assemble(
     source = make_source(parsed.config, node_config(parsed.config).node_name)
     chosen = await machine.choose_mode(parsed.config)
     mode = chosen.mode
-    config = msgspec.structs.replace(parsed.config, mode=mode.name)
+    config = in_mode(parsed.config, mode.name)
     facts = await read_facts()
     node = node_config(config)
     if problem := missing_cluster_cidr(node):

@@ -19,7 +19,7 @@ from typing import Any, NamedTuple
 
 import msgspec
 
-from steersman.config import ConfigError, ProxyConfig
+from steersman.config import ConfigError, ProxyConfig, in_mode
 from steersman.host.facts import watch_addresses
 from steersman.host.process import notify_supervisor
 from steersman.model.errors import BusyError
@@ -232,7 +232,7 @@ class Daemon:
 
     async def _sync_forever(self) -> None:
         """Wait for this node's object, then sync until cancelled."""
-        score = self._reloader.current.linux.oom_score_adj
+        score = self._reloader.current.oom_score_adj
         if score is not None and (warning := self._machine.set_oom_score(score)):
             log.info("%s", warning)
         if isinstance(self._source, ApiServerSource):
@@ -337,7 +337,7 @@ class Daemon:
     def _use(self, config: ProxyConfig) -> None:
         """Apply a changed configuration while running."""
         mode = self.engine.mode
-        config = msgspec.structs.replace(config, mode=mode.name)  # it may be a fallback
+        config = in_mode(config, mode.name)  # it may be a fallback
         # Everything that is planned by it, then the parts that use it directly.
         facts = self.sync.store.facts
         node = self._machine.allow_localhost_node_ports(node_config(config), mode, facts)

@@ -176,7 +176,7 @@ def set_conntrack(config: ProxyConfig, traits: Traits) -> None:
     """
     if not traits.tracks_connections:
         return
-    block = config.linux.conntrack
+    block = config.conntrack
 
     def seconds(value: Duration | None) -> float | None:
         return None if value is None else value.seconds

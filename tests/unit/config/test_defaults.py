@@ -8,24 +8,20 @@ from steersman.config import (
     ProxyConfig,
     configz,
     default_config,
+    in_mode,
     load,
     parse_command_line,
-    to_internal,
     to_node_config,
-    to_v1alpha1,
     to_yaml,
 )
-from steersman.config.convert import apply_defaults, apply_platform_defaults
+from steersman.config.defaults import apply_defaults, apply_platform_defaults
 from steersman.config.go import Duration
 from steersman.config.types import (
-    V1IPVS,
+    IPVS,
     DetectLocal,
     IPTables,
-    KubeProxyConfiguration,
     NFTables,
     Steersman,
-    V1IPTables,
-    V1NFTables,
 )
 from steersman.model.inputs import DetectLocalMode, NodeConfig
 
@@ -54,7 +50,7 @@ def test_the_mode_says_which_section_counts(
     config = load(f"{HEAD}mode: '{mode}'\n{PERIODS}").config
     assert (str(config.sync_period), str(config.min_sync_period)) == periods
     assert str(config.min_sync_interval) == periods[1]
-    assert config.linux.masquerade_all is masquerade_all
+    assert config.masquerade_all is masquerade_all
     assert to_node_config(config).masquerade_bit == bit
 
 
@@ -66,11 +62,12 @@ def test_the_mode_says_which_section_counts(
         ("nftables", ("0s", "0s", "11s", False, True)),
     ],
 )
-def test_the_way_back_fills_the_section_of_the_mode(
+def test_in_another_mode_its_section_counts(
     mode: str, sections: tuple[str, str, str, bool, bool]
 ) -> None:
     config = load(HEAD + PERIODS).config
-    document = to_v1alpha1(replace(config, mode=mode))
+    document = in_mode(config, mode)
+    assert (str(document.sync_period), document.masquerade_all) == ("11s", True)
     assert sections == (
         str(document.iptables.sync_period),
         str(document.ipvs.sync_period),
@@ -98,7 +95,7 @@ def test_cheap_modes_do_not_wait_unless_asked_to(body: str, interval: str) -> No
 
 
 def test_ipv6_bind_addresses_move_the_servers() -> None:
-    config = apply_defaults(KubeProxyConfiguration(bind_address="::"))
+    config = apply_defaults(ProxyConfig(bind_address="::"))
     assert config.healthz_bind_address == "[::]:10256"
     assert config.metrics_bind_address == "[::1]:10249"
 
@@ -108,10 +105,10 @@ def test_zero_is_kept_where_upstream_has_a_pointer() -> None:
         HEAD + "oomScoreAdj: 0\nconntrack: {min: 0, tcpEstablishedTimeout: 0s}\n"
         "iptables: {masqueradeBit: 0, localhostNodePorts: false}\n"
     )
-    linux = document.config.linux
-    assert (linux.oom_score_adj, linux.conntrack.min) == (0, 0)
-    assert linux.conntrack.tcp_established_timeout == 0
-    assert document.config.iptables == IPTables(masquerade_bit=0, localhost_node_ports=False)
+    config = document.config
+    assert (config.oom_score_adj, config.conntrack.min) == (0, 0)
+    assert config.conntrack.tcp_established_timeout == 0
+    assert (config.iptables.masquerade_bit, config.iptables.localhost_node_ports) == (0, False)
 
 
 def test_platform_defaults() -> None:
@@ -131,11 +128,8 @@ def test_the_plan_gets_its_part() -> None:
         hostname_override="n1",
         bind_address="010.1.2.3",
         detect_local_mode="InterfaceNamePrefix",
-        detect_local=DetectLocal(
-            bridge_interface="br0",
-            interface_name_prefix="veth",
-            cluster_cidrs=("10.244.1.1/16", "junk"),
-        ),
+        detect_local=DetectLocal(bridge_interface="br0", interface_name_prefix="veth"),
+        cluster_cidr="10.244.1.1/16,junk",
         node_port_addresses=("192.168.0.1/16", "primary"),
         iptables=IPTables(localhost_node_ports=False),
         nftables=NFTables(),
@@ -163,19 +157,19 @@ def test_only_the_ipvs_mode_falls_back(mode: str, falls_back: bool) -> None:
 
 
 def test_written_and_read_again_it_is_the_same() -> None:
-    document = KubeProxyConfiguration(
+    document = ProxyConfig(
         mode="ipvs",
         feature_gates={"AllAlpha": True},
         hostname_override="0x1F",
         port_range="1e3",
         cluster_cidr="10.0.0.0/8,fd00::/8",
         show_hidden_metrics_for_version="1.35",
-        ipvs=V1IPVS(sync_period=Duration(5), exclude_cidrs=("a", "2026-01-01", "1:30", "")),
-        iptables=V1IPTables(),
-        nftables=V1NFTables(masquerade_bit=3),
+        ipvs=IPVS(sync_period=Duration(5), exclude_cidrs=("a", "2026-01-01", "1:30", "")),
+        iptables=IPTables(),
+        nftables=NFTables(masquerade_bit=3),
         windows_run_as_service=True,
     )
-    config = apply_platform_defaults(to_internal(apply_defaults(document)))
+    config = apply_platform_defaults(in_mode(apply_defaults(document), "ipvs"))
     text = to_yaml(config)
     assert load(text).config == config
     assert 'hostnameOverride: "0x1F"' in text
