@@ -17,8 +17,6 @@ from collections.abc import Callable, Coroutine
 from contextlib import suppress
 from typing import Any, NamedTuple
 
-import msgspec
-
 from steersman.config import ConfigError, ProxyConfig, in_mode
 from steersman.host.facts import watch_addresses
 from steersman.host.process import notify_supervisor
