@@ -32,7 +32,7 @@ class Flows:
         self._make, self._every = make, every
         self._selector = selectors.DefaultSelector()
         self._answers: dict[Way, tuple[float, str]] = {}
-        """When each client was last answered, and by whom."""
+        """When each client was last answered, and by which endpoint."""
         self._moved: dict[Way, float] = {}
         """When it was first answered by that endpoint."""
         self._stop = threading.Event()
