@@ -14,6 +14,8 @@ import yaml
 
 from tests.support.builders import kube
 from tests.support.lab.cluster import Lab, Layout, Pod
+from tests.support.lab.mounts import Mounts, ebpf_mounts
+from tests.support.lab.sockets import CGROUPS
 
 NODE, NODE6, OUTSIDE, OUTSIDE6 = "192.0.2.1", "2001:db8::1", "203.0.113.9", "2001:db8:9::9"
 CLIENT, CLIENT6 = "10.244.7.7", "fd00:10:244::7"
@@ -35,8 +37,12 @@ class UdpCluster:
             *(f"--proxy-mode={mode}", "--hostname-override=here", "--conntrack-max-per-core=0"),
             "--cluster-cidr=10.244.0.0/16,fd00:10:244::/64",
         ]
+        cgroup, script = ebpf_mounts(lab)
+        self._mounts = Mounts(script)
+        into = f'echo 0 > {cgroup}/cgroup.threads && exec "$@"'
+        argv = ["sh", "-c", into, "sh", *self._mounts.argv(*command)]
         with self.log.open("wb") as log:
-            self.process = subprocess.Popen(lab.exec_argv(command), stdout=log, stderr=log)
+            self.process = subprocess.Popen(lab.exec_argv(argv), stdout=log, stderr=log)
 
     def apply(self, ends: Sequence[str], ends6: Sequence[str], **service: Any) -> None:
         """Replace the objects by others."""
@@ -62,6 +68,8 @@ class UdpCluster:
     def close(self) -> None:
         self.process.kill()
         self.process.wait()
+        self._mounts.close()
+        del CGROUPS[self.lab.node.path]
 
 
 @contextmanager
