@@ -42,27 +42,31 @@ _NAMES = st.sets(st.sampled_from("abc")).map(lambda names: [ObjectName("shop", n
 )
 def test_only_a_pass_that_began_after_the_change_pays_for_it(steps: list[Any]) -> None:
     """Passes may overlap and end in any order; none that failed counts."""
-    owed, since, passes = Debts(), dict[ObjectName, int](), list[tuple[int, Any]]()
+    owed, since = Debts(), dict[tuple[bool, ObjectName], int]()
+    passes = list[tuple[int, bool, Any]]()
     for now, (step, what) in enumerate(steps):
         if step in ("changed", "due"):
-            owed.owe(what, changed=step == "changed")
-            since |= dict.fromkeys(what, now)
+            changed = step == "changed"
+            owed.owe(what, changed=changed)
+            since |= dict.fromkeys(((changed, name) for name in what), now)
         elif step == "begin":
-            debts = owed.next(what)
-            assert bool(debts) == bool(since)
-            passes.append((now, debts))
+            changed = any(each for each, _ in since)
+            batch = owed.next(what)
+            of_kind = [name for each, name in since if each == changed]
+            assert len(batch.keys) == min(what, len(of_kind))
+            passes.append((now, changed, batch))
         elif passes:
-            began, debts = passes.pop(what % len(passes))
+            began, changed, batch = passes.pop(what % len(passes))
             if step == "pay":
-                owed.paid(debts, 0.0)
-                for name in debts:
-                    if since.get(name, now) < began:
-                        del since[name]
+                owed.paid(batch, 0.0)
+                for name in batch.keys:
+                    if since.get((changed, name), now) < began:
+                        del since[changed, name]
         assert len(owed) == len(since)
-    left = set[Key]()
-    while debts := owed.next(9):
-        left |= debts.keys()
-        owed.paid(debts, 0.0)
+    left = set[tuple[bool, Key]]()
+    while keys := (batch := owed.next(9)).keys:
+        left |= {(any(each for each, _ in since.keys() - left), key) for key in keys}
+        owed.paid(batch, 0.0)
     assert left == since.keys()
 
 
@@ -514,7 +518,7 @@ async def test_a_change_comes_before_the_hourly_clean_up() -> None:
     world.store.upsert(ends(f"s{count - 1}", "10.1.0.9"))
     await world.report()
     assert await world.advance(0.5) == [["10.96.7.207"]]
-    assert world.stale_entries.owed == AT_ONCE - 1
+    assert world.stale_entries.owed == AT_ONCE
     task.cancel()
     await asyncio.gather(task, return_exceptions=True)
 

@@ -30,7 +30,7 @@ import logging
 from collections.abc import Awaitable, Callable, Collection, Iterable, Mapping
 from itertools import islice, takewhile
 from math import inf
-from typing import TypeAlias
+from typing import NamedTuple, TypeAlias
 
 from steersman.compile.conntrack import (
     ServedPort,
@@ -42,6 +42,7 @@ from steersman.compile.conntrack import (
     stale,
 )
 from steersman.host.sysctl import SysctlError
+from steersman.model.change_log import ChangeLog, Cursor
 from steersman.model.conntrack import Cleanup, Confirm, Stale
 from steersman.model.names import Family, ObjectName, PlanKey, Protocol
 from steersman.model.plan import NodePlan, ServicePlan
@@ -79,6 +80,15 @@ Key: TypeAlias = ObjectName | bytes
 """A Service, or a destination that one has left (packed as in `Stale`)."""
 
 
+class Batch(NamedTuple):
+    """Debts that a pass pays; they remain debts until it has succeeded."""
+
+    keys: tuple[Key, ...]
+    cursor: Cursor[Key]
+    revision: int
+    """Where the cursor moves then."""
+
+
 class Debts:
     """What may still have stale entries in one table, in one family."""
 
@@ -88,13 +98,13 @@ class Debts:
         Args:
             again: whether changed Services are cleaned once more, `AGAIN` seconds later.
         """
-        self._changed: dict[Key, int] = {}
-        """Services that changed, with marks: these come first."""
-        self._due: dict[Key, int] = {}
-        """Services to clean for another reason, with marks."""
+        self._changed: ChangeLog[Key] = ChangeLog(keeps=False)
+        """What changed: it comes first."""
+        self._due: ChangeLog[Key] = ChangeLog(keeps=False)
+        """What is cleaned for another reason."""
+        self._changed_paid, self._due_paid = self._changed.cursor(), self._due.cursor()
         self._again: dict[Key, float] | None = {} if again else None
-        """When changed Services that were cleaned are due once more, the first one first."""
-        self._last_mark = 0
+        """When changes that were paid are due once more, the first one first."""
         self.failures = 0
         """Passes in a row that failed."""
         self.not_before = 0.0
@@ -105,30 +115,32 @@ class Debts:
         """Whether a failure was logged since the last success."""
 
     def __len__(self) -> int:
-        return len(self._changed.keys() | self._due)
+        return len(self._changed) + len(self._due)
 
     def owe(self, keys: Iterable[Key], *, changed: bool = True) -> None:
-        """Record Services to clean: passes that have begun do not count for them."""
-        self._last_mark += 1
-        marks = self._changed if changed else self._due
-        marks.update(dict.fromkeys(keys, self._last_mark))
+        """Record what to clean: passes that have begun do not count for it."""
+        log = self._changed if changed else self._due
+        for key in keys:
+            log.touch(key)
         if changed and self.answers:
             self.not_before = 0.0
 
-    def next(self, count: int) -> Mapping[Key, int]:
-        """Return the oldest debts of those that come first, with marks for `paid`; they remain."""
-        return dict.fromkeys(islice(self._changed or self._due, count), self._last_mark)
+    def next(self, count: int) -> Batch:
+        """Return the oldest debts of those that come first."""
+        changed = self._changed_paid.behind
+        log, cursor = (
+            (self._changed, self._changed_paid) if changed else (self._due, self._due_paid)
+        )
+        keys = tuple(cursor.changed()[0][:count])
+        return Batch(keys, cursor, log.revision_of(keys[-1]) if keys else cursor.at)
 
-    def paid(self, debts: Mapping[Key, int], now: float) -> None:
-        """Remove debts that a pass has paid, except of Services that changed since `next`."""
-        for key, mark in debts.items():
-            if self._due.get(key, inf) <= mark:
-                del self._due[key]
-            if self._changed.get(key, inf) <= mark:
-                del self._changed[key]
-                if self._again is not None:
-                    self._again.pop(key, None)
-                    self._again[key] = now + AGAIN
+    def paid(self, batch: Batch, now: float) -> None:
+        """Remove debts that a pass has paid, except for what changed since `next`."""
+        batch.cursor.move(batch.revision)
+        if batch.cursor is self._changed_paid and self._again is not None:
+            for key in batch.keys:
+                self._again.pop(key, None)
+                self._again[key] = now + AGAIN
 
     def begin(self, now: float, rested: float, ended: float) -> float:
         """Return when the next pass may begin; infinity if there is nothing to do.
@@ -139,14 +151,14 @@ class Debts:
             ended: the end of its last pass.
         """
         again = self._again or {}
-        if keys := tuple(takewhile(lambda key: again[key] <= now, again)):
-            self.owe(keys, changed=False)
-            for key in keys:
-                del again[key]
+        keys = tuple(takewhile(lambda key: again[key] <= now, again))
+        self.owe(keys, changed=False)
+        for key in keys:
+            del again[key]
         times = [*islice(again.values(), 1)]
-        if self._changed:
+        if self._changed_paid.behind:
             times.append(max(self.not_before, min(rested, ended + _LONGEST_REST)))
-        if self._due:
+        if self._due_paid.behind:
             times.append(max(self.not_before, rested))
         return min(times, default=inf)
 
@@ -325,9 +337,9 @@ class StaleEntryCleaner:
 
     async def _pay(self, table: str, family: Family, owed: Debts) -> float:
         """Make one pass for the debts that come first; return the CPU seconds it took."""
-        debts = owed.next(AT_ONCE)
+        batch = owed.next(AT_ONCE)
         try:
-            result = await self._pass(table, family, debts)
+            result = await self._pass(table, family, batch.keys)
         except Exception as error:
             owed.answers = False
             self._failed(table, family, owed, f"{type(error).__name__}: {error}")
@@ -339,14 +351,14 @@ class StaleEntryCleaner:
             owed.answers = True
             self._failed(table, family, owed, "the table changed while it was listed", warn=False)
         else:
-            owed.paid(debts, self._clock.time())
+            owed.paid(batch, self._clock.time())
             owed.failures = 0
             if owed.warned:
                 owed.warned = False
                 log.info("%s %s: resolved: no stale entries remain", family.kubernetes, table)
         return result.seconds
 
-    async def _pass(self, table: str, family: Family, debts: Mapping[Key, int]) -> Cleanup:
+    async def _pass(self, table: str, family: Family, debts: Collection[Key]) -> Cleanup:
         """Delete the stale entries of some Services."""
         began, label = self._clock.time(), family.kubernetes
         if table == _UNTRANSLATED:
