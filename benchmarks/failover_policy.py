@@ -11,11 +11,14 @@ from __future__ import annotations
 import argparse
 from collections.abc import Iterator, Mapping, Sequence
 from statistics import fmean
-from typing import NamedTuple
+from typing import Any, NamedTuple
+from unittest.mock import patch
 
-from steersman.failover.memory import Known
+from steersman.failover import tuning
+from steersman.failover.endpoint import Endpoint
 from steersman.failover.policy import Policy
-from steersman.model.failover import Backend, Observation, Settings
+from steersman.failover.states import Presumed, Suspect
+from steersman.model.failover import Backend, Ejection, Observation, Settings
 from tests.support.failover import Fault, Network, endpoints, on_node
 
 BEGINS = 20.0
@@ -52,12 +55,19 @@ class Choice(NamedTuple):
     """A policy to compare."""
 
     name: str
-    settings: Settings
     kind: type[Policy[str]] = Policy
+    settings: Settings = Settings()
+    tuning: Mapping[str, Any] = {}
+    """Other values for constants of failover/tuning.py."""
 
 
 def run(case: Case, choice: Choice, seed: int) -> Outcome:
     """Simulate a case once."""
+    with patch.multiple(tuning, **choice.tuning):
+        return _run(case, choice, seed)
+
+
+def _run(case: Case, choice: Choice, seed: int) -> Outcome:
     network = Network(
         case.members,
         seed=seed,
@@ -125,21 +135,46 @@ class Blind(Policy[str]):
 class NoRule(Policy[str]):
     """Ejects whatever fails three probes."""
 
-    def _others_answer(self, backend: Backend, found: Known, since: float) -> bool:  # noqa: ARG002
+    def _others_answer(self, backend: Backend, endpoint: Endpoint, since: float) -> bool:  # noqa: ARG002
         return True
 
 
 class SpanRule(Policy[str]):
     """Ejects nothing while each node has an endpoint that is suspect or out."""
 
-    def _others_answer(self, backend: Backend, found: Known, since: float) -> bool:  # noqa: ARG002
+    def _others_answer(self, backend: Backend, endpoint: Endpoint, since: float) -> bool:  # noqa: ARG002
         return any(
             all(
-                (known := self._backends[each]).series is None and not known.ejection for each in on
+                not isinstance((mate := self._endpoints[each]).state, Suspect | Presumed)
+                and not mate.ejection
+                for each in on
             )
             for node, on in self._on_node.items()
-            if on and node != found.node
+            if on and node != endpoint.node
         )
+
+
+class Panic(Policy[str]):
+    """Ejects nobody from a pool of which a share is down."""
+
+    share: float
+
+    def ejected(self, pool: str) -> tuple[Ejection, ...]:
+        members = [self._endpoints[each] for each in self._pools.get(pool, ())]
+        down = sum(each.ejection is not None for each in members)
+        return () if down >= self.share * len(members) else super().ejected(pool)
+
+
+class Panic50(Panic):
+    share = 0.5
+
+
+class Panic70(Panic):
+    share = 0.7
+
+
+class Panic90(Panic):
+    share = 0.9
 
 
 def shares(seeds: int) -> None:
@@ -152,12 +187,12 @@ def shares(seeds: int) -> None:
         fault = Fault(gone, BEGINS, EVER)
         cases.append(Case(name, members, (fault,), rate=200 * load, capacity=20))
     choices = [
-        Choice("nothing ejected", Settings(), Blind),
-        Choice("limit 50 %", Settings(confirmed_share=0.5)),
-        Choice("limit 90 %, panic from 50 %", Settings(panic_share=0.5)),
-        Choice("limit 90 %, panic from 70 %", Settings(panic_share=0.7)),
-        Choice("limit 90 %, panic from 90 %", Settings(panic_share=0.9)),
-        Choice("**limit 90 %, panic from 100 %**", Settings()),
+        Choice("nothing ejected", Blind),
+        Choice("limit 50 %", settings=Settings(confirmed_share=0.5)),
+        Choice("limit 90 %, panic from 50 %", Panic50),
+        Choice("limit 90 %, panic from 70 %", Panic70),
+        Choice("limit 90 %, panic from 90 %", Panic90),
+        Choice("**limit 90 %, panic from 100 %**"),
     ]
     table("Limit and panic share", cases, choices, seeds)
 
@@ -187,9 +222,9 @@ def own_link(seeds: int) -> None:
         Case("one endpoint of each node hangs", members, (Fault(frozenset(first), BEGINS, EVER),)),
     ]
     choices = [
-        Choice("no rule", Settings(), NoRule),
-        Choice("nothing if suspects span all nodes", Settings(), SpanRule),
-        Choice("**another endpoint must answer**", Settings()),
+        Choice("no rule", NoRule),
+        Choice("nothing if suspects span all nodes", SpanRule),
+        Choice("**another endpoint must answer**"),
     ]
     table("Whose fault it is", cases, choices, seeds)
 
@@ -215,7 +250,7 @@ def refusals(seeds: int) -> None:
     choices = [
         Choice(
             f"{number} within {interval:g} s",
-            Settings(refused_probes=number, refused_interval=interval),
+            tuning={"REFUSED_PROBES": number, "REFUSED_INTERVAL": interval},
         )
         for number, interval in ((1, 0.1), (2, 0.05), (2, 0.1), (2, 0.3), (3, 0.1), (3, 0.3))
     ]
@@ -240,7 +275,7 @@ def forgiveness(seeds: int) -> None:
         Case("silent 30 s each 10 min", members, flaps(30, 600, 6), rate=10, seconds=3800),
     ]
     choices = [
-        Choice(name, Settings(forgiveness=value))
+        Choice(name, tuning={"FORGIVENESS": value})
         for name, value in (
             ("at once", 0.0),
             ("60 s", 60.0),

@@ -14,8 +14,10 @@ from msgspec import structs
 
 from steersman.compile import service_plan
 from steersman.compile.planner import Planner
-from steersman.failover.memory import Known
+from steersman.failover import policy
+from steersman.failover.endpoint import Endpoint
 from steersman.failover.policy import Policy
+from steersman.failover.states import NEVER, Ejected, Healthy, Series, Suspect, Waiting
 from steersman.host import linux, rtnetlink
 from steersman.model.conntrack import Stale
 from steersman.model.failover import Backend, Ejection, Observation
@@ -107,21 +109,14 @@ def believe_every_probe() -> None:
     """Failed probes also count of an endpoint whose policy denies them."""
     _replace(Policy, "_is_believed", lambda *_: True)
     _replace(Policy, "_others_answer", lambda *_: True)
-    ejected = Policy.ejected
-
-    def anyway(self: Policy[Any], pool: Any) -> tuple[Ejection, ...]:
-        for backend in self._pools.get(pool, ()):
-            self._backends[backend].suspected_at = float("-inf")
-        return ejected(self, pool)
-
-    _replace(Policy, "ejected", anyway)
+    _replace(policy, "suspected_at", lambda _: NEVER)
 
 
 def eject_all() -> None:
     """No share of a Service's endpoints has to stay."""
 
     def everyone(self: Policy[Any], pool: Any) -> tuple[Ejection, ...]:
-        found = (self._backends[each].ejection for each in self._pools.get(pool, ()))
+        found = (self._endpoints[each].ejection for each in self._pools.get(pool, ()))
         return tuple(each for each in found if each)
 
     def not_ready(states: Any, protocol: Any, ejections: Any) -> Any:
@@ -140,10 +135,12 @@ def eject_all() -> None:
 def eject_without_probes() -> None:
     """A client that fails is enough."""
 
-    def suspect(self: Policy[Any], now: float, backend: Backend, found: Known) -> None:
-        found.suspected_at = float("-inf")
-        if found.ejection is None:
-            self._eject(now, backend, found, Observation.SILENT, confirmed=True)
+    def suspect(self: Policy[Any], now: float, backend: Backend, endpoint: Endpoint) -> None:
+        if isinstance(endpoint.state, Healthy):
+            ejection = self._ejection(now, backend, endpoint, Observation.SILENT)
+            self._enter(backend, endpoint, Waiting())
+            self._enter(backend, endpoint, Suspect(Series(now, now, 1, 0, now)))
+            self._enter(backend, endpoint, Ejected(ejection, NEVER, ejection.until))
 
     _replace(Policy, "_suspect", suspect)
 

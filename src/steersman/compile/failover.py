@@ -63,21 +63,21 @@ def read_check(service: Service) -> tuple[Check | None, tuple[Finding, ...]]:
     if text and not 1 <= interval <= _LONGEST_INTERVAL:
         refuse("probe-interval", text, "a time from 1s to 1h, such as 10s")
         interval = 0.0
-    counts = []
+    counts: dict[str, int] = {}
     for name, number in (
-        ("probe-failures", given.probe_failures or ""),
-        ("probe-successes", given.probe_successes or ""),
+        ("failures", given.probe_failures or ""),
+        ("successes", given.probe_successes or ""),
     ):
-        is_count = bool(_COUNT.fullmatch(number))
-        counts.append(int(number) if is_count else 0)
-        if number and not is_count:
-            refuse(name, number, "a number from 1 to 99")
+        if _COUNT.fullmatch(number):
+            counts[name] = int(number)
+        elif number:
+            refuse(f"probe-{name}", number, "a number from 1 to 99")
     ports = chain.from_iterable(port_names(service, tuple(Family)).values())
     if all(name.protocol is not Protocol.TCP for name in ports):
         problems.add(
             "metadata.annotations[steersman/probe]", "the Service has no TCP port to check"
         )
-    return Check(path, interval, *counts), problems.findings
+    return Check(path, interval, **counts), problems.findings
 
 
 def entries_of(slices: Iterable[EndpointSlice], ip: str) -> tuple[SliceEndpoint, ...]:

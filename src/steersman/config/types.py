@@ -203,37 +203,17 @@ _POLICY = Settings()
 
 
 class FailoverSection(Section, frozen=True):
-    """`steersman.failover`: parameters of the policy (model/failover.Settings has their meaning).
+    """`steersman.failover`: settings of the policy (model/failover.Settings has their meaning).
 
     The names and defaults are those of Settings; times are durations.
     """
 
     probes: Int32 = _POLICY.probes
-    most_probes: Int32 = _POLICY.most_probes
-    probe_interval: Duration = seconds(_POLICY.probe_interval)
-    refused_probes: Int32 = _POLICY.refused_probes
-    refused_interval: Duration = seconds(_POLICY.refused_interval)
-    doubt: Duration = seconds(_POLICY.doubt)
-    rest: Duration = seconds(_POLICY.rest)
-    longest_rest: Duration = seconds(_POLICY.longest_rest)
-    silent_connects: Int32 = _POLICY.silent_connects
-    silent_window: Duration = seconds(_POLICY.silent_window)
-    quiet: Duration = seconds(_POLICY.quiet)
     confirmed_share: float = _POLICY.confirmed_share
-    unconfirmed_share: float = _POLICY.unconfirmed_share
-    panic_share: float = _POLICY.panic_share
     hold: Duration = seconds(_POLICY.hold)
     longest_hold: Duration = seconds(_POLICY.longest_hold)
-    forgiveness: Duration = seconds(_POLICY.forgiveness)
-    return_interval: Duration = seconds(_POLICY.return_interval)
-    most_suspects: Int32 = _POLICY.most_suspects
-    first_probes: Int32 = _POLICY.first_probes
-    first_interval: Duration = seconds(_POLICY.first_interval)
     check_interval: Duration = seconds(_POLICY.check_interval)
-    check_failures: Int32 = _POLICY.check_failures
-    check_successes: Int32 = _POLICY.check_successes
     check_timeout: Duration = seconds(_POLICY.check_timeout)
-    most_checks: Int32 = _POLICY.most_checks
 
 
 class Tracing(Section, frozen=True):

@@ -41,5 +41,6 @@ ejected by claiming that blackholes are on its node. They return with the first 
 node.
 
 Time passes also for this process, and it may be late. So a series ends when all its probes have
-been reported, not when they should have been.
+been reported, not when they should have been. A probe may also be lost: the mode that watches is
+replaced, or no socket is left. That proves nothing, and no state waits for ever: states.py.
 """

@@ -18,6 +18,7 @@ from typing import Any, Generic, TypeVar
 
 import msgspec
 
+from steersman.failover import tuning
 from steersman.model.failover import Backend, Check, Observation, Probe, Settings
 
 Pool = TypeVar("Pool", bound=Hashable)
@@ -42,7 +43,7 @@ class Checks(Generic[Pool]):
 
         Args:
             random: returns numbers from 0 to 1, which spread the checks.
-            settings: limits, and what Checks leave open.
+            settings: interval, if a Check names none, and timeout.
         """
         self.settings = settings or Settings()
         self._random = random
@@ -90,14 +91,14 @@ class Checks(Generic[Pool]):
     @property
     def deadline(self) -> float | None:
         """When `advance` must be called next; None if a result comes first, or nothing is due."""
-        room = self._running < self.settings.most_checks
+        room = self._running < tuning.MOST_CHECKS
         return self._timers[0][0] if self._timers and room else None
 
     def advance(self, now: float) -> list[Probe]:
-        """Return the checks to start now. Report each by `checked`."""
+        """Return the checks to start now. Report each by `checked`, or by `lose`."""
         probes: list[Probe] = []
         while self._timers and self._timers[0][0] <= now:
-            if self._running >= self.settings.most_checks:
+            if self._running >= tuning.MOST_CHECKS:
                 break
             _, backend = heappop(self._timers)
             found = self._backends.get(backend)
@@ -122,20 +123,19 @@ class Checks(Generic[Pool]):
         heappush(self._timers, (now + wait, backend))
         if outcome is Observation.ANSWERED:
             found.failures, found.passes = 0, found.passes + 1
-            return (
-                True if found.passes >= (check.successes or self.settings.check_successes) else None
-            )
+            return True if found.passes >= check.successes else None
         found.failures, found.passes = found.failures + 1, 0
-        enough = found.failures >= (check.failures or self.settings.check_failures)
+        enough = found.failures >= check.failures
         return False if enough and self._others_pass(backend, found) else None
 
-    def interrupt(self, now: float) -> None:
-        """Take it that all checks under way have no result; they start again."""
-        for backend, found in self._backends.items():
-            if found.running:
-                found.running = False
-                heappush(self._timers, (now, backend))
-        self._running = 0
+    def lose(self, now: float, backend: Backend) -> None:
+        """Take note that a check has no result: it was cancelled, or could not be sent."""
+        found = self._backends.get(backend)
+        if found is not None and found.running:
+            found.running = False
+            self._running -= 1
+            again = min(tuning.RETURN_INTERVAL, self._interval(self._check_of(found)))
+            heappush(self._timers, (now + again, backend))
 
     def _others_pass(self, backend: Backend, found: _Checked) -> bool:
         """Whether in each pool another endpoint passed its last check."""

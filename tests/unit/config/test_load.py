@@ -77,6 +77,10 @@ def test_vmodule() -> None:
         ("mood: ipvs\n", 'unknown field "mood" (did you mean mode?)'),
         ("ipvs: {qwerty: 1}\n", 'unknown field "ipvs.qwerty"'),
         ("ipvs: {kind: 1}\n", 'unknown field "ipvs.kind"'),
+        (  # it was a setting once
+            "steersman: {failover: {doubt: 1m}}\n",
+            'unknown field "steersman.failover.doubt"',
+        ),
         (
             "logging: {vmodule: [{filePatern: a}]}\n",
             'unknown field "logging.vmodule[0].filePatern" (did you mean filePattern?)',

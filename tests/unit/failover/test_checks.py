@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from steersman.failover import tuning
 from steersman.failover.checks import Checks
 from steersman.failover.policy import Policy
 from steersman.model.failover import Backend, Check, Observation, Settings
@@ -59,9 +61,11 @@ def test_thresholds_are_counted_in_a_row() -> None:
 
 
 def test_defaults_are_those_of_the_settings() -> None:
-    checks: Checks[str] = Checks(half, Settings(check_interval=10, check_failures=1))
-    checks.serve(0, "pool", MEMBERS, Check())
-    assert rounds(checks, 1, set()) == [True]
+    checks: Checks[str] = Checks(half, Settings(check_interval=10, check_timeout=2))
+    checks.serve(0, "pool", MEMBERS, Check(failures=1))
+    for probe in checks.advance(5):
+        assert probe.timeout == 2
+        assert checks.checked(5, probe.backend, ANSWERED) is True
     assert rounds(checks, 1, {A}, 10) == [False]
 
 
@@ -86,8 +90,9 @@ def test_an_endpoint_of_two_services_needs_a_witness_in_both() -> None:
     assert checks.checked(60, A, SILENT) is False
 
 
-def test_endpoints_leave() -> None:
-    checks: Checks[str] = Checks(half, Settings(most_checks=1))
+def test_endpoints_leave(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(tuning, "MOST_CHECKS", 1)
+    checks: Checks[str] = Checks(half)
     checks.serve(0, "pool", MEMBERS, CHECK)
     assert checks
     [probe] = checks.advance(5)
@@ -101,13 +106,19 @@ def test_endpoints_leave() -> None:
     assert checks.deadline is None
 
 
-def test_checks_that_were_interrupted_start_again() -> None:
-    checks: Checks[str] = Checks(half, Settings(most_checks=2))
+def test_checks_without_a_result_start_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(tuning, "MOST_CHECKS", 2)
+    checks: Checks[str] = Checks(half)
     checks.serve(0, "pool", MEMBERS, CHECK)
-    first = checks.advance(5)
-    checks.interrupt(6)
-    assert checks.checked(6, A, ANSWERED) is None
-    assert len(first) == len(checks.advance(6)) == 2
+    first = [each.backend for each in checks.advance(5)]
+    for backend in (*first, *first, Backend("10.9.9.9", 80, A.protocol)):
+        checks.lose(6, backend)
+    assert checks.checked(6, first[0], ANSWERED) is None
+    [third] = [each.backend for each in checks.advance(6)]
+    assert third not in first
+    checks.checked(6, third, ANSWERED)
+    assert checks.deadline == 7
+    assert [each.backend for each in checks.advance(7)] == first
 
 
 def test_an_endpoint_that_comes_again_is_checked_once_at_a_time() -> None:
@@ -122,8 +133,14 @@ def test_an_endpoint_that_comes_again_is_checked_once_at_a_time() -> None:
 def test_never_more_at_a_time_than_the_limit_and_each_once_per_interval(
     number: int, most: int, answers: list[bool]
 ) -> None:
-    """Law: at most `most_checks` run, and none is lost: all run again and again."""
-    checks: Checks[str] = Checks(half, Settings(most_checks=most))
+    """Law: at most MOST_CHECKS run, and none is lost: all run again and again."""
+    with pytest.MonkeyPatch.context() as patched:
+        patched.setattr(tuning, "MOST_CHECKS", most)
+        run_all(number, most, answers)
+
+
+def run_all(number: int, most: int, answers: list[bool]) -> None:
+    checks: Checks[str] = Checks(half)
     members = endpoints(number)
     checks.serve(0, "pool", members, Check(interval=10))
     running: list[Backend] = []

@@ -6,6 +6,7 @@ from collections.abc import Iterable
 
 import pytest
 
+from steersman.failover import tuning
 from steersman.failover.policy import Policy
 from steersman.model.failover import Backend, Observation, Settings
 from steersman.model.names import Protocol
@@ -21,10 +22,8 @@ SCTP = Backend("10.0.0.9", 9, Protocol.SCTP)
 class Node:
     """A node on which the test decides what probes meet; time is a number."""
 
-    def __init__(self, members: dict[Backend, str] | None = None, **more: object) -> None:
-        self.settings = more.pop("settings", None) or Settings()
-        assert isinstance(self.settings, Settings)
-        self.policy: Policy[str] = Policy(self.settings, counts_answers=bool(more.get("counts")))
+    def __init__(self, members: dict[Backend, str] | None = None, *, counts: bool = False) -> None:
+        self.policy: Policy[str] = Policy(counts_answers=counts)
         self.members = MEMBERS if members is None else members
         self.down: dict[Backend, Observation] = {}
         self.probes: list[tuple[float, Backend]] = []
@@ -426,6 +425,130 @@ def test_udp_stays_if_blackholes_of_others_are_on_its_node() -> None:
     assert {each.backend for each in node.policy.ejections} == {*mine}
 
 
+def test_silent_datagrams_and_one_refusal_eject_no_udp() -> None:
+    mate = Backend("10.0.1.9", 53, Protocol.UDP)
+    node = Node({UDP: "node-0", mate: "node-1"}, counts=True)
+    node.fail([UDP])
+    node.see(UDP, REFUSED)
+    node.see(mate, REFUSED)
+    node.until(0.1)
+    for _ in range(3):
+        node.see(UDP)
+    node.until(0.35)
+    node.see(UDP, REFUSED)
+    assert node.out == []
+
+
+def test_udp_of_a_dead_node_returns_when_none_of_its_node_is_down() -> None:
+    members = {**endpoints(9), UDP: "node-0"}
+    dead = [each for each, name in members.items() if name == "node-0" and each != UDP]
+    for end in ("leave", "renew"):
+        node = Node(members)
+        node.until(10)
+        node.fail([*dead, UDP])
+        node.see(dead[0])
+        node.until(15)
+        assert set(node.out) == {*dead, UDP}
+        if end == "leave":
+            left = {each: name for each, name in members.items() if each not in dead}
+            node.policy.serve("pool", left)
+        else:
+            for each in dead:
+                node.policy.renew(each)
+        assert node.out == []
+
+
+def test_udp_of_a_dead_node_returns_on_another_node() -> None:
+    members = {**endpoints(9), UDP: "node-0"}
+    node = Node(members)
+    node.until(10)
+    dead = [each for each, name in members.items() if name == "node-0" and each != UDP]
+    node.fail([*dead, UDP])
+    node.see(dead[0])
+    node.until(15)
+    node.policy.serve("pool", {**members, UDP: "node-1"})
+    assert node.out == dead
+
+
+def test_a_thousand_ejections_in_a_row_are_held_as_long_as_one_may_be(node: Node) -> None:
+    for _ in range(1100):
+        node.policy.fail_check(node.now, A, SILENT)
+        [ejection] = node.policy.ejections
+        node.now = ejection.until
+        node.policy.pass_check(node.now, A)
+    assert (ejection.strikes, ejection.until - ejection.since) == (1100, 300)
+
+
+def test_a_probe_without_a_result_proves_nothing(node: Node) -> None:
+    node.see(A)
+    node.policy.advance(node.now)
+    node.policy.lose(node.now, A)
+    node.policy.lose(node.now, UDP)  # it is not served
+    node.until(20)
+    assert node.out == []
+    node.fail([A])
+    node.see(A)
+    node.until(21)
+    assert node.out == [A], "no answer, so no doubt"
+
+
+def test_a_first_probe_without_a_result_is_repeated() -> None:
+    node = Node({A: "node-0"})
+    [probe] = node.policy.advance(0)
+    node.policy.lose(0.1, probe.backend)
+    assert node.policy.deadline == 0.2
+    assert [each.backend for each in node.policy.advance(0.2)] == [A]
+
+
+@pytest.mark.parametrize("what", ["the return", "the confirmation"])
+def test_a_probe_that_is_never_reported_is_lost_after_a_while(node: Node, what: str) -> None:
+    """As ../defects/p21 showed: an endpoint stayed ejected, or could never be ejected again."""
+    if what == "the return":
+        node.fail([A])
+        node.see(A)
+        node.until(20.8)
+        assert node.out == [A]
+        [probe] = node.policy.advance(20.9)
+        assert probe.backend == A
+        node.now = 20.9
+        node.down.clear()
+        node.until(31)
+        assert node.out == [A]
+        node.until(34)
+        assert node.out == []
+    else:
+        node.see(A)
+        assert len(node.policy.advance(10)) == 3
+        node.fail([A])
+        node.until(20.8)
+        node.see(A)
+        assert node.out == []
+        for _ in range(3):
+            node.until(node.now + 1)
+            node.see(A)
+        assert node.out == [A]
+
+
+def test_a_return_waits_for_all_probes_of_its_endpoint_but_not_for_ever() -> None:
+    node = Node()
+    for probe in node.policy.advance(0):
+        if probe.backend != A:  # this one is never reported
+            node.policy.probed(0.1, probe.backend, ANSWERED)
+    node.until(1)
+    node.fail([A], REFUSED)
+    for client in ("10.0.9.1", "10.0.9.2"):
+        node.see(A, REFUSED, client=client)
+    node.until(2)
+    assert node.out == [A]
+    node.until(21)
+    assert len(node.probed(A, 11)) == 1
+    node.until(24.5)
+    assert len(node.probed(A, 22)) == 2
+    node.down.clear()
+    node.until(26)
+    assert node.out == []
+
+
 def test_a_refusal_says_that_the_node_lives() -> None:
     members = {**endpoints(9), UDP: "node-0"}
     node = Node(members)
@@ -605,21 +728,6 @@ def test_when_one_of_many_dead_is_back_the_others_leave_soon(node: Node) -> None
     assert node.out == members[1:]
 
 
-def test_from_the_panic_share_on_all_stay() -> None:
-    members = endpoints(4, nodes=4)
-    node = Node(members, settings=Settings(panic_share=0.75))
-    node.until(10)
-    first, second, third, _ = members
-    node.fail([first, second, third], REFUSED)
-    for backend in (first, second):
-        node.see(backend, REFUSED)
-    node.until(12)
-    assert node.out == [first, second]
-    node.see(third, REFUSED)
-    node.until(13)
-    assert node.out == []
-
-
 def test_parameters_may_change_at_work(node: Node) -> None:
     node.fail([A, B], REFUSED)
     node.see(A, REFUSED)
@@ -629,22 +737,29 @@ def test_parameters_may_change_at_work(node: Node) -> None:
     node.policy.take_changed()
     node.policy.configure(Settings())
     assert node.policy.take_changed() == []
-    node.policy.configure(Settings(confirmed_share=0.5, refused_probes=3))
+    node.policy.configure(Settings(confirmed_share=0.5, probes=4))
     assert node.policy.take_changed() == ["pool"]
     assert node.out == [A]
     del node.down[B]
     node.policy.renew(B)
-    node.fail([C], REFUSED)
-    node.see(C, REFUSED)
-    node.until(12.15)
+    node.fail([C])
+    node.see(C)
+    node.until(13.15)
     assert [each.backend for each in node.policy.ejections] == [A]
-    node.until(12.3)
+    node.until(13.25)
     assert [each.backend for each in node.policy.ejections] == [A, C]
 
 
+@pytest.fixture
+def one_place(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Let one endpoint be confirmed at a time."""
+    monkeypatch.setattr(tuning, "MOST_SUSPECTS", 1)
+
+
+@pytest.mark.usefixtures("one_place")
 def test_more_suspects_than_are_confirmed_at_a_time_wait() -> None:
     members = endpoints(6, nodes=6)
-    node = Node(members, settings=Settings(most_suspects=1))
+    node = Node(members)
     node.until(5)
     first, second, third, *_ = members
     node.fail([first, second, third])
@@ -658,9 +773,10 @@ def test_more_suspects_than_are_confirmed_at_a_time_wait() -> None:
     assert node.out == [first, third]
 
 
+@pytest.mark.usefixtures("one_place")
 def test_a_suspect_that_leaves_before_its_turn_is_forgotten() -> None:
     members = endpoints(6, nodes=6)
-    node = Node(members, settings=Settings(most_suspects=1))
+    node = Node(members)
     node.until(5)
     first, second, *_ = members
     node.fail([first, second])
@@ -703,6 +819,28 @@ def test_an_ejection_that_is_not_confirmed_ends_with_an_answer() -> None:
     assert node.out == [A]
     node.down.clear()
     node.until(10.7)
+    assert node.out == []
+
+
+def test_an_ejection_that_cannot_be_confirmed_ends_with_an_answer_too() -> None:
+    """Half of the others lost probes meanwhile, so those that it lost prove nothing."""
+    node = Node(endpoints(5), counts=True)
+    first, second, third, *_ = node.members
+    node.until(10)
+    node.fail([first, second, third])
+    for _ in range(3):
+        node.see(first)
+    for backend in (second, third):
+        node.see(backend)
+    node.until(10.55)
+    assert node.out == [first]
+    node.fail([second, third], ANSWERED)
+    node.until(11)
+    [ejection] = node.policy.ejections
+    assert not ejection.confirmed
+    node.until(15)
+    assert node.out == [first]
+    node.see(first, ANSWERED)
     assert node.out == []
 
 

@@ -298,9 +298,9 @@ async def test_a_mode_that_sees_nothing_says_so(caplog: pytest.LogCaptureFixture
 
 @pytest.mark.parametrize("mode", [MemoryMode(), Seeing()], ids=["blind", "seeing"])
 async def test_checks_eject_in_every_mode(mode: MemoryMode) -> None:
-    section = FailoverSection(check_failures=2, check_interval=seconds(0.05), hold=seconds(0.1))
+    section = FailoverSection(check_interval=seconds(0.05), hold=seconds(0.1))
     ejecting = Ejecting(failover=section)
-    await ejecting.serve(probe="http:/healthz")
+    await ejecting.serve(probe="http:/healthz", probe_failures="2")
     async with ejecting.running(mode):
         await until(lambda: "/healthz" in ejecting.paths)
         ejecting.down[backend("10.1.0.2")] = Observation.UNHEALTHY
@@ -367,16 +367,94 @@ async def test_failures_that_are_not_seen_are_a_finding_while_that_is_so(
 async def test_a_probe_that_cannot_be_sent_says_nothing() -> None:
     ejecting = Ejecting(eject_failing_endpoints=True)
     await ejecting.serve()
-    asked = 0
-
-    async def cannot(probe: Probe) -> Observation:
-        nonlocal asked
-        asked += 1
-        raise OSError(24, "no descriptor is left")
-
-    ejecting.failover._try = cannot
     async with ejecting.running():
-        await until(lambda: asked == 3)
-        await Log.queue.put([Failure(backend("10.1.0.1"), Observation.REFUSED)])
-        await until(lambda: asked > 3)
-        assert ejecting.out == []
+        await ejecting.refuse("10.1.0.1")
+        asked: list[Backend] = []
+
+        async def cannot(probe: Probe) -> Observation:
+            asked.append(probe.backend)
+            raise OSError(24, "no descriptor is left")
+
+        ejecting.failover._try = cannot
+        await Log.queue.put([Failure(backend("10.1.0.2"), Observation.REFUSED)])
+        await until(lambda: len(asked) > 1)
+        await asyncio.sleep(0.05)
+        assert ejecting.out == ["10.1.0.1"], "neither an ejection nor a return"
+        ejecting.failover._try = ejecting._try
+        ejecting.down[backend("10.1.0.2")] = Observation.REFUSED
+        await asyncio.sleep(0.6)  # between two suspicions
+        await Log.queue.put([Failure(backend("10.1.0.2"), Observation.REFUSED)])
+        await until(lambda: ejecting.out == ["10.1.0.1", "10.1.0.2"])
+
+
+@pytest.mark.parametrize("cancel", ["the return", "the confirmation"])
+async def test_a_switch_of_the_mode_loses_no_endpoint(cancel: str) -> None:
+    """Finding 2: the probes that a switch cancelled left states that nothing ended."""
+    section = FailoverSection(hold=seconds(0.1))
+    ejecting = Ejecting(eject_failing_endpoints=True, failover=section)
+    await ejecting.serve()
+    mine, hangs = backend("10.1.0.2"), asyncio.Event()
+
+    async def hang(probe: Probe) -> Observation:
+        if probe.backend == mine:
+            hangs.set()
+            await asyncio.Event().wait()
+        return Observation.ANSWERED
+
+    async with ejecting.running():
+        await until(lambda: len(ejecting.tried) == 3)
+        if cancel == "the return":
+            await ejecting.refuse(mine.ip)
+        ejecting.failover._try = hang
+        await Log.queue.put([Failure(mine, Observation.SILENT)])
+        await hangs.wait()
+    ejecting.failover._try = ejecting._try
+    ejecting.down.clear()
+    async with ejecting.running():
+        if cancel == "the confirmation":
+            await asyncio.sleep(0.6)  # between two suspicions
+            ejecting.down[mine] = Observation.REFUSED
+            await Log.queue.put([Failure(mine, Observation.REFUSED)])
+            await until(lambda: ejecting.out == [mine.ip])
+            ejecting.down.clear()
+        async with asyncio.timeout(5):
+            await until(lambda: ejecting.out == [])
+
+
+async def test_a_check_that_a_switch_cancels_starts_again() -> None:
+    ejecting = Ejecting(failover=FailoverSection(check_interval=seconds(0.05)))
+    await ejecting.serve(probe="tcp")
+    hanging: set[Backend] = set()
+
+    async def hang(probe: Probe) -> Observation:
+        if probe.check:
+            hanging.add(probe.backend)
+            await asyncio.Event().wait()
+        return Observation.ANSWERED
+
+    ejecting.failover._try = hang
+    async with ejecting.running():
+        await until(lambda: len(hanging) == 3)
+    ejecting.failover._try = ejecting._try
+    async with ejecting.running():
+        await until(lambda: len(ejecting.paths) >= 3)
+
+
+async def test_a_probe_that_breaks_is_lost(monkeypatch: pytest.MonkeyPatch) -> None:
+    ejecting = Ejecting(eject_failing_endpoints=True)
+    await ejecting.serve()
+    raised: list[BaseException] = []
+    loop = asyncio.get_running_loop()
+    monkeypatch.setattr(
+        loop, "call_exception_handler", lambda context: raised.append(context["exception"])
+    )
+
+    async def breaks(probe: Probe) -> Observation:
+        raise ZeroDivisionError
+
+    ejecting.failover._try = breaks
+    async with ejecting.running():
+        await until(lambda: len(raised) == 3)
+        ejecting.failover._try = ejecting._try
+        await until(lambda: len(ejecting.tried) == 3)
+    assert {type(each) for each in raised} == {ZeroDivisionError}
