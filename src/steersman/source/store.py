@@ -29,12 +29,8 @@ from steersman.model.kube import (
 )
 from steersman.model.names import ObjectName
 from steersman.source.last_node import LastNode
-from steersman.source.packed import (
-    PackedSlices,
-    trimmed_node,
-    trimmed_service,
-    trimmed_unserved,
-)
+from steersman.source.packed import PackedSlices
+from steersman.source.trimmed import trimmed_node, trimmed_service, trimmed_unserved
 
 _MOST_TRIGGERS = 16
 """Trigger times kept for a Service between two syncs; more add nothing to the latency metric."""
@@ -374,11 +370,11 @@ class Store:
         if meta.name and meta.namespace and labels.service_name and labels.headless is None:
             owner = ObjectName(intern(meta.namespace), labels.service_name)
         # A slice can move to another Service: both have changed.
-        old = self._slices.find(meta.name, owner) if owner is not None else None
-        moved = old is None and self._remove_slice(meta.object_name)
-        if owner is not None and old is None and (service := self._services.get(owner)):
+        before = self._slices.owner(meta.object_name)
+        moved = before is not None and before != owner and self._remove_slice(meta.object_name)
+        if owner is not None and (service := self._services.get(owner)):
             owner = service.metadata.object_name  # made of strings that are kept anyway
-        if owner is None or not self._slices.put(owner, slice_, old):
+        if owner is None or not self._slices.put(owner, slice_):
             return moved
         annotations = meta.annotations  # for the metric network_programming_duration_seconds
         trigger_time = (annotations.trigger_time if annotations is not None else None) or ""
@@ -386,10 +382,9 @@ class Store:
         return True
 
     def _remove_slice(self, name: ObjectName) -> bool:
-        owner = self._slices.owner(name)
+        owner = self._slices.remove(name)
         if owner is None:
             return False
-        self._slices.remove(name, owner)
         if arrivals := self._arrivals.get(owner):  # as upstream: nothing measures a removal
             self._arrivals[owner] = [each._replace(trigger_time="") for each in arrivals]
         self._touch(Change("EndpointSlice", owner), gone=not self._slices.get(owner))

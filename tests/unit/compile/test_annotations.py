@@ -140,7 +140,7 @@ def weighed(text: str | None, *addresses: str, name: str = "cart-1", **more: Any
     annotations = Annotations(weight=text, trigger_time="2024-01-01T00:00:00Z")
     meta = msgspec.structs.replace(made.metadata, annotations=annotations)
     held, owner = PackedSlices(), ObjectName("shop", "cart")
-    held.put(owner, msgspec.structs.replace(made, metadata=meta), None)
+    held.put(owner, msgspec.structs.replace(made, metadata=meta))
     return held[owner][name]
 
 

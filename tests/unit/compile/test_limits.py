@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import gc
 import tracemalloc
-from collections.abc import Callable, Generator, Iterator, Mapping
+from collections.abc import Generator, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -22,7 +22,6 @@ from steersman.model.inputs import Snapshot
 from steersman.model.kube import EndpointSlice
 from steersman.model.names import Family, ObjectName, Protocol
 from steersman.model.plan import NodePlan, ServicePlan
-from steersman.source import packed
 from steersman.source.packed import PackedSlices
 from tests.support.builders import objects
 from tests.support.builders.objects import (
@@ -87,7 +86,7 @@ def test_no_more_slices_are_looked_at_than_are_served() -> None:
     held, owner = PackedSlices(), ObjectName("shop", "cart")
     for number in range(MAX_LISTED // 1000 + 50):
         meta = msgspec.structs.replace(big.metadata, name=f"s{number:04}")
-        held.put(owner, msgspec.structs.replace(big, metadata=meta), None)
+        held.put(owner, msgspec.structs.replace(big, metadata=meta))
     looked: list[str] = []
 
     def each() -> Iterator[EndpointSlice]:
@@ -108,7 +107,7 @@ def test_no_more_slices_are_looked_at_than_are_served() -> None:
 def test_slices_of_a_service_are_a_mapping() -> None:
     held, owner = PackedSlices(), ObjectName("shop", "cart")
     for name in ("b", "a"):
-        held.put(owner, slice_(*ends(1), name=name), None)
+        held.put(owner, slice_(*ends(1), name=name))
     slices: Mapping[str, EndpointSlice] = held[owner]
     assert (list(slices), len(slices), "b" in slices, "c" in slices) == (["a", "b"], 2, True, False)
     assert slices["a"].metadata.name == "a"
@@ -301,21 +300,3 @@ def test_the_page_on_limits_has_them_all() -> None:
         MAX_FLAGS,
     ):
         assert f"{number:,}" in page
-
-
-def test_many_slices_of_one_service_are_not_searched_one_by_one(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    read = 0
-
-    def name_of(held: bytes, name: Callable[[bytes], bytes] = packed._name) -> bytes:
-        nonlocal read
-        read += 1
-        return name(held)
-
-    monkeypatch.setattr(packed, "_name", name_of)
-    held, owner = PackedSlices(), ObjectName("shop", "cart")
-    for number in range(500):
-        assert held.find(f"s{number}", owner) is None
-        held.put(owner, slice_(name=f"s{number}"), None)
-    assert read < 30 * 500

@@ -38,16 +38,9 @@ from steersman.model.kube import (
     Taint,
 )
 from steersman.model.names import ObjectName
-from steersman.source.packed import (
-    PackedSlices,
-    plain,
-    trimmed_node,
-    trimmed_service,
-    trimmed_slice,
-    trimmed_unserved,
-    unpacked,
-)
+from steersman.source.packed import PackedSlices, plain, trimmed_slice, unpacked
 from steersman.source.store import service_sync_fields
+from steersman.source.trimmed import trimmed_node, trimmed_service, trimmed_unserved
 
 S = TypeVar("S", bound=msgspec.Struct)
 
@@ -167,7 +160,7 @@ def of_pods(*refs: ObjectReference | None) -> EndpointSlice:
 @given(st.lists(REFS, max_size=5))
 def test_targets_are_kept_beside_the_plans_part(refs: list[ObjectReference | None]) -> None:
     held = PackedSlices()
-    assert held.put(OWNER, of_pods(*refs), None)
+    assert held.put(OWNER, of_pods(*refs))
     (lean,), (whole,) = held[OWNER].values(), held.with_targets[OWNER].values()
     assert [each.target_ref for each in lean.endpoints or ()] == [None] * len(refs)
     got = [each.target_ref for each in whole.endpoints or ()]
@@ -186,7 +179,7 @@ def test_slices_of_a_service_are_in_order_of_their_names() -> None:
     for name in ("web-3", "web-1", "web-2"):
         slice_ = of_pods(POD)
         slice_ = replace(slice_, metadata=replace(slice_.metadata, name=name))
-        assert held.put(OWNER, slice_, held.find(slice_.metadata.name, OWNER))
+        assert held.put(OWNER, slice_)
     slices = held[OWNER]
     assert list(slices) == ["web-1", "web-2", "web-3"]
     assert [each.metadata.name for each in slices.values()] == list(slices)
@@ -198,8 +191,8 @@ def test_slices_of_a_service_are_in_order_of_their_names() -> None:
 
 def test_a_new_pod_name_alone_is_kept_and_no_change() -> None:
     held = PackedSlices()
-    assert held.put(OWNER, of_pods(None), None)
-    assert not held.put(OWNER, of_pods(POD), held.find(NAME.name, OWNER))
+    assert held.put(OWNER, of_pods(None))
+    assert not held.put(OWNER, of_pods(POD))
     [kept] = held.with_targets[OWNER]["web-1"].endpoints or []
     assert kept.target_ref == POD
     assert held.owner(NAME) == OWNER
@@ -210,27 +203,18 @@ def test_slices_are_found_whatever_their_names() -> None:
     held = PackedSlices()
     named = ["web-1", "web-2", "web", "mirror-of-web-1", "web2-1"]
     for text in named:
-        assert held.put(OWNER, replace(of_pods(POD), metadata=replace(META, name=text)), None)
+        assert held.put(OWNER, replace(of_pods(POD), metadata=replace(META, name=text)))
     names = [ObjectName("shop", text) for text in sorted(named)]
-    assert list(held.names()) == names
+    assert sorted(held.names()) == names
     assert held.count == len(held.packed) == len(named)
     assert [held.owner(name) for name in names] == [OWNER] * len(named)
     assert held.owner(ObjectName("shop", "web-3")) is None
     assert held.owner(ObjectName("other", "web-1")) is None
     for name in names:
-        held.remove(name, OWNER)
+        assert held.remove(name) == OWNER
         assert held.owner(name) is None
+        assert held.remove(name) is None
     assert (held.count, len(held), held.packed) == (0, 0, [])
-
-
-def test_pods_of_one_deployment_take_few_bytes() -> None:
-    def size(*refs: ObjectReference | None) -> int:
-        held = PackedSlices()
-        held.put(OWNER, of_pods(*refs), None)
-        return sum(map(len, held.packed))
-
-    pods = [replace(POD, name=f"web-7d4b9c6f5-{n:05}") for n in range(100)]
-    assert size(*pods) - size(*[None] * 100) <= 100 * 6 + 32
 
 
 # Other Services and Nodes

@@ -50,7 +50,8 @@ from steersman.run.sync.sync import Sync
 from steersman.source.apiserver import ApiEventPoster, NoEvents, fetch_nodes
 from steersman.source.base import SourceStats, Timing
 from steersman.source.kubeconfig import KubeconfigError
-from steersman.source.packed import trimmed_node, unpacked
+from steersman.source.packed import unpacked
+from steersman.source.trimmed import trimmed_node
 from steersman.source.wire import ApiError
 
 _LAST_EVENTS = 5.0  # seconds that a failing process waits until its Events are posted
