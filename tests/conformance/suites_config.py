@@ -10,7 +10,8 @@ from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
 from steersman.config import rules
-from steersman.config.commandline import assign, from_file, from_flags, parse_arguments
+from steersman.config.arguments import parse_arguments
+from steersman.config.commandline import assign, from_file, from_flags
 from steersman.config.defaults import apply_defaults
 from steersman.config.errors import ConfigError, FieldError
 from steersman.config.flags import FLAGS

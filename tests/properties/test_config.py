@@ -23,7 +23,7 @@ from steersman.config import (
     to_yaml,
     validate,
 )
-from steersman.config.commandline import parse_arguments, read_value
+from steersman.config.arguments import parse_arguments, read_value
 from steersman.config.defaults import apply_defaults, apply_platform_defaults
 from steersman.config.flags import FLAGS
 from steersman.config.go import Duration, Quantity, split_list

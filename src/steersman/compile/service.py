@@ -251,9 +251,6 @@ def affinity_timeout(seconds: int | None) -> int:
     return seconds
 
 
-# Addresses and ports
-
-
 def _cluster_ips(
     spec: ServiceSpec, families: Collection[Family], problems: FindingCollector
 ) -> dict[Family, str]:
@@ -386,9 +383,6 @@ def _of_family(common: PortSpec, family: Family, cluster_ip: str) -> PortSpec:
         load_balancer_vips=vips,
         load_balancer_source_ranges=ranges,
     )
-
-
-# Fields that all ports of a Service share
 
 
 def _common_fields(

@@ -31,7 +31,7 @@ class Flag(msgspec.Struct, frozen=True):
 
     name: str
     kind: str
-    """Type as `--help` shows it, a key of commandline.READERS."""
+    """Type as `--help` shows it, a key of arguments.READERS."""
     default: str
     """Value if it is not given, as it would be written."""
     group: Group

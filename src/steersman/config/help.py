@@ -12,7 +12,7 @@ from steersman.config.types import VModule
 from steersman.model.addresses import without_password
 
 if TYPE_CHECKING:  # the help of a command needs no parser
-    from steersman.config.commandline import Value
+    from steersman.config.arguments import Value
 
 _WIDTH: Final = 100
 _COLUMN: Final = 44

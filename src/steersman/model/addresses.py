@@ -50,9 +50,6 @@ def _print_ipv6(packed: bytes) -> str:
     return str(ipaddress.IPv6Address(packed)) if "." in text else text  # ::/96 prints dotted
 
 
-# Families and ranges
-
-
 def family_of(address: str) -> Family:
     """Return the family of a canonical address or CIDR."""
     return _IPV6 if ":" in address else _IPV4
@@ -126,9 +123,6 @@ def special_range(address: str) -> str:
         return ""
     words = {"link_local": "link-local", "multicast": "link-local multicast"}
     return words.get(found.lastgroup or "", found.lastgroup or "")
-
-
-# Addresses in other text
 
 
 def join_host_port(address: str, port: int) -> str:

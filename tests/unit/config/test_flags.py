@@ -3,14 +3,8 @@ from pathlib import Path
 
 import pytest
 
-from steersman.config.commandline import (
-    READERS,
-    Arguments,
-    assign,
-    default_config,
-    parse_arguments,
-    read_value,
-)
+from steersman.config.arguments import READERS, Arguments, parse_arguments, read_value
+from steersman.config.commandline import assign, default_config
 from steersman.config.errors import UsageError
 from steersman.config.flags import FLAGS, LOGGING, OWN, UPSTREAM
 from steersman.config.flags_upstream import Flag

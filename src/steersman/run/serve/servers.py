@@ -15,7 +15,7 @@ import msgspec
 
 from steersman import __version__
 from steersman.config import ProxyConfig, configz, enabled, flagz
-from steersman.config.commandline import Value
+from steersman.config.arguments import Value
 from steersman.host.facts import hostname
 from steersman.model.addresses import split_host_port
 from steersman.model.errors import BusyError
