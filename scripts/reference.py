@@ -29,6 +29,8 @@ from steersman.model.kube import Annotations
 from steersman.operate.answer import Answer
 from steersman.operate.doctor import CHECKS
 from steersman.operate.remedies import REMEDIES
+from steersman.operate.status import PRINTED
+from steersman.operate.top import COPIED
 
 ROOT = Path(__file__).parents[1]
 DOCS = ROOT / "docs"
@@ -268,27 +270,55 @@ def schema(path: str) -> str:
     return json.dumps({**head, **made}, indent=2, ensure_ascii=False) + "\n"
 
 
+_TIME = {
+    "type": ["string", "null"],
+    "format": "date-time",
+    "description": "RFC 3339; null if it is not known.",
+}
+
+
 def _status_as_printed(definitions: dict[str, Any]) -> None:
     """Change the schema of Status into that of its `data`: flat, and with times as texts."""
-    text = {
-        "type": ["string", "null"],
-        "format": "date-time",
-        "description": "RFC 3339; null if it is not known.",
-    }
-    status, page = definitions["Status"], definitions.pop("StatusPage")
-    process, connection = definitions.pop("ProcessStatus"), definitions["SourceStatus"]
-    definitions["Condition"]["properties"]["since"] = text
-    definitions["LastSync"]["properties"]["at"] = text
-    process["properties"]["started"] = text
+    status, connection = definitions["Status"]["properties"], definitions["SourceStatus"]
+    state = definitions.pop("NodeState")["properties"]
+    for name in ("state", "now"):
+        del status[name]
+    for name in ("Drift", "Writer"):
+        del definitions[name]
+    definitions["Condition"]["properties"]["since"] = _TIME
     del connection["properties"]["quietSeconds"]
-    connection["properties"]["lastEvent"] = text
-    fields = {**status["properties"], **page["properties"], **process["properties"]}
-    for name in ("page", "process", "now"):
-        del fields[name]
-    fields["source"] = status["properties"]["source"]
-    fields["conditions"] = status["properties"]["conditions"]
-    fields["connection"] = {"$ref": "#/$defs/SourceStatus"}
-    status |= {"properties": fields, "required": ["source", "conditions"]}
+    connection["properties"]["lastEvent"] = _TIME
+    status |= {name: state[name] for name in PRINTED}
+    status["unlisted"] = state["findingCounts"] | {"description": "Findings that are not listed."}
+    status["started"] = _TIME
+    status["synced"] = _last_sync(definitions, state, _TIME)
+    status["connection"] = {"$ref": "#/$defs/SourceStatus"}
+    definitions["Status"]["required"] = ["source", "conditions"]
+
+
+def _top_as_printed(definitions: dict[str, Any]) -> None:
+    """Change the schema of Top into that of its `data`, with earlier names of its fields."""
+    sample = definitions["TopSample"]["properties"]
+    state = definitions["NodeState"]["properties"]
+    state["synced"] = _last_sync(definitions, state, state["syncedAt"])
+    sample |= {name: state[name] for name in COPIED}
+    sample["drift"] = state["repairs"]
+    sample["lastDrift"] = {"type": "string", "description": "What differed, and who changed it."}
+    sample["lastDriftAt"] = {"type": "number", "description": "Seconds since 1970."}
+
+
+def _last_sync(definitions: dict[str, Any], state: dict[str, Any], at: object) -> dict[str, Any]:
+    fields = {"at": at, "reason": state["syncReason"]}
+    fields |= {name: state[name] for name in ("phases", "refused")}
+    definitions["LastSync"] = {
+        "title": "LastSync",
+        "description": "The last sync that reached the kernel.",
+        "type": "object",
+        "properties": fields,
+        "required": [*fields],
+    }
+    nothing = "null before the first sync reached the kernel."
+    return {"anyOf": [{"type": "null"}, {"$ref": "#/$defs/LastSync"}], "description": nothing}
 
 
 def _services_as_printed(definitions: dict[str, Any]) -> None:
@@ -298,6 +328,7 @@ def _services_as_printed(definitions: dict[str, Any]) -> None:
 
 _AS_PRINTED = {
     "status.Status": _status_as_printed,
+    "top.Top": _top_as_printed,
     "list_answers.ServiceList": _services_as_printed,
 }
 

@@ -10,8 +10,8 @@ import pytest
 import pytest_asyncio
 from playwright.async_api import Browser, expect
 
-from steersman.model.node_state import NodeState, TopRow, TopSample
-from steersman.model.world import ProcessStatus
+from steersman.model.node_state import NodeState
+from steersman.model.top import TopRow, TopSample
 from steersman.operate.answer import QuestionError
 from steersman.operate.doctor.check import Diagnosis
 from steersman.ui.pages import PAGES
@@ -40,7 +40,7 @@ class Fleet(ScriptedFleet):
             TopRow(name, rate=self.looks + 10.0 * n, connections=n, failure_rate=n * 0.5)
             for n, name in enumerate(names, 1)
         )
-        sample = TopSample(ProcessStatus(), "memory", node, counted=True, interval=1.0)
+        sample = TopSample(NodeState(node, "memory"), counted=True, interval=1.0)
         return msgspec.msgpack.encode(
             msgspec.structs.replace(sample, rows=rows, matching=len(rows))
         )

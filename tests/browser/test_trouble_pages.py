@@ -15,8 +15,7 @@ from playwright.async_api import Browser, expect
 from steersman.model.drift import Drift, Writer
 from steersman.model.findings import Finding, Severity
 from steersman.model.history import History, Refusal, SyncRecord
-from steersman.model.node_state import NodeState
-from steersman.model.world import Condition
+from steersman.model.node_state import Condition, NodeState
 from steersman.operate.doctor.check import Diagnosis, Finished, Verdict
 from steersman.ui.pages import PAGES
 from steersman.ui.site import Site

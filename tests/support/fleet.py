@@ -29,11 +29,12 @@ from steersman.model.drift import Drift, Writer
 from steersman.model.findings import Finding, Severity
 from steersman.model.inputs import HostFacts, NodeConfig
 from steersman.model.names import ObjectName
-from steersman.model.node_state import NodeState, TopRow, TopSample
+from steersman.model.node_state import Condition, NodeState
 from steersman.model.plan import Traits
-from steersman.model.world import Condition, ProcessStatus
+from steersman.model.top import TopRow, TopSample
+from steersman.run.pages.names_page import names
 from steersman.run.pages.top import printed
-from steersman.run.pages.world_wire import Head, encode_world, names
+from steersman.run.pages.world_wire import Head, encode_world
 from steersman.source.objects import decode_value
 from steersman.source.packed import unpacked
 from steersman.source.store import Store
@@ -309,9 +310,6 @@ class SimulatedNodes:
             if not wanted or unpacked(each).metadata.name in kept
         ]
         head = Head(
-            version=__version__,
-            mode=node.state.mode,
-            variant="",
             config=msgspec.structs.replace(self._config, node_name=node.state.node),
             facts=self._facts,
             node=None,
@@ -321,7 +319,7 @@ class SimulatedNodes:
             unlisted={},
             findings=(*self._plan.findings, *node.state.findings),
             nodes=(),
-            process=ProcessStatus(pid=node.state.pid, version=__version__, now=time.time()),
+            process=self._now(node),
         )
         pieces = encode_world(
             head,
@@ -331,6 +329,10 @@ class SimulatedNodes:
             [p for key, p in self._plan.services.items() if mine(key.name.object_name)],
         )
         return web.Response(body=b"".join(pieces))
+
+    @staticmethod
+    def _now(node: _Node) -> NodeState:
+        return msgspec.structs.replace(node.state, version=__version__, now=time.time())
 
     def _top(self, request: web.Request, node: _Node) -> TopSample:
         service = request.query.get("service", "")
@@ -343,13 +345,8 @@ class SimulatedNodes:
             TopRow(name, "TCP", ends, 100 + n, 1.5 + n % 7, n % 3, 0.1 * (n % 3), 0.002)
             for n, (name, ends) in enumerate(found[:500])
         )
-        status = ProcessStatus(pid=node.state.pid, version=__version__, now=time.time())
         return TopSample(
-            status,
-            node.state.mode,
-            node.state.node,
-            node.state.services,
-            node.state.service_ports,
+            self._now(node),
             counted=True,
             total=TopRow("all", "", 0, 1000, 25.0, 3, 0.1, 0.002),
             interval=1.0,

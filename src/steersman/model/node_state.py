@@ -1,28 +1,58 @@
-"""What a process says of itself: its state in a few hundred bytes, and a sample of its counts."""
+"""The state of a running process in a few hundred bytes: the same value for every page."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any
+from typing import Literal, TypeAlias
 
 import msgspec
 
 from steersman.model.drift import Drift
 from steersman.model.findings import Finding, Severity
-from steersman.model.world import Condition, ProcessStatus, SourceStatus
+
+
+class SourceStatus(msgspec.Struct, frozen=True, rename="camel"):
+    """The connection of the running process to the cluster."""
+
+    kind: Literal["apiserver", "manifests"] = "manifests"
+    server: str = ""
+    """URL of the API server in use."""
+    connected: bool = True
+    failovers: int = 0
+    errors: Mapping[str, int] = {}
+    """Failed requests so far, by reason."""
+    quiet_seconds: float | None = None
+    """Seconds since the API server sent anything; None if it never did."""
+
+
+ConditionStatus: TypeAlias = Literal["True", "False", "Unknown"]
+
+
+class Condition(msgspec.Struct, frozen=True):
+    """A condition of the running process, as those of Kubernetes objects."""
+
+    type: str
+    """Its name; True is good."""
+    status: ConditionStatus
+    reason: str
+    """One word, for programs."""
+    message: str
+    since: float = 0.0
+    """When it got this status, in seconds since 1970; 0 if that is not known."""
 
 
 class NodeState(msgspec.Struct, frozen=True, rename="camel"):
-    """A running process, as it describes itself to pages. Times are seconds since 1970."""
+    """A running process, as it describes itself. Times are seconds since 1970."""
 
-    node: str
+    node: str = ""
     """Name of the node."""
-    mode: str
+    mode: str = ""
     variant: str = ""
     """Tool or flavour of the mode, such as `legacy`."""
     version: str = ""
     """Version of steersman."""
     pid: int = 0
+    """In its own pid namespace."""
     started: float = 0.0
     now: float = 0.0
     """When this state was made, by the node's clock."""
@@ -85,82 +115,3 @@ class NodeState(msgspec.Struct, frozen=True, rename="camel"):
     """Seconds after which the kernel is compared without a change."""
     min_sync_period: float = 0.0
     """Least seconds between two syncs."""
-
-
-class RunRequest(msgspec.Struct, frozen=True):
-    """A command that a page asks a node to run: `POST /run`."""
-
-    command: str
-    """doctor, dump, explain or trace."""
-    arguments: tuple[str, ...] = ()
-    """Its names and flags, such as `shop/web` and `--from=outside`."""
-
-
-class RunLine(msgspec.Struct, frozen=True, rename="camel", omit_defaults=True):
-    """A line of the answer to a RunRequest. The last one has an exit code."""
-
-    running: float = 0.0
-    """Seconds that the command has run so far."""
-    exit_code: int | None = None
-    """0 fine, 1 something is wrong, 2 the question could not be answered."""
-    answer: Any = None
-    """What the command prints with `-o json`."""
-    error: str = ""
-    """Why there is no answer; "" if there is one."""
-
-
-# -- What `steersman top` shows: a sample of the state and the counters ----------------------------
-
-
-class TopRow(msgspec.Struct, frozen=True, rename="camel"):
-    """The counts of a ServicePort, or of one of its endpoints. None: the mode does not know."""
-
-    name: str
-    """`shop/web:http`, or the address and port of an endpoint."""
-    protocol: str = "TCP"
-    endpoints: int = 0
-    """Endpoints that clients can be sent to."""
-    connections: int | None = None
-    """So far."""
-    rate: float | None = None
-    """New connections per second."""
-    failures: int | None = None
-    """Failed dials of endpoints so far."""
-    failure_rate: float | None = None
-    """Failed dials per second."""
-    latency: float | None = None
-    """Seconds until an endpoint answered, on average since the last sample; None also if no
-    connection was made."""
-
-
-class TopSample(msgspec.Struct, frozen=True, rename="camel"):
-    """A summary of the running process, the busiest ServicePorts, and their counts."""
-
-    status: ProcessStatus
-    mode: str
-    node: str = ""
-    services: int = 0
-    """Number of Services that are served."""
-    service_ports: int = 0
-    findings: tuple[Finding, ...] = ()
-    """The first of them, errors first."""
-    finding_counts: Mapping[str, int] = {}
-    """Number of all Findings, by severity."""
-    drift: int = 0
-    """How often changes by other programs were repaired."""
-    last_drift: str = ""
-    last_drift_at: float = 0.0
-    """Seconds since 1970."""
-    counted: bool = False
-    """Whether the mode counts connections."""
-    total: TopRow = TopRow("all")
-    """The sums over all ServicePorts."""
-    open_connections: int | None = None
-    """Connections open now; None if the mode does not know."""
-    interval: float = 0.0
-    """Seconds between the two counts that rates are from; 0 if there was only one."""
-    matching: int = 0
-    """Number of ServicePorts (or endpoints) that match; `rows` has the first of them."""
-    rows: tuple[TopRow, ...] = ()
-    problem: str = ""
-    """Why connections cannot be counted now."""

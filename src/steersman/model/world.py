@@ -7,14 +7,15 @@ computed from it in the same way.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Literal, TypeAlias
+from typing import Literal
 
 import msgspec
 
-from steersman.model.findings import Finding, Severity
+from steersman.model.findings import Finding
 from steersman.model.inputs import HostFacts, NodeConfig, Snapshot
 from steersman.model.kube import Node, Service
 from steersman.model.names import ObjectName
+from steersman.model.node_state import NodeState
 from steersman.model.plan import NodePlan
 
 
@@ -24,94 +25,6 @@ class Origin(msgspec.Struct, frozen=True):
     kind: Literal["process", "manifests", "apiserver"]
     text: str
     """For people, such as `the running process (pid 4211, nftables mode)`."""
-
-
-class SourceStatus(msgspec.Struct, frozen=True, rename="camel"):
-    """The connection of the running process to the cluster."""
-
-    kind: Literal["apiserver", "manifests"] = "manifests"
-    server: str = ""
-    """URL of the API server in use."""
-    connected: bool = True
-    failovers: int = 0
-    errors: Mapping[str, int] = {}
-    """Failed requests so far, by reason."""
-    quiet_seconds: float | None = None
-    """Seconds since the API server sent anything; None if it never did."""
-
-
-class LastSync(msgspec.Struct, frozen=True):
-    """The last sync that reached the kernel."""
-
-    at: float
-    """Seconds since 1970."""
-    reason: str = ""
-    phases: Mapping[str, float] = {}
-    """Seconds by phase."""
-    refused: int = 0
-    """Owners whose objects the kernel refuses."""
-
-
-ConditionStatus: TypeAlias = Literal["True", "False", "Unknown"]
-
-
-class Condition(msgspec.Struct, frozen=True):
-    """A condition of the running process, as those of Kubernetes objects."""
-
-    type: str
-    """Its name; True is good."""
-    status: ConditionStatus
-    reason: str
-    """One word, for programs."""
-    message: str
-    since: float = 0.0
-    """When it got this status, in seconds since 1970; 0 if that is not known."""
-
-
-class ProcessStatus(msgspec.Struct, frozen=True, rename="camel"):
-    """The running process, as it describes itself."""
-
-    pid: int = 0
-    """In its own pid namespace."""
-    version: str = ""
-    started: float = 0.0
-    """Seconds since 1970, as `now`."""
-    now: float = 0.0
-    """When the process was asked."""
-    revision: int = 0
-    """Number of the last sync."""
-    synced: LastSync | None = None
-    """None before the first sync reached the kernel."""
-    owes: bool = False
-    """Whether changes wait for the next sync."""
-    healthy: bool = True
-    """The answer of its health server."""
-    waiting: str = ""
-    """What the process waits for before it syncs; "" if nothing."""
-    failure: str = ""
-    """Why the last sync failed; "" if it did not."""
-    objects: int = 0
-    """Kernel objects in force."""
-    source: SourceStatus = SourceStatus()
-    conditions: tuple[Condition, ...] = ()
-    """One for each thing that can be well or not."""
-
-
-class StatusPage(msgspec.Struct, frozen=True, rename="camel"):
-    """The running process without the objects that it serves: for `steersman status`."""
-
-    node: str
-    """Name of this node."""
-    mode: str
-    variant: str
-    process: ProcessStatus
-    services: int = 0
-    endpoint_slices: int = 0
-    service_ports: int = 0
-    findings: tuple[Finding, ...] = ()
-    """The listed Findings."""
-    unlisted: Mapping[Severity, int] = {}
-    """The number of others, by severity."""
 
 
 class World(msgspec.Struct, frozen=True):
@@ -132,14 +45,14 @@ class World(msgspec.Struct, frozen=True):
     """All Nodes that are known, this one included."""
     unserved: Mapping[ObjectName, Service] = {}
     """Services that this proxy does not serve: headless, ExternalName, or another proxy's."""
-    process: ProcessStatus | None = None
+    process: NodeState | None = None
     """The running process that this World is of; None if it is read from elsewhere."""
 
     @property
     def not_yet(self) -> str:
         """Why a process that has just started serves no Service yet; "" if it may."""
         process = self.process
-        if process is None or process.synced is not None or self.plan.services:
+        if process is None or process.synced_at or self.plan.services:
             return ""
         return f"not served yet: the process waits for {process.waiting or 'its first sync'}"
 

@@ -19,7 +19,7 @@ from steersman.operate.answer import QuestionError
 from steersman.operate.client import Client
 from steersman.operate.list_rows import Describe, Filter, Lists, Sample
 from steersman.operate.load import load_world
-from steersman.run.pages.world_wire import decode_stats
+from steersman.run.pages.stats_wire import decode_stats
 
 _APART = 1.0  # seconds between two counts, for rates
 _MAX_PORT = 65535

@@ -10,7 +10,7 @@ import re
 from typing import NamedTuple
 
 from steersman.model.findings import Finding
-from steersman.model.world import Condition
+from steersman.model.node_state import Condition
 
 _OBJECT = re.compile(r"(Service|EndpointSlice|Endpoints) ([^/\s]+)/(\S+)")
 _DNS_NAME = re.compile(r"[a-z0-9]([a-z0-9.-]{0,251}[a-z0-9])?")

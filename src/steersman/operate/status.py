@@ -12,7 +12,7 @@ from typing import Any
 import msgspec
 
 from steersman.model.findings import Severity, printable
-from steersman.model.world import Condition, StatusPage
+from steersman.model.node_state import Condition, NodeState
 from steersman.operate.answer import (
     Answer,
     Block,
@@ -31,6 +31,11 @@ _PATIENCE = 5.0  # seconds for an answer, which takes milliseconds
 _PAUSE = 0.5  # seconds between two questions while waiting
 _MOST_FINDINGS = 12
 """Findings on the screen."""
+PRINTED = (
+    *("node", "mode", "variant", "version", "pid", "revision", "owes", "healthy", "waiting"),
+    *("failure", "services", "endpointSlices", "servicePorts", "objects", "findings"),
+)
+"""Fields of the state that are printed as they are."""
 _STYLES: dict[str, Style] = {"True": "good", "False": "bad", "Unknown": "warn"}
 
 
@@ -38,7 +43,7 @@ class Status(Answer, frozen=True, kw_only=True, rename="camel"):
     """The state of the running process of this node."""
 
     conditions: tuple[Condition, ...]
-    page: StatusPage | None = None
+    state: NodeState | None = None
     """As the process describes itself; None if it cannot be reached."""
     now: float
     """When it was asked, in seconds since 1970."""
@@ -55,24 +60,25 @@ class Status(Answer, frozen=True, kw_only=True, rename="camel"):
             {**msgspec.to_builtins(each), "since": _rfc3339(each.since)} for each in self.conditions
         ]
         out: dict[str, Any] = {"source": self.source, "conditions": conditions}
-        if self.page is not None:
-            page = msgspec.to_builtins(self.page)
-            process = page.pop("process")
-            process.pop("conditions")
+        if (state := self.state) is not None:
+            fields = msgspec.to_builtins(state)
+            out |= {name: fields[name] for name in PRINTED}
+            listed = Counter(finding.severity for finding in state.findings)
+            out["unlisted"] = msgspec.to_builtins(Counter(state.finding_counts) - listed)
             # Absolute times: with --watch, only a change is printed.
-            connection = process["connection"] = process.pop("source")
-            now, quiet = process.pop("now"), connection.pop("quietSeconds")
-            connection["lastEvent"] = _rfc3339(0.0 if quiet is None else now - quiet)
-            process["started"] = _rfc3339(process["started"])
-            if process["synced"] is not None:
-                process["synced"]["at"] = _rfc3339(process["synced"]["at"])
-            out |= {**page, **process}
+            connection = out["connection"] = fields["source"]
+            quiet = connection.pop("quietSeconds")
+            connection["lastEvent"] = _rfc3339(0.0 if quiet is None else state.now - quiet)
+            out["started"] = _rfc3339(state.started)
+            out["synced"] = synced = last_sync(state)
+            if synced is not None:
+                synced["at"] = _rfc3339(state.synced_at)
         return out
 
     def blocks(self, wide: bool) -> Iterator[Block]:
         """Yield a summary, the conditions and the first Findings (all of them if `wide`)."""
-        if self.page is not None:
-            yield from self.summary(self.page)
+        if self.state is not None:
+            yield from self.summary(self.state)
         rows: list[list[Cell]] = [
             [
                 each.type,
@@ -85,7 +91,7 @@ class Status(Answer, frozen=True, kw_only=True, rename="camel"):
         ]
         columns = ["CONDITION", "STATUS", "SINCE", *(["REASON"] if wide else []), "MESSAGE"]
         yield Table(columns, rows)
-        findings = self.page.findings if self.page is not None else ()
+        findings = self.state.findings if self.state is not None else ()
         shown = findings if wide else findings[:_MOST_FINDINGS]
         for each in shown:
             style: Style = "bad" if each.severity is Severity.ERROR else "warn"
@@ -93,34 +99,31 @@ class Status(Answer, frozen=True, kw_only=True, rename="camel"):
         if more := len(findings) - len(shown):
             yield Line(f"and {more} more; see steersman status -o wide")
 
-    def summary(self, page: StatusPage) -> Iterator[Block]:
+    def summary(self, state: NodeState) -> Iterator[Block]:
         """Yield what the process says about itself, on a few lines."""
-        process, last = page.process, page.process.synced
-        variant = f" ({page.variant})" if page.variant else ""
-        up = age_text(process.now - process.started)
-        name = f"steersman {process.version}, {page.mode} mode{variant}"
-        yield Line(f"{name}, node {page.node}, pid {process.pid}, up {up}", "title")
+        variant = f" ({state.variant})" if state.variant else ""
+        up = age_text(state.now - state.started)
+        name = f"steersman {state.version}, {state.mode} mode{variant}"
+        yield Line(f"{name}, node {state.node}, pid {state.pid}, up {up}", "title")
         sync = "none has reached the kernel yet"
-        if last is not None:
-            took = sum(last.phases.values()) * 1e3
-            age = age_text(process.now - last.at)
-            sync = f"revision {process.revision} ({last.reason}), {age} ago, {took:.1f} ms"
-            if last.refused:
-                sync += f", {last.refused} refused by the kernel"
+        if state.synced_at:
+            took = sum(state.phases.values()) * 1e3
+            age = age_text(state.now - state.synced_at)
+            sync = f"revision {state.revision} ({state.sync_reason}), {age} ago, {took:.1f} ms"
+            if state.refused:
+                sync += f", {state.refused} refused by the kernel"
         yield Line(f"sync      {sync}", indent=2)
         source = "manifests"
-        if process.source.kind != "manifests":
-            connected = "connected" if process.source.connected else "NOT CONNECTED"
-            source = f"{process.source.server}, {connected}"
-            if (quiet := process.source.quiet_seconds) is not None:
+        if state.source.kind != "manifests":
+            connected = "connected" if state.source.connected else "NOT CONNECTED"
+            source = f"{state.source.server}, {connected}"
+            if (quiet := state.source.quiet_seconds) is not None:
                 source += f", last event {age_text(quiet)} ago"
         yield Line(f"source    {source}", indent=2)
-        objects = f"{page.services} Services, {page.endpoint_slices} EndpointSlices, "
-        objects += f"{page.service_ports} ServicePorts, {process.objects} kernel objects"
+        objects = f"{state.services} Services, {state.endpoint_slices} EndpointSlices, "
+        objects += f"{state.service_ports} ServicePorts, {state.objects} kernel objects"
         yield Line(f"objects   {objects}", indent=2)
-        counts = Counter(finding.severity for finding in page.findings)
-        counts.update(page.unlisted)
-        yield Line(f"findings  {count_words(counts)}", indent=2)
+        yield Line(f"findings  {count_words(state.finding_counts)}", indent=2)
 
 
 async def ask_status(
@@ -138,7 +141,7 @@ async def ask_status(
     now = time.time()
     try:
         data = await asyncio.to_thread((client or Client(timeout=_PATIENCE)).get, "/status")
-        page = msgspec.msgpack.decode(data, type=StatusPage)
+        state = msgspec.json.decode(data, type=NodeState)
     except (QuestionError, msgspec.DecodeError) as error:
         # The lock is a table of the kernel: it tells also of a process that is stopped or hangs.
         found = await asyncio.to_thread(holder)
@@ -151,12 +154,9 @@ async def ask_status(
         else:
             condition = Condition("Running", "Unknown", "Unreachable", str(error))
         return Status(conditions=(condition,), now=now)
-    process = page.process
-    source = f"the running process (pid {process.pid}, {page.mode} mode)"
-    alive = Condition("Running", "True", "Answers", "the process answers", process.started)
-    return Status(
-        source=source, conditions=(alive, *process.conditions), page=page, now=process.now
-    )
+    source = f"the running process (pid {state.pid}, {state.mode} mode)"
+    alive = Condition("Running", "True", "Answers", "the process answers", state.started)
+    return Status(source=source, conditions=(alive, *state.conditions), state=state, now=state.now)
 
 
 async def wait_for_status(
@@ -177,6 +177,18 @@ async def wait_for_status(
     while (status := await ask()).exit_code and (not seconds or clock() < end):
         await sleep(_PAUSE)
     return status
+
+
+def last_sync(state: NodeState) -> dict[str, Any] | None:
+    """Return the last sync that reached the kernel as JSON types; None if there was none."""
+    if not state.synced_at:
+        return None
+    return {
+        "at": state.synced_at,
+        "reason": state.sync_reason,
+        "phases": dict(state.phases),
+        "refused": state.refused,
+    }
 
 
 def _rfc3339(at: float) -> str | None:

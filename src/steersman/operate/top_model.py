@@ -13,7 +13,8 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Literal, NamedTuple, TypeAlias, TypeVar
 
 from steersman.model.findings import Severity, printable
-from steersman.model.node_state import TopRow, TopSample
+from steersman.model.node_state import NodeState
+from steersman.model.top import TopRow, TopSample
 from steersman.operate.answer import Style
 
 T = TypeVar("T")
@@ -124,18 +125,18 @@ def summary(sample: TopSample, now: float) -> Iterator[Shown]:
     status, total = sample.status, sample.total
     yield [
         ("steersman top  ", "title"),
-        (f"{sample.mode} mode", "title"),
-        (f"  {sample.node}  pid {status.pid}  up {duration(status.now - status.started)}  ", ""),
+        (f"{status.mode} mode", "title"),
+        (f"  {status.node}  pid {status.pid}  up {duration(status.now - status.started)}  ", ""),
         ("healthy", "good") if status.healthy else ("NOT HEALTHY", "bad"),
     ]
-    if (last := status.synced) is None:
+    if not status.synced_at:
         yield [("sync     none has reached the kernel yet", "warn")]
     else:
-        took = duration(sum(last.phases.values()))
-        text = f"{status.revision} ({last.reason}), {duration(max(0.0, now - last.at))} ago, {took}"
+        took = duration(sum(status.phases.values()))
+        age = duration(max(0.0, now - status.synced_at))
         yield [
-            (f"sync     {text}", ""),
-            (f"  {last.refused} refused" if last.refused else "", "bad"),
+            (f"sync     {status.revision} ({status.sync_reason}), {age} ago, {took}", ""),
+            (f"  {status.refused} refused" if status.refused else "", "bad"),
             ("  changes wait" if status.owes else "", "warn"),
         ]
     source = status.source
@@ -143,10 +144,10 @@ def summary(sample: TopSample, now: float) -> Iterator[Shown]:
     if source.kind != "manifests":
         where = (f"{source.server} ", "")
     connected: Span = ("", "") if source.connected else ("NOT CONNECTED", "bad")
-    counts = f"  {sample.services} Services, {number(status.objects)} kernel objects"
+    counts = f"  {status.services} Services, {number(status.objects)} kernel objects"
     yield [("source   ", ""), where, connected, (counts, "")]
     if not sample.counted:
-        why = sample.problem or f"the {sample.mode} mode does not count connections"
+        why = sample.problem or f"the {status.mode} mode does not count connections"
         yield [(f"traffic  unknown: {why}", "dim")]
     else:
         open_ = "" if sample.open_connections is None else f"  {sample.open_connections} open"
@@ -158,15 +159,16 @@ def summary(sample: TopSample, now: float) -> Iterator[Shown]:
             (f"  {sample.problem}", "warn"),
         ]
     drift: Span = ("  drift none", "")
-    if sample.drift or sample.last_drift:
-        age = duration(max(0.0, now - sample.last_drift_at))
-        drift = (f"  drift {sample.drift} repaired, last {age} ago: {sample.last_drift}", "warn")
-    yield [("Findings ", ""), _findings(sample), drift]
+    if (last := status.drift) is not None:
+        age = duration(max(0.0, now - last.at))
+        text = f"  drift {status.repairs} repaired, last {age} ago: {last.what}, by {last.who}"
+        drift = (text, "warn")
+    yield [("Findings ", ""), _findings(status), drift]
     yield []
 
 
-def _findings(sample: TopSample) -> Span:
-    counts = [(name, count) for name, count in sample.finding_counts.items() if count]
+def _findings(state: NodeState) -> Span:
+    counts = [(name, count) for name, count in state.finding_counts.items() if count]
     text = ", ".join(f"{count} {name}{'s' * (count != 1)}" for name, count in sorted(counts))
     style: Style = "bad" if any(name == Severity.ERROR for name, _ in counts) else "warn"
     return (text, style) if text else ("none", "good")
@@ -240,7 +242,7 @@ class TopModel:
             return len(_HELP if self.view == "help" else self._text[1])
         if self.sample is None:
             return 0
-        return len(self.sample.findings if self.view == "findings" else self.sample.rows)
+        return len(self.sample.status.findings if self.view == "findings" else self.sample.rows)
 
     # Keys
 
@@ -332,8 +334,8 @@ class TopModel:
             body = [[(title, "title")]]
             body += [[(text, "")] for text in self._window(texts, room - 1)]
         elif self.sample is not None and self.view == "findings":
-            body = [[(f"Findings: {_findings(self.sample)[0]}", "title")]]
-            for each in self._window(self.sample.findings, room - 1):
+            body = [[(f"Findings: {_findings(self.sample.status)[0]}", "title")]]
+            for each in self._window(self.sample.status.findings, room - 1):
                 style: Style = "bad" if each.severity is Severity.ERROR else "warn"
                 body.append([(f"{each.severity}  ", style), (printable(str(each)), "")])
         elif self.sample is not None:

@@ -16,7 +16,7 @@ from urllib.parse import quote
 
 import msgspec
 
-from steersman.model.node_state import TopRow, TopSample
+from steersman.model.top import TopRow, TopSample
 from steersman.operate.answer import Answer, Block, Cell, Chart, Line, Series, Table
 from steersman.operate.top_model import duration, number
 
@@ -164,7 +164,7 @@ def service_rates(service: str, at: float, sample: TopSample, history: RateHisto
         problem = NOT_COUNTED
     return ServiceRates(
         service=service,
-        node=sample.node,
+        node=sample.status.node,
         at=at,
         rows=sample.rows[:_ROWS],
         endpoints=sample.matching,

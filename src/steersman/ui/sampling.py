@@ -19,7 +19,7 @@ import msgspec
 
 from steersman.model.kube import ObjectMeta, Pod, PodIP, PodSpec, PodStatus
 from steersman.model.names import ObjectName
-from steersman.model.node_state import TopSample
+from steersman.model.top import TopSample
 from steersman.model.world import World
 from steersman.operate.answer import QuestionError
 from steersman.operate.names import Names

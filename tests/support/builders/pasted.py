@@ -11,7 +11,8 @@ from steersman.compile.planner import compile_all
 from steersman.host.exec import SubprocessExec
 from steersman.model.inputs import HostFacts, NodeConfig, Snapshot
 from steersman.model.kube import EndpointSlice, Service
-from steersman.model.world import Origin, ProcessStatus, World
+from steersman.model.node_state import NodeState
+from steersman.model.world import Origin, World
 from steersman.modes.registry import create
 from steersman.modes.specs import ModeOptions
 from steersman.run.pages.world_wire import Head, encode_world
@@ -101,9 +102,6 @@ def encoded(of: World, version: str = __version__) -> bytes:
         for slice_ in group.values():
             store.upsert(slice_)
     head = Head(
-        version,
-        of.mode,
-        of.variant,
         of.config,
         of.facts,
         None,
@@ -113,7 +111,7 @@ def encoded(of: World, version: str = __version__) -> bytes:
         {},
         of.findings,
         (),
-        ProcessStatus(),
+        NodeState(mode=of.mode, variant=of.variant, version=version),
     )
     services, plans = list(of.snapshot.services.values()), list(of.plan.services.values())
     return b"".join(encode_world(head, services, store.packed_slices(), [], plans))

@@ -110,7 +110,7 @@ class FaultyNode:
             self.process = subprocess.Popen(
                 self.exec_argv(words), stdout=log, stderr=log, stdin=subprocess.DEVNULL
             )
-        self.wait(lambda found: found.process is not None and found.process.synced is not None)
+        self.wait(lambda found: found.process is not None and found.process.synced_at > 0)
 
     def stop(self, number: int = signal.SIGTERM) -> None:
         if self.process is not None and self.process.poll() is None:

@@ -13,8 +13,9 @@ from steersman.compile.endpoints import read_endpoints
 from steersman.config import parse_command_line
 from steersman.model.findings import Finding, Severity
 from steersman.model.inputs import DetectLocalMode
+from steersman.model.node_state import NodeState
 from steersman.model.plan import NodePlan
-from steersman.model.world import LastSync, ProcessStatus, World
+from steersman.model.world import World
 from steersman.operate.answer import Answer, QuestionError
 from steersman.operate.client import Client
 from steersman.operate.explain import Question, answer_question, explain
@@ -656,7 +657,7 @@ def not_synced(*objects: kube.Object) -> World:
     """The World of a process that has not served anything yet."""
     whole = asked(*objects)
     plan = NodePlan(whole.plan.settings, {})
-    starting = ProcessStatus(waiting="the EndpointSlices")
+    starting = NodeState(waiting="the EndpointSlices")
     return structs.replace(whole, plan=plan, findings=(), process=starting)
 
 
@@ -686,7 +687,7 @@ def test_before_the_first_sync_the_node_is_in_trouble_and_no_service() -> None:
     assert answer.exit_code == 2
     (note,) = answer.notes
     assert note == "not served yet: the process waits for the EndpointSlices"
-    served = structs.replace(world, process=ProcessStatus(synced=LastSync(1.0)))
+    served = structs.replace(world, process=NodeState(synced_at=1.0))
     assert ask(served, what="shop/web").exit_code == 0
     assert problems(served).keys() == {"shop/web", "shop/portless"}
 

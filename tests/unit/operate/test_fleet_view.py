@@ -10,8 +10,7 @@ from hypothesis import strategies as st
 
 from steersman.model.drift import Drift, Writer
 from steersman.model.findings import Severity
-from steersman.model.node_state import NodeState
-from steersman.model.world import Condition
+from steersman.model.node_state import Condition, NodeState
 from steersman.operate.agreement import Agreement, Comparison
 from steersman.operate.answer import Line, Table
 from steersman.operate.fleet_view import (

@@ -11,8 +11,9 @@ from steersman.cli.output import plain_lines
 from steersman.model.findings import Finding, Severity
 from steersman.model.kube import EndpointSlice, Node, Service
 from steersman.model.names import ObjectName
+from steersman.model.node_state import NodeState
 from steersman.model.stats import ConnectionStats
-from steersman.model.world import LastSync, ProcessStatus, World
+from steersman.model.world import World
 from steersman.operate.answer import Table, age_text
 from steersman.operate.list_answers import ServiceList
 from steersman.operate.list_rows import Filter, Lists, Sample
@@ -198,10 +199,10 @@ def test_services_that_are_not_served_are_listed_with_the_reason() -> None:
 
 
 def test_before_the_first_sync_no_service_is_blamed() -> None:
-    starting = ProcessStatus(waiting="the addresses of this node")
+    starting = NodeState(waiting="the addresses of this node")
     (row,) = lister(service(), plan=plan_of(), process=starting).services().unserved
     assert row.reason == "not served yet: the process waits for the addresses of this node"
-    later = lister(service(ports=[]), process=ProcessStatus(synced=LastSync(NOON)))
+    later = lister(service(ports=[]), process=NodeState(synced_at=NOON))
     assert later.services().unserved[0].reason.startswith("it has no port")
 
 

@@ -19,7 +19,7 @@ from steersman.operate.answer import QuestionError
 from steersman.operate.client import Client
 from steersman.operate.list_rows import Filter
 from steersman.operate.lists import Counter, describer, filter_of
-from steersman.run.pages.world_wire import encode_stats
+from steersman.run.pages.stats_wire import encode_stats
 from tests.support.builders.doctor import world_of
 from tests.support.builders.objects import HTTP, KEY, NODE, endpoint, service, slice_
 

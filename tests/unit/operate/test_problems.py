@@ -5,8 +5,7 @@ import pytest
 
 from steersman.model.drift import Drift, Writer
 from steersman.model.findings import Finding, Severity
-from steersman.model.node_state import NodeState
-from steersman.model.world import Condition
+from steersman.model.node_state import Condition, NodeState
 from steersman.operate.answer import Line, QuestionError
 from steersman.operate.fleet_view import Disagreement, SeenNode
 from steersman.operate.problems import (

@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from steersman.model.findings import Finding
-from steersman.model.world import Condition
+from steersman.model.node_state import Condition
 from steersman.operate.remedies import (
     REMEDIES,
     about,

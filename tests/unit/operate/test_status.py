@@ -10,14 +10,7 @@ import pytest
 
 from steersman.cli.output import plain_lines
 from steersman.model.findings import Finding, Severity
-from steersman.model.world import (
-    Condition,
-    ConditionStatus,
-    LastSync,
-    ProcessStatus,
-    SourceStatus,
-    StatusPage,
-)
+from steersman.model.node_state import Condition, ConditionStatus, NodeState, SourceStatus
 from steersman.operate.answer import QuestionError
 from steersman.operate.client import Client, NotRunningError
 from steersman.operate.status import Status, ask_status, wait_for_status
@@ -26,23 +19,30 @@ from steersman.run.process.instance import Holder
 NOON = 1_700_000_000.0
 
 
-def page(status: ConditionStatus = "True", **more: Any) -> StatusPage:
-    process: dict[str, Any] = {
+def page(status: ConditionStatus = "True", **more: Any) -> NodeState:
+    fields: dict[str, Any] = {
+        "node": "node-a",
+        "mode": "nftables",
+        "services": 2,
+        "endpoint_slices": 3,
+        "service_ports": 4,
         "pid": 4211,
         "version": "1.0",
         "started": NOON - 7200,
         "now": NOON,
         "revision": 5,
-        "synced": LastSync(NOON - 60, "changes", {"plan": 0.001, "apply": 0.002}),
+        "synced_at": NOON - 60,
+        "sync_reason": "changes",
+        "phases": {"plan": 0.001, "apply": 0.002},
         "objects": 40,
         "source": SourceStatus("apiserver", "https://api:6443", quiet_seconds=3.2),
         "conditions": (Condition("Synced", status, "Why", "because", NOON - 600),),
     }
-    return StatusPage("node-a", "nftables", "", ProcessStatus(**(process | more)), 2, 3, 4, (), {})
+    return NodeState(**(fields | more))
 
 
 class Fake(Client):
-    def __init__(self, answer: StatusPage | bytes | Exception) -> None:
+    def __init__(self, answer: NodeState | bytes | Exception) -> None:
         super().__init__()
         self._answer = answer
 
@@ -53,10 +53,10 @@ class Fake(Client):
                 raise self._answer
             case bytes():
                 return self._answer
-        return msgspec.msgpack.encode(self._answer)
+        return msgspec.json.encode(self._answer)
 
 
-def ask(answer: StatusPage | bytes | Exception, holder: Holder | None = None) -> Status:
+def ask(answer: NodeState | bytes | Exception, holder: Holder | None = None) -> Status:
     return asyncio.run(ask_status(Fake(answer), lambda: holder))
 
 
@@ -93,8 +93,15 @@ def test_json_has_times_that_other_programs_read() -> None:
     assert (data["node"], data["mode"], data["pid"]) == ("node-a", "nftables", 4211)
     assert data["connection"]["lastEvent"] == "2023-11-14T22:13:16Z"
     assert (data["endpointSlices"], "now" in data) == (3, False)
-    assert data["synced"]["at"] == "2023-11-14T22:12:20Z"
-    assert ask(page(synced=None)).data["synced"] is None
+    assert data["synced"] == {
+        "at": "2023-11-14T22:12:20Z",
+        "reason": "changes",
+        "phases": {"plan": 0.001, "apply": 0.002},
+        "refused": 0,
+    }
+    some = page(findings=(Finding("a", "", "b"),), finding_counts={Severity.WARNING: 3})
+    assert (data["unlisted"], ask(some).data["unlisted"]) == ({}, {"warning": 2})
+    assert ask(page(synced_at=0.0)).data["synced"] is None
 
 
 @pytest.mark.parametrize("status", ["False", "Unknown"])
@@ -107,15 +114,22 @@ def test_what_is_not_well_is_in_the_summary() -> None:
         Finding(f"Service shop/s{number}", "", "is broken", Severity.ERROR) for number in range(14)
     )
     source = SourceStatus("apiserver", "https://api:6443", connected=False)
-    bad = page(source=source, synced=LastSync(NOON, "drift", {}, refused=2))
-    bad = msgspec.structs.replace(bad, findings=(*errors, Finding("Node a", "", "is odd")))
+    bad = page(
+        source=source,
+        synced_at=NOON,
+        sync_reason="drift",
+        phases={},
+        refused=2,
+        findings=(*errors, Finding("Node a", "", "is odd")),
+        finding_counts={Severity.ERROR: 14, Severity.WARNING: 1},
+    )
     lines = text(ask(bad))
     assert "source https://api:6443, NOT CONNECTED" in lines
     assert "sync revision 5 (drift), 0s ago, 0.0 ms, 2 refused by the kernel" in lines
     assert "findings 14 errors, 1 warning" in lines
     assert lines[-1] == "and 3 more; see steersman status -o wide"
     assert text(ask(bad), wide=True)[-1] == "warning: Node a: is odd"
-    early = msgspec.structs.replace(page(synced=None, source=SourceStatus()), variant="legacy")
+    early = page(synced_at=0.0, source=SourceStatus(), variant="legacy")
     lines = text(ask(early))
     assert "sync none has reached the kernel yet" in lines
     assert "source manifests" in lines
@@ -124,7 +138,7 @@ def test_what_is_not_well_is_in_the_summary() -> None:
 
 def test_nothing_that_runs_is_bad_news_not_an_error() -> None:
     status = ask(NotRunningError("nobody"))
-    assert (status.exit_code, status.page) == (1, None)
+    assert (status.exit_code, status.state) == (1, None)
     assert text(status) == [
         "CONDITION STATUS SINCE MESSAGE",
         "Running False - no steersman runs in this network namespace",
@@ -151,7 +165,7 @@ def test_a_process_that_does_not_answer_is_unreachable() -> None:
 
 def test_waiting_ends_when_all_is_well_or_time_is_up() -> None:
     slept: list[float] = []
-    answers: list[StatusPage | Exception] = [
+    answers: list[NodeState | Exception] = [
         NotRunningError("nobody"),
         page("False"),
         page("Unknown"),

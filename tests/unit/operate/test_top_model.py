@@ -5,9 +5,10 @@ from __future__ import annotations
 import msgspec
 import pytest
 
+from steersman.model.drift import Drift, Writer
 from steersman.model.findings import Finding, Severity
-from steersman.model.node_state import TopRow, TopSample
-from steersman.model.world import LastSync, ProcessStatus, SourceStatus
+from steersman.model.node_state import NodeState, SourceStatus
+from steersman.model.top import TopRow, TopSample
 from steersman.operate import top
 from steersman.operate.client import Client
 from steersman.operate.top_model import (
@@ -30,20 +31,30 @@ ERROR = Finding("Service shop/web", "spec.ports[0]", "taken by another Service",
 WARNING = Finding("Service mail/smtp", "", "no endpoints\x1b[2J")
 
 
+STATE = NodeState(
+    node="node-a",
+    mode="nftables",
+    pid=42,
+    started=NOW - 7200,
+    now=NOW,
+    revision=8,
+    synced_at=NOW - 2,
+    sync_reason="changes",
+    phases={"plan": 0.001, "apply": 0.003},
+    objects=1234,
+    services=2,
+    service_ports=3,
+)
+
+
+def found(*findings: Finding, warnings: int) -> NodeState:
+    counts = {Severity.ERROR: 1, Severity.WARNING: warnings}
+    return msgspec.structs.replace(STATE, findings=findings, finding_counts=counts)
+
+
 def sample(**changes: object) -> TopSample:
     values: dict[str, object] = {
-        "status": ProcessStatus(
-            pid=42,
-            started=NOW - 7200,
-            now=NOW,
-            revision=8,
-            synced=LastSync(NOW - 2, "changes", {"plan": 0.001, "apply": 0.003}),
-            objects=1234,
-        ),
-        "mode": "nftables",
-        "node": "node-a",
-        "services": 2,
-        "service_ports": 3,
+        "status": STATE,
         "counted": True,
         "total": TopRow("all", "", 0, 1210, 40.75, 3, 1.5, 0.0042),
         "open_connections": 7,
@@ -82,7 +93,7 @@ def press(model: TopModel, *keys: str) -> Command | None:
 
 
 def test_the_summary_has_what_matters_first() -> None:
-    lines = screen(model_of(findings=(ERROR,), finding_counts={"error": 1, "warning": 2}))
+    lines = screen(model_of(status=found(ERROR, warnings=2)))
     assert lines[0] == "steersman top  nftables mode  node-a  pid 42  up 2 h  healthy"
     assert lines[1] == "sync     8 (changes), 2.0 s ago, 4.0 ms"
     assert lines[2] == "source   manifests  2 Services, 1,234 kernel objects"
@@ -91,21 +102,22 @@ def test_the_summary_has_what_matters_first() -> None:
 
 
 def test_trouble_is_named() -> None:
-    status = ProcessStatus(
+    status = NodeState(
         pid=42,
         started=NOW - 10,
         now=NOW,
         healthy=False,
         owes=True,
-        synced=LastSync(NOW - 400, "retry", {}, refused=2),
+        synced_at=NOW - 400,
+        sync_reason="retry",
+        refused=2,
         source=SourceStatus("apiserver", "https://192.0.2.1:6443", connected=False),
+        repairs=3,
+        drift=Drift(NOW - 30, missing=2, writers=(Writer("nft", 7),)),
     )
     shown = text(
         model_of(
             status=status,
-            drift=3,
-            last_drift="2 kernel objects (2 missing), by nft (pid 7)",
-            last_drift_at=NOW - 30,
             problem="busy",
             interval=0.0,
             open_connections=None,
@@ -126,7 +138,7 @@ def test_what_is_not_known_is_not_made_up() -> None:
     assert "unknown: the nftables mode does not count connections" in shown
     assert shown.splitlines()[7].split() == [">shop/web", "-", "-", "-", "-", "3"]
     assert "Findings none" in shown
-    status = ProcessStatus(pid=1, started=NOW, now=NOW)
+    status = NodeState(mode="nftables", started=NOW, now=NOW)
     assert "none has reached the kernel yet" in text(model_of(status=status))
     assert "waiting..." in text(TopModel())
 
@@ -201,7 +213,7 @@ def test_the_list_is_filtered_and_sorted() -> None:
 
 
 def test_findings_and_help_and_texts() -> None:
-    model = model_of(findings=(ERROR, WARNING), finding_counts={"error": 1, "warning": 1})
+    model = model_of(status=found(ERROR, WARNING, warnings=1))
     assert press(model, "f") is None
     shown = text(model)
     assert "error  Service shop/web spec.ports[0]: taken by another Service" in shown

@@ -7,8 +7,8 @@ import tracemalloc
 import pytest
 
 from steersman.cli.output import plain_lines
-from steersman.model.node_state import TopRow, TopSample
-from steersman.model.world import ProcessStatus
+from steersman.model.node_state import NodeState
+from steersman.model.top import TopRow, TopSample
 from steersman.operate.answer import Answer
 from steersman.operate.traffic import (
     KEPT_SECONDS,
@@ -29,9 +29,7 @@ def sample(
     *rows: TopRow, interval: float = 1.0, counted: bool = True, problem: str = ""
 ) -> TopSample:
     return TopSample(
-        ProcessStatus(),
-        "memory",
-        "node-a",
+        NodeState("node-a", "memory"),
         counted=counted,
         interval=interval,
         rows=rows,

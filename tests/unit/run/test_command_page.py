@@ -12,7 +12,7 @@ import pytest
 
 from steersman.cli.command import find_command
 from steersman.host.exec import Result
-from steersman.model.node_state import RunRequest
+from steersman.model.command_run import RunRequest
 from steersman.run.pages import command_page
 from steersman.run.pages.command_page import COMMANDS, CommandPage, words_of
 from steersman.run.serve.http import application

@@ -2,25 +2,26 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from typing import Any
 
 import pytest
 
+from steersman.model.drift import Drift
 from steersman.model.findings import Finding, Severity
-from steersman.model.world import Condition, LastSync, ProcessStatus, SourceStatus
+from steersman.model.node_state import Condition, NodeState, SourceStatus
 from steersman.run.pages.conditions import ConditionLog, count_words
 
-WELL: dict[str, Any] = {"synced": LastSync(at=5.0), "now": 10.0, "objects": 7}
+WELL: dict[str, Any] = {"synced_at": 5.0, "now": 10.0, "objects": 7}
 ERROR = Finding("Service shop/web", "spec", "is broken", Severity.ERROR)
 WARNING = Finding("Service shop/cart", "spec", "is odd")
 
 
-def conditions(
-    *findings: Finding, drift: str = "", unlisted: Any = None, **process: Any
-) -> dict[str, Condition]:
-    log = ConditionLog(1.0)
-    status = ProcessStatus(**{**WELL, **process})
-    return {each.type: each for each in log.update(status, findings, unlisted or {}, drift)}
+def conditions(*findings: Finding, unlisted: Any = None, **process: Any) -> dict[str, Condition]:
+    counts = Counter(finding.severity for finding in findings)
+    counts.update(unlisted or {})
+    process |= {"findings": findings, "finding_counts": counts}
+    return {each.type: each for each in ConditionLog(1.0).update(NodeState(**(WELL | process)))}
 
 
 def test_a_process_that_is_well_has_only_true_conditions() -> None:
@@ -58,16 +59,29 @@ def test_a_process_that_is_well_has_only_true_conditions() -> None:
             "NotConnected",
             "https://x is not reached",
         ),
-        ({"synced": None}, "KernelMatches", "Unknown", "NotSynced", "no sync has reached"),
+        ({"synced_at": 0.0}, "KernelMatches", "Unknown", "NotSynced", "no sync has reached"),
         (
-            {"synced": LastSync(at=5.0, refused=2)},
+            {"refused": 2},
             "KernelMatches",
             "False",
             "Refused",
             "the kernel refuses the rules of 2 owners; see the Findings",
         ),
         ({"failure": "no nft"}, "KernelMatches", "Unknown", "SyncFailed", "parts may be missing"),
-        ({"drift": "1 object"}, "KernelMatches", "False", "Drift", "changed it: 1 object"),
+        (
+            {"drift": Drift(4.0, missing=1)},
+            "KernelMatches",
+            "False",
+            "Drift",
+            "other programs changed it: 1 kernel object (1 missing), by an unknown program",
+        ),
+        (
+            {"drift": Drift(4.0, missing=1, repaired_at=5.0)},
+            "KernelMatches",
+            "True",
+            "Matches",
+            "in force",
+        ),
         ({"healthy": False}, "Healthy", "False", "Late", "twice the sync period"),
     ],
 )
@@ -80,7 +94,7 @@ def test_what_is_wrong_is_said(
 
 
 def test_errors_are_findings_to_mend_and_warnings_are_not() -> None:
-    bad = conditions(WARNING, ERROR, unlisted={Severity.WARNING: 3})["NoFindings"]
+    bad = conditions(ERROR, WARNING, unlisted={Severity.WARNING: 3})["NoFindings"]
     assert (bad.status, bad.reason) == ("False", "Errors")
     assert bad.message == f"1 error, 4 warnings, such as: {ERROR}"
     fair = conditions(WARNING)["NoFindings"]
@@ -93,8 +107,7 @@ def test_since_changes_with_the_status_only() -> None:
     log = ConditionLog(1.0)
 
     def since(now: float, **more: Any) -> float:
-        status = ProcessStatus(**{**WELL, "now": now, **more})
-        return log.update(status, (), {})[0].since
+        return log.update(NodeState(**(WELL | {"now": now} | more)))[0].since
 
     assert since(5.0, waiting="a node") == 1.0
     assert since(6.0, waiting="the lists") == 1.0

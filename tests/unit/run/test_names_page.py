@@ -9,7 +9,7 @@ from steersman.model.inputs import HostFacts, NodeConfig
 from steersman.model.kube import EndpointSlice, Node, ObjectMeta
 from steersman.model.names import ObjectName
 from steersman.model.plan import Traits
-from steersman.run.pages.world_wire import KINDS, names
+from steersman.run.pages.names_page import KINDS, names
 from steersman.source.objects import decode_value
 from tests.support.builders import kube
 from tests.support.builders.objects import snapshot

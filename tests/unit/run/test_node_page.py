@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import os
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
@@ -12,19 +13,19 @@ import msgspec
 import pytest
 import yarl
 
+from steersman import __version__
 from steersman.model.drift import Drift
 from steersman.model.errors import BusyError
 from steersman.model.findings import Finding, Severity
 from steersman.model.names import ObjectName
 from steersman.model.node_state import NodeState
-from steersman.model.world import ProcessStatus
 from steersman.run.pages import node_page
-from steersman.run.pages.history import Lags
 from steersman.run.pages.node_page import MOST_LISTENERS, DigestPage, NodePage
 from steersman.run.serve.http import application
 from tests.support.builders.store import slice_
 from tests.support.http import serving
 from tests.support.modes.memory import World
+from tests.support.node_states import states_of
 
 SECONDS = 60.0
 
@@ -34,24 +35,15 @@ class Node:
 
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
         self.world = World()
-        self.lags = Lags()
-        self.status = ProcessStatus(pid=7, now=50.0, version="1")
-        self.drift: tuple[int, Drift | None] = (0, None)
         self.cpu = 1.0
         self.asked = 0
-        self.page = NodePage(
-            self.describe,
-            lambda: self.world.sync,
-            drift=lambda: self.drift,
-            rates=lambda: (3.0, None),
-            lags=self.lags,
-            cpu=lambda: self.cpu,
-            clock=clock,
-        )
+        self.states = states_of(self.world, clock=clock, cpu=lambda: self.cpu)
+        self.states.rates = self.rates
+        self.page = NodePage(self.states, clock=clock)
 
-    def describe(self) -> ProcessStatus:
+    def rates(self) -> tuple[float | None, float | None]:
         self.asked += 1
-        return self.status
+        return 3.0, None
 
     @asynccontextmanager
     async def served(self) -> AsyncIterator[tuple[aiohttp.ClientSession, str]]:
@@ -76,11 +68,12 @@ async def line(answer: aiohttp.ClientResponse) -> NodeState:
 async def test_the_state_is_that_of_the_last_sync() -> None:
     node = Node()
     await node.world.run()
-    node.drift = 2, Drift(at=9.0, missing=1)
-    node.lags.add(0.0, -0.5, (0.25,))
+    node.states.drift = lambda: (2, Drift(at=9.0, missing=1))
+    node.states.lags.add(0.0, -0.5, (0.25,))
     async with node.served() as (session, url), session.get(url) as answer:
         found = msgspec.json.decode(await answer.read(), type=NodeState)
-    assert (found.node, found.mode, found.pid, found.version) == ("me", "memory", 7, "1")
+    assert (found.node, found.mode, found.version) == ("me", "memory", __version__)
+    assert (found.pid, found.digest, found.healthy) == (os.getpid(), "", True)
     assert (found.services, found.service_ports, found.endpoint_slices) == (4, 4, 4)
     assert found.objects == node.world.sync.state.objects > 0
     assert (found.revision, found.sync_reason, found.refused) == (1, "start", 0)

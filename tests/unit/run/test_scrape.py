@@ -8,6 +8,7 @@ from collections.abc import Collection
 from contextlib import suppress
 from pathlib import Path
 
+from steersman.model.node_state import Condition, NodeState
 from steersman.model.plan import ServicePlan
 from steersman.model.stats import (
     ConnectionStats,
@@ -16,7 +17,6 @@ from steersman.model.stats import (
     ProxyTotals,
     TrafficCounters,
 )
-from steersman.model.world import Condition, ProcessStatus
 from steersman.modes.specs import SPECS
 from steersman.run.observe.metrics import OF_SOME_MODES, Metrics
 from steersman.run.observe.mode_metrics import ModeMetrics
@@ -35,6 +35,9 @@ from tests.support.modes.bare import BareMode
 EXPECTED = Path(__file__).with_name("scrape.txt")
 PLAN = plan("shop/web:http", cluster_ip("10.96.0.1"), cluster=endpoints("10.244.0.1"))
 PACKETS = ("ct_state_invalid_dropped_pkts", "localhost_nps_accepted_pkts")
+
+
+CONDITION = Condition("Synced", "True", "UpToDate", "", 5.0)
 
 
 class Counting(BareMode):
@@ -67,12 +70,12 @@ async def lines(mode: str) -> list[str]:
     stats = SourceStats()
     stats.kind("Node").errors["http_403"] += 2
     stats.kind("Node").received(b"{}", 90.0)
-    status = ProcessStatus(conditions=(Condition("Synced", "True", "UpToDate", "", 5.0),))
+    status = NodeState(conditions=(CONDITION,), service_ports=4)
     holds = Holds(lambda: 1.0, lambda: 1.0)
     metrics.on_scrape(conntrack_usage(lambda: (1, 10)))
     metrics.on_scrape(nfacct_packets(lambda: dict.fromkeys(PACKETS, 5)))
     metrics.on_scrape(source_state(stats, lambda: 100.0))
-    metrics.on_scrape(lambda: process_state(status, 2.5, 4))
+    metrics.on_scrape(lambda: process_state(status, 2.5))
     metrics.on_scrape(holds.collect)
     more = [
         each

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-from steersman.model.world import Condition, ProcessStatus
+from steersman.model.node_state import Condition, NodeState
 from steersman.run.observe.prometheus import Declared, Histogram, Metric
 from steersman.run.observe.scraped import process_state, source_state
 from steersman.source.base import SourceStats
@@ -24,7 +24,7 @@ def test_each_condition_has_one_status_and_its_time() -> None:
         Condition("Synced", "True", "UpToDate", "", 5.0),
         Condition("KernelMatches", "Unknown", "NotSynced", "", 7.0),
     )
-    found = values(process_state(ProcessStatus(conditions=conditions), 2.5, 4))
+    found = values(process_state(NodeState(conditions=conditions, service_ports=4), 2.5))
     assert found == {
         "steersman_condition{Synced,true}": 1,
         "steersman_condition{Synced,false}": 0,

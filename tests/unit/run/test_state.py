@@ -7,9 +7,11 @@ import json
 import msgspec
 import pytest
 
+from steersman.model.node_state import NodeState
 from steersman.model.plan import NodePlan, NodeSettings
-from steersman.run.sync import state
-from steersman.run.sync.state import State, state_json
+from steersman.run.pages import state_page
+from steersman.run.pages.state_page import state_json
+from steersman.run.sync.state import State
 from tests.support.builders.plans import plan
 
 
@@ -17,7 +19,7 @@ from tests.support.builders.plans import plan
 def test_every_plan_is_said_however_many_there_are(count: int) -> None:
     plans = {each.key: each for each in (plan(f"shop/cart-{n}:http") for n in range(count))}
     shown = State(mode="ipvs", plan=NodePlan(NodeSettings(), plans), slices=3)
-    said = json.loads(b"".join(state_json(shown, None, 2.5, 1.0)))
+    said = json.loads(b"".join(state_json(NodeState(now=2.5, started=1.0), shown)))
     assert [each["key"]["service"] for each in said["servicePlans"]] == [
         f"cart-{number}" for number in range(count)
     ]
@@ -30,13 +32,13 @@ def test_every_plan_is_said_however_many_there_are(count: int) -> None:
 def test_it_says_which_decoder_runs(
     native: bool, word: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(state, "NATIVE", native)
-    assert json.loads(b"".join(state_json(State(), None, 0.0, 0.0)))["protobufDecoder"] == word
+    monkeypatch.setattr(state_page, "NATIVE", native)
+    assert json.loads(b"".join(state_json(NodeState(), State())))["protobufDecoder"] == word
 
 
 def test_it_says_what_was_when_it_was_asked() -> None:
     plans = {each.key: each for each in (plan(f"shop/cart-{n}:http") for n in range(300))}
-    pieces = state_json(State(plan=NodePlan(NodeSettings(), plans)), None, 0.0, 0.0)
+    pieces = state_json(NodeState(), State(plan=NodePlan(NodeSettings(), plans)))
     first = next(pieces)
     plans.clear()
     assert len(msgspec.json.decode(first + b"".join(pieces))["servicePlans"]) == 300
@@ -46,7 +48,7 @@ def test_the_keys_of_a_plan_stay_as_they_are() -> None:
     """Whatever structs the program has: tools of operators read them."""
     only = plan("shop/cart-1:http")
     said = json.loads(
-        b"".join(state_json(State(plan=NodePlan(NodeSettings(), {only.key: only})), None, 0.0, 0.0))
+        b"".join(state_json(NodeState(), State(plan=NodePlan(NodeSettings(), {only.key: only}))))
     )
     (shown,) = said["servicePlans"]
     assert sorted(shown) == [

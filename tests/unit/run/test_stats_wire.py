@@ -6,7 +6,7 @@ import pytest
 
 from steersman.model.names import Protocol, ServicePortName
 from steersman.model.stats import ConnectionStats, DialCounters, TrafficCounters
-from steersman.run.pages.world_wire import decode_stats, encode_stats
+from steersman.run.pages.stats_wire import decode_stats, encode_stats
 
 KEY = (ServicePortName("shop", "web", "http", Protocol.UDP), "10.1.0.1:80")
 

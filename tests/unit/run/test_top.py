@@ -11,9 +11,9 @@ from steersman.model.errors import BusyError
 from steersman.model.names import PlanKey, ServicePortName
 from steersman.model.plan import NodePlan, ServicePlan
 from steersman.model.stats import ConnectionStats, DialCounters, NodeTotals, ProxyTotals
-from steersman.model.world import ProcessStatus
 from steersman.run.pages.top import MOST_ROWS, TopPage
 from tests.support.modes.memory import MemoryMode, World
+from tests.support.node_states import states_of
 
 
 class CountingMode(MemoryMode):
@@ -57,9 +57,8 @@ class Page:
         self.mode = self.world.mode = CountingMode()
         self.world.start()
         self.page = TopPage(
-            lambda: ProcessStatus(pid=1),
+            states_of(self.world),
             lambda: self.world.sync,
-            lambda: (0, None),
             clock=lambda: self.now,
         )
 
@@ -85,7 +84,7 @@ async def test_rates_are_of_the_last_two_counts() -> None:
     assert (busy["shop/s2"], busy["shop/s3"], busy["shop/s1"]) == (10.0, 2.0, 0.0)
     assert (sample.total.rate, sample.total.connections, sample.interval) == (12.0, 34, 2.0)
     assert [row.name.split(":")[0] for row in sample.rows][:2] == ["shop/s2", "shop/s3"]
-    assert (sample.services, sample.matching) == (4, 4)
+    assert (sample.status.services, sample.matching) == (4, 4)
 
 
 async def test_counts_are_read_rarely_if_that_is_expensive() -> None:
@@ -189,5 +188,5 @@ async def test_a_refresh_of_a_large_cluster_is_cheap() -> None:
         began = time.process_time()
         sample = await page_.page.sample()
         costs.append(time.process_time() - began)
-    assert (sample.service_ports, len(sample.rows)) == (10_000, MOST_ROWS)
+    assert (sample.status.service_ports, len(sample.rows)) == (10_000, MOST_ROWS)
     assert min(costs) < 0.1, "seconds of CPU; 0.03 on an idle machine"

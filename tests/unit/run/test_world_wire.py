@@ -10,8 +10,9 @@ from steersman import __version__
 from steersman.compile.planner import compile_all
 from steersman.model.inputs import HostFacts, NodeConfig
 from steersman.model.kube import KubeObject
+from steersman.model.node_state import NodeState
 from steersman.model.plan import Traits
-from steersman.model.world import Origin, ProcessStatus
+from steersman.model.world import Origin
 from steersman.operate.answer import QuestionError
 from steersman.operate.client import Client
 from steersman.operate.load import world_of_process
@@ -28,9 +29,6 @@ def sent(store: Store, version: str = __version__) -> bytes:
     snapshot = store.snapshot
     plan = compile_all(snapshot, CONFIG, FACTS, Traits())
     head = Head(
-        version=version,
-        mode="nftables",
-        variant="",
         config=CONFIG,
         facts=FACTS,
         node=snapshot.node,
@@ -41,7 +39,7 @@ def sent(store: Store, version: str = __version__) -> bytes:
         unlisted=plan.unlisted,
         findings=plan.findings,
         nodes=(),
-        process=ProcessStatus(pid=7),
+        process=NodeState(mode="nftables", version=version, pid=7),
     )
     services = list(snapshot.services.values())
     plans = list(plan.services.values())
@@ -59,7 +57,8 @@ def test_a_world_arrives_as_it_was_sent(objects: list[KubeObject]) -> None:
     assert world.plan == compile_all(snapshot, CONFIG, FACTS, Traits())
     assert dict(world.snapshot.services) == dict(snapshot.services)
     assert world.unserved == store.unserved
-    assert world.process == ProcessStatus(pid=7)
+    assert world.process == NodeState(mode="nftables", version=__version__, pid=7)
+    assert world.mode == "nftables"
     again = compile_all(world.snapshot, world.config, world.facts, Traits())
     assert again.services == world.plan.services
 

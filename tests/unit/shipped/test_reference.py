@@ -17,16 +17,13 @@ from jsonschema import Draft202012Validator  # type: ignore[import-untyped]
 
 from steersman.cli.command import command_names, find_command
 from steersman.cli.main import main
-from steersman.model.world import (
-    Condition,
-    LastSync,
-    ProcessStatus,
-    SourceStatus,
-    StatusPage,
-)
+from steersman.model.drift import Drift
+from steersman.model.node_state import Condition, NodeState, SourceStatus
+from steersman.model.top import TopRow, TopSample
 from steersman.operate.doctor import CHECKS
 from steersman.operate.remedies import REMEDIES
 from steersman.operate.status import Status
+from steersman.operate.top import Top
 
 ROOT = Path(__file__).parents[3]
 NODE = ["--manifests", str(ROOT / "demo"), "--cluster-cidr", "10.244.0.0/16"]
@@ -142,11 +139,22 @@ def test_answers_are_as_their_schema_says(name: str) -> None:
 
 def test_the_status_is_as_its_schema_says() -> None:
     source = SourceStatus("apiserver", "https://10.0.0.1:6443", quiet_seconds=1.0)
-    process = ProcessStatus(synced=LastSync(1.0, "start", {"plan": 0.1}), source=source, now=5.0)
-    page = StatusPage("node-a", "nftables", "", process)
+    state = NodeState("node-a", synced_at=1.0, phases={"plan": 0.1}, source=source, now=5.0)
     condition = Condition("Synced", "True", "Synced", "all is in force", 1.0)
     for status in (
-        Status(conditions=(condition,), page=page, now=5.0),
+        Status(conditions=(condition,), state=state, now=5.0),
         Status(conditions=(), now=5.0),
     ):
         assert list(complaints("Status", json.loads(json.dumps(status.data)))) == []
+
+
+@pytest.mark.parametrize("synced_at", [0.0, 9.0])
+def test_a_sample_of_top_is_as_its_schema_says(synced_at: float) -> None:
+    drift = Drift(5.0, missing=2)
+    state = NodeState("node-a", "nftables", synced_at=synced_at, repairs=3, drift=drift)
+    data = Top(sample=TopSample(state, counted=True, rows=(TopRow("shop/web"),))).data
+    assert list(complaints("Top", json.loads(json.dumps(data)))) == []
+    sample = data["sample"]
+    assert (sample["mode"], sample["node"], sample["drift"]) == ("nftables", "node-a", 3)
+    assert sample["lastDrift"] == "2 kernel objects (2 missing), by an unknown program"
+    assert bool(sample["status"]["synced"]) == bool(synced_at)

@@ -11,9 +11,10 @@ import pytest
 
 from steersman.model.findings import Finding, Severity
 from steersman.model.names import ObjectName
-from steersman.model.node_state import NodeState, TopRow, TopSample
+from steersman.model.node_state import NodeState
+from steersman.model.top import TopRow, TopSample
 from steersman.model.tracing import TraceStep
-from steersman.model.world import ProcessStatus, World
+from steersman.model.world import World
 from steersman.operate.answer import QuestionError
 from steersman.operate.doctor.check import Diagnosis, Finished, Verdict
 from steersman.operate.dump import KernelDump, KernelLine
@@ -82,9 +83,7 @@ async def twin(site: Site, path: str = PAGE) -> dict[str, Any]:
 
 def counts(*rows: TopRow, **more: Any) -> bytes:
     fields = {"counted": True, "interval": 1.0, "matching": len(rows), **more}
-    return msgspec.msgpack.encode(
-        TopSample(ProcessStatus(), "memory", "node-a", rows=rows, **fields)
-    )
+    return msgspec.msgpack.encode(TopSample(NodeState("node-a", "memory"), rows=rows, **fields))
 
 
 # The page

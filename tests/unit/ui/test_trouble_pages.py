@@ -10,8 +10,7 @@ import pytest
 
 from steersman.model.findings import Finding, Severity
 from steersman.model.history import History, Refusal, SyncRecord
-from steersman.model.node_state import NodeState
-from steersman.model.world import Condition
+from steersman.model.node_state import Condition, NodeState
 from steersman.operate.doctor.check import Diagnosis, Finished, Verdict
 from steersman.ui.doctor_runs import DoctorRuns, doctor_runs
 from steersman.ui.pages import PAGES

@@ -64,23 +64,23 @@ async def process(context: Context) -> Iterable[CheckResult]:
             )
         ]
     about = f"version {status.version}, {world.mode} mode, pid {status.pid}"
-    if status.synced is None:
+    if not status.synced_at:
         why = f": it waits for {status.waiting}" if status.waiting else ""
         return [error(f"it has not written any rule yet{why}", about, remedy="look at its log")]
-    age = max(0.0, context.now() - status.synced.at)
-    last = f"last sync {age:.0f} s ago ({status.synced.reason})"
+    age = max(0.0, context.now() - status.synced_at)
+    last = f"last sync {age:.0f} s ago ({status.sync_reason})"
     # A change may wait for the minimum sync period, but hardly for a minute.
     if status.owes and age > _OLD:
         return [
             error(
                 f"changes wait for a sync, and the last one was {age:.0f} s ago",
                 about,
-                *sorted(f"{name}: {took:.2f} s" for name, took in status.synced.phases.items()),
+                *sorted(f"{name}: {took:.2f} s" for name, took in status.phases.items()),
                 remedy="its log says why syncs fail (steersman status)",
             )
         ]
-    if status.synced.refused:
-        return [_refused(context, status.synced.refused)]
+    if status.refused:
+        return [_refused(context, status.refused)]
     if not status.healthy:
         return [warning("it calls itself unhealthy", about, last, remedy="steersman status")]
     return [ok(f"{about}; {last}")]

@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import TypeAlias
 
-from steersman.model.world import ProcessStatus
+from steersman.model.node_state import NodeState
 from steersman.run.observe.metric_table import MetricTable
 from steersman.run.observe.prometheus import Counter, Declared, Metric
 from steersman.source.base import SourceStats
@@ -78,15 +78,14 @@ def source_state(stats: SourceStats, clock: Callable[[], float]) -> Collect:
     return collect
 
 
-def process_state(status: ProcessStatus, waiting: float, service_ports: int) -> Iterator[Metric]:
+def process_state(state: NodeState, waiting: float) -> Iterator[Metric]:
     """Yield what the process says of itself.
 
     Args:
-        status: the process now, with its conditions.
+        state: the process now.
         waiting: seconds that the oldest change has been waiting.
-        service_ports: number of planned ServicePorts.
     """
-    conditions = status.conditions
+    conditions = state.conditions
     yield MetricTable.condition.of(
         ((each.type, word.lower()), each.status == word)
         for each in conditions
@@ -94,7 +93,7 @@ def process_state(status: ProcessStatus, waiting: float, service_ports: int) -> 
     )
     yield MetricTable.condition_since.of(((each.type,), each.since) for each in conditions)
     yield MetricTable.oldest_change.at(waiting)
-    yield MetricTable.service_ports.at(service_ports)
+    yield MetricTable.service_ports.at(state.service_ports)
 
 
 def process_metrics(proc: Path = Path("/proc")) -> Iterator[Metric]:

@@ -18,8 +18,8 @@ from collections.abc import AsyncGenerator, Mapping, Sequence
 import msgspec
 
 from steersman.host.exec import Exec, Result, SubprocessExec
+from steersman.model.command_run import RunLine, RunRequest
 from steersman.model.findings import clipped, printable, quoted
-from steersman.model.node_state import RunLine, RunRequest
 from steersman.run.serve.http import Answer, Request
 
 _AT_ONCE = 2

@@ -12,8 +12,8 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from typing import NamedTuple
 
-from steersman.model.findings import Finding, Severity, clipped, printable
-from steersman.model.world import Condition, ConditionStatus, ProcessStatus
+from steersman.model.findings import Severity, clipped, printable
+from steersman.model.node_state import Condition, ConditionStatus, NodeState
 
 _LONGEST = 300  # characters of an error in a message
 
@@ -37,24 +37,11 @@ class ConditionLog:
         self._now: dict[str, Condition] = {}
         self._started = started
 
-    def update(
-        self,
-        process: ProcessStatus,
-        findings: tuple[Finding, ...],
-        unlisted: Mapping[Severity, int],
-        drift: str = "",
-    ) -> tuple[Condition, ...]:
-        """Judge the process now, and return the conditions.
-
-        Args:
-            process: the process.
-            findings: the listed Findings.
-            unlisted: the number of others, by severity.
-            drift: what other programs changed and is not repaired; "" for nothing.
-        """
-        for each in judge(process, findings, unlisted, drift):
+    def update(self, state: NodeState) -> tuple[Condition, ...]:
+        """Judge the process now, and return the conditions."""
+        for each in judge(state):
             before = self._now.get(each.type)
-            since = process.now if before else self._started
+            since = state.now if before else self._started
             if before and before.status == each.status:
                 since = before.since
             self._now[each.type] = Condition(*each, since=since)
@@ -62,23 +49,20 @@ class ConditionLog:
 
 
 def judge(  # noqa: PLR0912 - a group of branches for each condition
-    process: ProcessStatus,
-    findings: tuple[Finding, ...],
-    unlisted: Mapping[Severity, int],
-    drift: str,
+    state: NodeState,
 ) -> Iterator[_Judged]:
-    """Yield every condition of a process; see `ConditionLog.update` for the arguments."""
-    failure = clipped(printable(process.failure), _LONGEST)
+    """Yield every condition of a process."""
+    failure = clipped(printable(state.failure), _LONGEST)
     # Synced
-    if process.waiting:
-        yield _Judged("Synced", "False", "Waiting", f"waiting for {process.waiting}")
+    if state.waiting:
+        yield _Judged("Synced", "False", "Waiting", f"waiting for {state.waiting}")
     elif failure:
         yield _Judged("Synced", "False", "SyncFailed", f"{failure}; it is tried again")
     else:
-        pending = "changes wait for the next sync" if process.owes else "all changes are in force"
+        pending = "changes wait for the next sync" if state.owes else "all changes are in force"
         yield _Judged("Synced", "True", "UpToDate", pending)
     # SourceConnected
-    source = process.source
+    source = state.source
     if source.kind == "manifests":
         yield _Judged("SourceConnected", "True", "Manifests", "manifests are watched")
     elif source.connected:
@@ -88,35 +72,33 @@ def judge(  # noqa: PLR0912 - a group of branches for each condition
         message = f"{source.server} is not reached" + (f" (so far: {errors})" if errors else "")
         yield _Judged("SourceConnected", "False", "NotConnected", message)
     # KernelMatches
-    if process.synced is None:
+    if not state.synced_at:
         message = "no sync has reached the kernel yet"
         yield _Judged("KernelMatches", "Unknown", "NotSynced", message)
-    elif process.synced.refused:
-        number = process.synced.refused
+    elif state.refused:
+        number = state.refused
         message = f"the kernel refuses the rules of {number} owner{'s' * (number != 1)}"
         yield _Judged("KernelMatches", "False", "Refused", f"{message}; see the Findings")
-    elif drift:
-        yield _Judged("KernelMatches", "False", "Drift", f"other programs changed it: {drift}")
+    elif (drift := state.drift) is not None and not drift.repaired_at:
+        message = f"other programs changed it: {drift.what}, by {drift.who}"
+        yield _Judged("KernelMatches", "False", "Drift", message)
     elif failure:
         yield _Judged("KernelMatches", "Unknown", "SyncFailed", "parts may be missing")
     else:
-        message = f"{process.objects} kernel objects are in force"
+        message = f"{state.objects} kernel objects are in force"
         yield _Judged("KernelMatches", "True", "Matches", message)
     # NoFindings
-    counts = {kind: unlisted.get(kind, 0) for kind in Severity}
-    for finding in findings:
-        counts[finding.severity] += 1
-    errors_first = sorted(findings, key=lambda finding: finding.severity is Severity.WARNING)
+    counts = state.finding_counts
     message = count_words(counts)
-    if errors_first:
-        message += f", such as: {clipped(printable(str(errors_first[0])), _LONGEST)}"
-    if counts[Severity.ERROR]:
+    if state.findings:
+        message += f", such as: {clipped(printable(str(state.findings[0])), _LONGEST)}"
+    if counts.get(Severity.ERROR):
         yield _Judged("NoFindings", "False", "Errors", message)
     else:
-        reason = "Warnings" if counts[Severity.WARNING] else "NoFindings"
+        reason = "Warnings" if counts.get(Severity.WARNING) else "NoFindings"
         yield _Judged("NoFindings", "True", reason, message)
     # Healthy
-    if process.healthy:
+    if state.healthy:
         yield _Judged("Healthy", "True", "InTime", "no change waits for too long")
     else:
         message = "a change waits for longer than twice the sync period"

@@ -10,25 +10,18 @@ newest line: one that reads slowly misses lines, and nothing queues up for it. W
 from __future__ import annotations
 
 import asyncio
-import os
+import sys
 import time
-from collections import Counter, deque
 from collections.abc import AsyncGenerator, Callable, Collection
 
 import msgspec
 
 from steersman.compile.digest import Digests, digest_of
-from steersman.host.process import cpu_seconds, resident_bytes
-from steersman.model.drift import Drift
-from steersman.model.findings import Finding, Severity, worst
 from steersman.model.names import ObjectName
-from steersman.model.node_state import NodeState
-from steersman.model.world import Condition, ProcessStatus
-from steersman.run.pages.history import Lags
+from steersman.model.node_state import Condition, NodeState
+from steersman.run.pages.node_state import NodeStates
 from steersman.run.serve.http import Answer, Request
 from steersman.run.sync.in_force import InForce, services_of
-from steersman.run.sync.state import SyncResult
-from steersman.run.sync.sync import Sync
 from steersman.source.store import Store
 
 MOST_LISTENERS = 16
@@ -39,20 +32,10 @@ _HEARTBEAT = 5.0
 """Most seconds between two lines."""
 _STUCK = 30.0
 """Seconds after which a listener that reads nothing is dropped."""
-_MOST_FINDINGS, _FINDING_CHARACTERS = 50, 16_000
-_LONGEST_FAILURE = 1000
-"""Characters of the last failure."""
 _LOOK = 5.0
 """Seconds between two looks at the conditions and the CPU time."""
 _DIGESTS_AT_ONCE = 50
 """Digests that are made before other tasks may run, a few milliseconds."""
-_CPU_SAMPLES = 3
-"""Samples of the CPU time that are kept."""
-_OF_PROCESS = (
-    *("version", "pid", "started", "now", "owes"),
-    *("waiting", "healthy", "source", "conditions"),
-)
-"""Fields of a NodeState that are those of ProcessStatus."""
 
 
 class DigestPage:
@@ -114,46 +97,24 @@ class DigestPage:
 
 
 class NodePage:
-    """Serves `/node`."""
+    """Serves `/node`, and `/status`: the same with all Findings."""
 
     def __init__(
         self,
-        status: Callable[[], ProcessStatus],
-        sync: Callable[[], Sync],
-        *,
-        drift: Callable[[], tuple[int, Drift | None]],
-        rates: Callable[[], tuple[float | None, float | None]],
-        lags: Lags,
+        states: NodeStates,
         digest: Callable[[], str] = str,
-        periods: Callable[[], tuple[float, float]] = lambda: (0.0, 0.0),
         clock: Callable[[], float] = time.monotonic,
-        cpu: Callable[[], float] = cpu_seconds,
     ) -> None:
         """Create the page; nothing is made before it is asked for.
 
         Args:
-            status: describes the process.
-            sync: returns the body of the sync loop of the mode that serves.
-            drift: returns how often drift was repaired, and the last one.
-            rates: returns new and failed connections per second, as far as counted already.
-            lags: of the last syncs.
+            states: describes the process.
             digest: returns the digest of all Services; "" until it is known.
-            periods: returns the longest and the least seconds between two syncs.
             clock: monotonic seconds.
-            cpu: returns the CPU seconds of this process so far.
         """
-        self._status = status
-        self._sync = sync
-        self._drift = drift
-        self._rates = rates
-        self._lags = lags
-        self._periods = periods
-        self._clock = clock
-        self._cpu = cpu
-        self._cpu_samples = deque([(clock(), cpu())], _CPU_SAMPLES)
-        self._worst: tuple[tuple[Finding, ...], tuple[Finding, ...]] = (), ()
-        """The Findings of the last state, and the worst of them."""
+        self._states = states
         self._digest = digest
+        self._clock = clock
         self._listeners: dict[object, Request] = {}
         self._line = b""
         self._made_at = float("-inf")
@@ -185,8 +146,8 @@ class NodePage:
         """
         known: tuple[Condition, ...] = ()
         while True:
-            self._cpu_samples.append((self._clock(), self._cpu()))
-            if (conditions := self._status().conditions) != known:
+            self._states.sample_cpu()
+            if (conditions := self._states.now().conditions) != known:
                 known = conditions
                 self.changed()
             await asyncio.sleep(_LOOK)
@@ -244,52 +205,10 @@ class NodePage:
         news.set()
 
     def state(self) -> NodeState:
-        """Return the state of this process now."""
-        sync = self._sync()
-        state, status = sync.state, self._status()
-        result = state.result or SyncResult()
-        # Findings: sorted only if they are others than in the last state.
-        findings = state.findings if state.result else sync.store.findings
-        if findings != self._worst[0]:
-            self._worst = findings, worst(findings, _MOST_FINDINGS, _FINDING_CHARACTERS)
-        counts: Counter[Severity] = Counter(finding.severity for finding in findings)
-        counts.update(state.unlisted)
-        repairs, drift = self._drift()
-        connections, failed = self._rates()
-        settings, node = state.plan.settings, sync.store.snapshot.node
-        labels = node.metadata.labels if node else None
-        period, least = self._periods()
-        now, (at, before) = self._clock(), self._cpu_samples[0]
-        return NodeState(
-            node=sync.planner.config.node_name,
-            mode=state.mode,
-            variant=sync.mode.variant,
-            **{name: getattr(status, name) for name in _OF_PROCESS},
-            revision=state.revision,
-            synced_at=state.at,
-            sync_reason=result.reason,
-            sync_seconds=round(result.seconds, 6),
-            phases={phase: round(seconds, 6) for phase, seconds in result.phases.items()},
-            lag=self._lags.last,
-            lag_p99=self._lags.p99(now),
-            failure=status.failure[:_LONGEST_FAILURE],
-            services=len(sync.store.snapshot.services),
-            service_ports=len(state.plan.services),
-            endpoint_slices=sync.store.slices,
-            objects=state.objects,
-            refused=result.refused,
-            findings=self._worst[1],
-            finding_counts=counts,
-            drift=drift,
-            repairs=repairs,
-            cpu=round((self._cpu() - before) / (now - at), 4) if now > at else 0.0,
-            memory=resident_bytes(),
-            cores=os.cpu_count() or 1,
-            connections=connections,
-            failed=failed,
-            digest=self._digest(),
-            families=tuple(family.kubernetes for family in settings.families),
-            zone=(labels.zone or "") if labels else "",
-            sync_period=period,
-            min_sync_period=least,
-        )
+        """Return the state now, with the digest: who watches one node compares it with others."""
+        return msgspec.structs.replace(self._states.now(), digest=self._digest())
+
+    def serve_status(self, _: Request) -> Answer:
+        """Answer `/status`."""
+        state = self._states.now(limits=(sys.maxsize, sys.maxsize))
+        return Answer(msgspec.json.encode(state), content_type="application/json")

@@ -16,14 +16,12 @@ from typing import Any, NamedTuple, TypeAlias
 
 import msgspec
 
-from steersman.model.drift import Drift
 from steersman.model.errors import ApplyError, BusyError
-from steersman.model.findings import Severity, worst
 from steersman.model.names import ServicePortName
-from steersman.model.node_state import TopRow, TopSample
 from steersman.model.stats import ConnectionStats, NodeTotals
-from steersman.model.world import ProcessStatus
+from steersman.model.top import TopRow, TopSample
 from steersman.modes.base import Mode
+from steersman.run.pages.node_state import NodeStates
 from steersman.run.serve.http import Answer, Request
 from steersman.run.sync.state import State
 from steersman.run.sync.sync import Sync
@@ -35,7 +33,8 @@ _APART = 0.9
 _FRESH = 20.0
 """Seconds for which rates are said to be those of now."""
 MOST_ROWS = 500
-_MOST_FINDINGS, _FINDING_CHARACTERS = 100, 100_000
+_FINDINGS = (100, 100_000)
+"""Number and characters of the listed Findings."""
 
 Sums: TypeAlias = tuple[int, int, float]
 """Connections, failed dials, and seconds of successful dials."""
@@ -81,22 +80,19 @@ class TopPage:
 
     def __init__(
         self,
-        status: Callable[[], ProcessStatus],
+        states: NodeStates,
         sync: Callable[[], Sync],
-        repairs: Callable[[], tuple[int, Drift | None]],
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         """Create the page; nothing is counted before it is asked for.
 
         Args:
-            status: describes the process.
+            states: describes the process.
             sync: returns the body of the sync loop of the mode that serves.
-            repairs: returns how often drift was repaired, and the last one.
             clock: monotonic seconds.
         """
-        self._status = status
+        self._states = states
         self._sync = sync
-        self._repairs = repairs
         self._clock = clock
         self._counts: list[Count] = []
         """The last two, oldest first."""
@@ -154,7 +150,7 @@ class TopPage:
         else:
             found = [each for each in self._index.ports if text in each[0]]
         rows = await asyncio.to_thread(self.rows, found, sort)
-        return self._summary(state, len(found), rows)
+        return self._summary(len(found), rows)
 
     def rows(self, found: Sequence[_Named], sort: str) -> list[TopRow]:
         """Return the first rows in an order; `found` is in the order of names."""
@@ -198,13 +194,7 @@ class TopPage:
         took = self._clock() - began
         self._not_before = began + max(_APART, took / _SHARE)
 
-    def _summary(self, state: State, matching: int, rows: Sequence[TopRow]) -> TopSample:
-        repairs, last = self._repairs()
-        counts = {str(each): 0 for each in Severity}
-        for finding in state.findings:
-            counts[str(finding.severity)] += 1
-        for each, more in state.unlisted.items():
-            counts[str(each)] += more
+    def _summary(self, matching: int, rows: Sequence[TopRow]) -> TopSample:
         known = self._counts
         seconds = known[-1].at - known[0].at if known else 0.0
         total = TopRow("all")
@@ -212,19 +202,9 @@ class TopPage:
             before = known[0].total if seconds else None
             dials = known[-1].stats.dials is not None
             total = make_row(("all", None, 0), known[-1].total, before, seconds, dials=dials)
-        assert self._index is not None
         proxy = known[-1].totals.proxy if known else None
         return TopSample(
-            status=self._status(),
-            mode=state.mode,
-            node=state.plan.settings.node_name,
-            services=self._index.services,
-            service_ports=len(self._index.ports),
-            findings=worst(state.findings, _MOST_FINDINGS, _FINDING_CHARACTERS),
-            finding_counts=counts,
-            drift=repairs,
-            last_drift=f"{last.what}, by {last.who}" if last else "",
-            last_drift_at=last.at if last else 0.0,
+            status=self._states.now(_FINDINGS),
             counted=bool(known),
             total=total,
             open_connections=proxy.open_connections if proxy else None,
@@ -244,7 +224,6 @@ class _Index:
         for key, plan in state.plan.services.items():  # both families in one row
             ends[key.name] = ends.get(key.name, 0) + len(plan.reachable)
         self.ports = sorted((printed(name), name, number) for name, number in ends.items())
-        self.services = len({name.object_name for name in ends})
 
 
 def printed(name: ServicePortName) -> str:

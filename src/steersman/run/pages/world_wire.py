@@ -15,7 +15,7 @@ from __future__ import annotations
 
 import struct
 from collections import defaultdict
-from collections.abc import Collection, Container, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Container, Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 import msgspec
@@ -26,12 +26,10 @@ from steersman.model.findings import Finding, Severity
 from steersman.model.inputs import HostFacts, NodeConfig, Snapshot
 from steersman.model.kube import EndpointSlice, Node, Service
 from steersman.model.names import ObjectName, PlanKey
+from steersman.model.node_state import NodeState
 from steersman.model.plan import NodePlan, NodeSettings, ServicePlan
-from steersman.model.stats import ConnectionStats, DialCounters, StatsKey, TrafficCounters
-from steersman.model.world import Origin, ProcessStatus, World
+from steersman.model.world import Origin, World
 from steersman.source.packed import unpacked
-
-# -- The World -------------------------------------------------------------------------------------
 
 _LENGTH = struct.Struct(">I")
 _TOGETHER = 200
@@ -41,9 +39,6 @@ _TOGETHER = 200
 class Head(msgspec.Struct, frozen=True):
     """The small part of a World, and how many documents of each kind follow."""
 
-    version: str
-    mode: str
-    variant: str
     config: NodeConfig
     facts: HostFacts
     node: Node | None
@@ -53,7 +48,8 @@ class Head(msgspec.Struct, frozen=True):
     unlisted: Mapping[Severity, int]
     findings: tuple[Finding, ...]
     nodes: tuple[Node, ...]
-    process: ProcessStatus
+    process: NodeState
+    """With the version, the mode and its variant."""
     ejected: tuple[tuple[ObjectName, tuple[Ejection, ...]], ...] = ()
     documents: tuple[int, int, int, int] = (0, 0, 0, 0)
     """Of Services, EndpointSlices, unserved Services and plans."""
@@ -117,7 +113,8 @@ def decode_world(data: bytes, origin: Origin) -> World:
     """
     documents = _split(data)
     first = next(documents, b"")
-    version = str(msgspec.msgpack.decode(first, type=dict[str, Any], strict=False)["version"])
+    fields = msgspec.msgpack.decode(first, type=dict[str, Any], strict=False)
+    version = str(fields["process"]["version"])
     if version != __version__:
         raise VersionError(
             f"the running process is steersman {version}, this command is {__version__}: "
@@ -151,8 +148,8 @@ def decode_world(data: bytes, origin: Origin) -> World:
         origin,
         Snapshot(served, dict(by_service), head.node, head.service_cidrs, dict(head.ejected)),
         NodePlan(head.settings, plans, head.plan_findings, head.unlisted),
-        head.mode,
-        head.variant,
+        head.process.mode,
+        head.process.variant,
         head.config,
         head.facts,
         head.findings,
@@ -169,117 +166,3 @@ def _split(data: bytes) -> Iterator[bytes]:
         at += _LENGTH.size
         yield bytes(view[at : at + length])
         at += length
-
-
-# -- Counts ----------------------------------------------------------------------------------------
-#
-# The connections so far as bytes, for the local socket (run/serve/control.py).
-
-_Rows = list[tuple[StatsKey, list[float]]]
-
-
-class _Document(msgspec.Struct, frozen=True):
-    """All counts as lists: keys of maps have to be text."""
-
-    at: float
-    counted: bool
-    frontends: _Rows = []
-    endpoints: _Rows = []
-    traffic_by_frontend: _Rows = []
-    traffic_by_endpoint: _Rows = []
-    dials: _Rows | None = None
-
-
-def encode_stats(at: float, stats: ConnectionStats | None) -> bytes:
-    """Return counts as bytes.
-
-    Args:
-        at: when they were read, in seconds of a clock that only goes forward.
-        stats: the counts; None if the mode does not count connections.
-    """
-    # Not counted is another answer than no connections so far.
-    if stats is None:
-        return msgspec.msgpack.encode(_Document(at, False))
-    return msgspec.msgpack.encode(
-        _Document(
-            at,
-            True,
-            [(key, [count]) for key, count in stats.frontends.items()],
-            [(key, [count]) for key, count in stats.endpoints.items()],
-            [(key, list(counts)) for key, counts in stats.traffic_by_frontend.items()],
-            [(key, list(counts)) for key, counts in stats.traffic_by_endpoint.items()],
-            None
-            if stats.dials is None
-            else [(key, list(counts)) for key, counts in stats.dials.items()],
-        )
-    )
-
-
-def decode_stats(data: bytes) -> tuple[float, ConnectionStats | None]:
-    """Return what `encode_stats` was given.
-
-    Raises:
-        msgspec.DecodeError: the bytes are something else.
-    """
-    found = msgspec.msgpack.decode(data, type=_Document)
-    if not found.counted:
-        return found.at, None
-    return found.at, ConnectionStats(
-        _numbers(found.frontends),
-        _numbers(found.endpoints),
-        _traffic(found.traffic_by_frontend),
-        _traffic(found.traffic_by_endpoint),
-        None
-        if found.dials is None
-        else {key: DialCounters(int(failed), seconds) for key, (failed, seconds) in found.dials},
-    )
-
-
-def _numbers(rows: _Rows) -> Mapping[StatsKey, int]:
-    return {key: int(count) for key, (count,) in rows}
-
-
-def _traffic(rows: _Rows) -> Mapping[StatsKey, TrafficCounters]:
-    return {key: TrafficCounters(*map(int, counts)) for key, counts in rows}
-
-
-# -- Names -----------------------------------------------------------------------------------------
-#
-# The names of objects, for shell completion by commands on this node.
-
-KINDS = ("service", "endpoint", "pod", "node", "namespace")
-
-
-def names(
-    kind: str,
-    services: Iterable[ObjectName],
-    slices: Iterable[EndpointSlice],
-    nodes: Iterable[Node],
-    plans: Collection[ServicePlan],
-) -> list[str]:
-    """Return the names of a kind, sorted.
-
-    Args:
-        kind: one of KINDS; any other has no names.
-        services: all Services.
-        slices: all EndpointSlices, with the targets of their endpoints.
-        nodes: the known Nodes.
-        plans: the plans in force.
-    """
-    found: set[str] = set()
-    match kind:
-        case "service":
-            found = {str(name) for name in services}
-        case "namespace":
-            found = {name.namespace for name in services}
-        case "endpoint":
-            found = {str(endpoint) for plan in plans for endpoint in plan.reachable}
-        case "node":
-            found = {node.metadata.name for node in nodes}
-            found.update(
-                each.node_name or "" for slice_ in slices for each in slice_.endpoints or ()
-            )
-        case "pod":
-            targets = (each.target_ref for slice_ in slices for each in slice_.endpoints or ())
-            found = {f"{ref.namespace}/{ref.name}" for ref in targets if ref and ref.kind == "Pod"}
-    return sorted(found - {""})

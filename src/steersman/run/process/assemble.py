@@ -155,18 +155,12 @@ async def assemble(
 
 def add_pages(daemon: Daemon, servers: Servers, observers: SyncObservers, drift: DriftLog) -> None:
     """Add the pages that need the whole daemon: a switch of the mode replaces its Sync."""
-    top = TopPage(servers.status, lambda: daemon.sync, lambda: drift.summary)
+    states = servers.states
+    top = TopPage(states, lambda: daemon.sync)
+    states.drift, states.rates, states.lags = lambda: drift.summary, top.rates, observers.lags
     in_force = daemon.sync.in_force
     digests = DigestPage(daemon.sync.store, in_force)
-    node = NodePage(
-        servers.status,
-        lambda: daemon.sync,
-        drift=lambda: drift.summary,
-        rates=top.rates,
-        lags=observers.lags,
-        digest=digests.total,
-        periods=lambda: servers.periods,
-    )
+    node = NodePage(states, digests.total)
     digests.ready = node.changed
     history = History(time.time, observers.lags, in_force)
 
@@ -188,7 +182,7 @@ def add_pages(daemon: Daemon, servers: Servers, observers: SyncObservers, drift:
         observers.observers["traces"] = tracer.observe
         servers.background["traces"] = tracer.run
     observers.on_failure = {
-        "status": servers.sync_failed,
+        "state": states.failed,
         "history": history.failed,
         "node page": node.changed,
     }
@@ -197,6 +191,7 @@ def add_pages(daemon: Daemon, servers: Servers, observers: SyncObservers, drift:
         ("GET", "/drift"): DriftPage(drift, lambda: daemon.sync).serve,
         ("GET", "/top"): top.serve,
         ("GET", "/node"): node.serve,
+        ("GET", "/status"): node.serve_status,
         ("GET", "/history"): history_page,
         ("GET", "/digests"): digests.serve,
         ("POST", "/run"): CommandPage().serve,

@@ -253,7 +253,7 @@ class Daemon:
                 why = str(error) or type(error).__name__
                 self._observers.failed(self.engine.node.families, why)
                 raise
-            self._servers.failure = ""
+            self._servers.states.failure = ""
             if report is not None:
                 await self._observers.observe(report)
                 await sync.pack()

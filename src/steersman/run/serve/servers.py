@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import os
 import sys
 import time
 from collections.abc import Callable, Collection, Coroutine, Iterable, Iterator, Mapping, Sequence
@@ -13,7 +12,6 @@ from typing import Any
 
 import msgspec
 
-from steersman import __version__
 from steersman.config import ProxyConfig, configz, enabled, flagz
 from steersman.config.arguments import Value
 from steersman.host.facts import hostname
@@ -23,7 +21,6 @@ from steersman.model.findings import listed
 from steersman.model.kube import Node, ObjectMeta
 from steersman.model.names import Family, ObjectName
 from steersman.model.plan import ServicePlan
-from steersman.model.world import LastSync, ProcessStatus, SourceStatus, StatusPage
 from steersman.run.observe.events import Recorder
 from steersman.run.observe.metrics import Metrics
 from steersman.run.observe.mode_metrics import ModeMetrics
@@ -34,8 +31,11 @@ from steersman.run.observe.scraped import (
     process_state,
     source_state,
 )
-from steersman.run.pages.conditions import ConditionLog
-from steersman.run.pages.world_wire import Head, concerning, encode_stats, encode_world, names
+from steersman.run.pages.names_page import names
+from steersman.run.pages.node_state import NodeStates
+from steersman.run.pages.state_page import state_json
+from steersman.run.pages.stats_wire import encode_stats
+from steersman.run.pages.world_wire import Head, concerning, encode_world
 from steersman.run.process.event_loop import MeasuredLoop
 from steersman.run.process.klog import ProcessLog
 from steersman.run.process.machine import Machine
@@ -45,7 +45,6 @@ from steersman.run.serve.health import ProxyHealth, ServiceHealthServers, now, p
 from steersman.run.serve.http import Answer, App, Page, Request, keep_serving
 from steersman.run.serve.metrics_server import Pages, metrics_app
 from steersman.run.serve.state_server import serve_state
-from steersman.run.sync.state import state_json
 from steersman.run.sync.sync import Sync
 from steersman.source.apiserver import ApiEventPoster, NoEvents, fetch_nodes
 from steersman.source.base import SourceStats, Timing
@@ -92,10 +91,6 @@ class Servers:
         self._sync = sync
         self._stats = stats
         self._logs = logs
-        self._started = time.time()
-        self.failure = ""
-        """Why the last sync failed; "" if it did not."""
-        self._conditions = ConditionLog(self._started)
         standalone = bool(config.steersman.manifests)
         poster = NoEvents() if standalone else ApiEventPoster(cluster_access(config))
         self._without_node = Node(ObjectMeta(name=node_name)) if standalone else None
@@ -107,6 +102,9 @@ class Servers:
             spread=lambda: min(stats.nodes * timing.list_spacing, timing.longest) if stats else 0.0,
         )
         self.health = ProxyHealth(2 * config.sync_period.seconds)
+        self.states = NodeStates(
+            lambda: self._sync, lambda: self.config, stats, lambda: self.health.healthy(now())
+        )
         self.health_checks = {
             family: ServiceHealthServers(
                 partial(self._listening_addresses, family),
@@ -134,7 +132,6 @@ class Servers:
             ("GET", "/names"): self._names,
             ("GET", "/nodes"): self._nodes,
             ("GET", "/stats"): self._counts,
-            ("GET", "/status"): self._status_page,
         }
         """Of the local socket, by method and path; complete before `tasks`."""
         self.background: dict[str, Callable[[], Coroutine[Any, Any, None]]] = {}
@@ -147,15 +144,6 @@ class Servers:
         """Use a changed configuration: it is shown, and sets the timeout of health."""
         self.config = config
         self.health.timeout = 2 * config.sync_period.seconds
-
-    def sync_failed(self, why: str) -> None:
-        """Show that the last sync failed, until one succeeds."""
-        self.failure = why
-
-    @property
-    def periods(self) -> tuple[float, float]:
-        """The longest and the least seconds between two syncs."""
-        return self.config.sync_period.seconds, self.config.min_sync_interval.seconds
 
     def use_sync(self, sync: Sync) -> None:
         """Show another mode, and the State of its syncs."""
@@ -237,18 +225,17 @@ class Servers:
                 statusz=enabled(config.feature_gates, "ComponentStatusz"),
                 profiling=config.enable_profiling,
                 set_verbosity=self._logs.set_verbosity,
-                started=self._started,
+                started=self.states.started,
             )
         )
 
     async def _more_metrics(self) -> Iterable[Metric]:
         """Collect what only the event loop may read: the registry is read in a thread."""
-        plans = self._sync.state.plan.services
-        found = process_state(self.status(), self.health.waiting(now()), len(plans))
+        found = process_state(self.states.now(), self.health.waiting(now()))
         return (*found, *await self._mode_metrics.default())
 
     def _state_pieces(self) -> Iterator[bytes]:
-        return state_json(self._sync.state, self._stats, time.time(), self._started)
+        return state_json(self.states.now(), self._sync.state)
 
     # The local socket
 
@@ -288,9 +275,6 @@ class Servers:
             findings = concerning(objects, findings)
             plan_findings = concerning(objects, plan_findings)
         head = Head(
-            version=__version__,
-            mode=state.mode,
-            variant=sync.mode.variant,
             config=sync.planner.config,
             facts=store.facts,
             node=snapshot.node,
@@ -301,7 +285,7 @@ class Servers:
             unlisted=state.unlisted,
             findings=findings,
             nodes=store.nodes,
-            process=self.status(),
+            process=self.states.now(),
         )
         pieces = encode_world(
             head,
@@ -335,71 +319,6 @@ class Servers:
             except (ApiError, KubeconfigError) as error:
                 return Answer(str(error), 502)
         return Answer(msgspec.json.encode(nodes), content_type=_JSON)
-
-    def status(self) -> ProcessStatus:
-        """Describe this process."""
-        sync, state, stats = self._sync, self._sync.state, self._stats
-        source = SourceStatus()
-        if stats is not None:
-            quiet = None if stats.last_event is None else time.monotonic() - stats.last_event
-            source = SourceStatus(
-                "apiserver",
-                stats.server,
-                stats.connected,
-                stats.failovers,
-                dict(stats.errors()),
-                quiet,
-            )
-        last = None
-        if (result := state.result) is not None:
-            last = LastSync(state.at, result.reason, dict(result.phases), result.refused)
-        status = ProcessStatus(
-            pid=os.getpid(),
-            version=__version__,
-            started=self._started,
-            now=time.time(),
-            revision=state.revision,
-            synced=last,
-            owes=sync.owes,
-            healthy=self.health.healthy(now()),
-            waiting=self._waiting(),
-            failure=self.failure,
-            objects=state.objects,
-            source=source,
-        )
-        drift = "" if sync.drift is None else f"{sync.drift.what}, by {sync.drift.who}"
-        findings = state.findings if last is not None else sync.store.findings
-        conditions = self._conditions.update(status, findings, state.unlisted, drift)
-        return msgspec.structs.replace(status, conditions=conditions)
-
-    def _waiting(self) -> str:
-        """Say what the first sync waits for; "" once it has reached the kernel."""
-        store, stats = self._sync.store, self._stats
-        if self._sync.state.result is not None or self.failure:
-            return ""
-        if stats is not None and not stats.connected:
-            return f"the API server {stats.server}"
-        if stats is not None and store.snapshot.node is None:
-            name = self._sync.planner.config.node_name
-            return f'node "{name}" to exist (--hostname-override gives its name)'
-        if not store.synced:
-            return "the first lists of Services and EndpointSlices"
-        return "the addresses or PodCIDRs of this node, or for the first sync to end"
-
-    def _status_page(self, _: Request) -> Answer:
-        sync, state = self._sync, self._sync.state
-        page = StatusPage(
-            node=sync.planner.config.node_name,
-            mode=state.mode,
-            variant=sync.mode.variant,
-            process=self.status(),
-            services=len(sync.store.snapshot.services),
-            endpoint_slices=sync.store.slices,
-            service_ports=len(state.plan.services),
-            findings=state.findings if state.result is not None else sync.store.findings,
-            unlisted=state.unlisted,
-        )
-        return Answer(msgspec.msgpack.encode(page), content_type=_MSGPACK)
 
     def _listening_addresses(self, family: Family) -> list[str]:
         """Return the addresses for health check node ports of a family (behaviour 13)."""

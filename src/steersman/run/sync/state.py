@@ -1,30 +1,21 @@
-"""The State of the daemon: replaced as a whole after each sync, only read by all others.
-
-Also the State as JSON (`/state`).
-"""
+"""The State of the daemon: replaced as a whole after each sync, only read by all others."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
-from typing import Any, NamedTuple
+from collections.abc import Mapping
+from typing import NamedTuple
 
 import msgspec
 
-from steersman import __version__
 from steersman.compile.findings import FindingIndex
 from steersman.model.drift import Drift
 from steersman.model.findings import Finding, Severity
 from steersman.model.inputs import Snapshot
 from steersman.model.names import ObjectName, Owner, PlanKey
-from steersman.model.plan import NodePlan, NodeSettings, ServicePlan
+from steersman.model.plan import NodePlan, NodeSettings
 from steersman.model.ruleset import Diff
 from steersman.run.sync.ledger import ADOPTED
-from steersman.source.base import SourceStats
-from steersman.source.protobuf import NATIVE
 from steersman.source.store import Arrivals
-
-_TOGETHER = 100
-"""ServicePlans that are encoded at once, some 80 kB."""
 
 
 class SyncResult(msgspec.Struct, frozen=True):
@@ -142,77 +133,6 @@ class SyncReport(msgspec.Struct, frozen=True):
     """The changes by other programs that this sync, or failed ones before it, found."""
     refusals: tuple[tuple[str, str], ...] = ()
     """The first owners whose objects are not in the kernel, and why."""
-
-
-# As JSON
-
-
-def state_json(
-    state: State, stats: SourceStats | None, now: float, started: float
-) -> Iterator[bytes]:
-    """Return the State as of this call as JSON (`/state`), in pieces made on demand.
-
-    The pieces may be made in another thread: everything that may change is read before.
-
-    Args:
-        state: the State.
-        stats: statistics of the connection to the API server; None with manifests.
-        now: seconds since 1970.
-        started: when the process started, in seconds since 1970.
-    """
-    result, plans, plain = state.result, tuple(state.plan.services.values()), msgspec.to_builtins
-    source: dict[str, Any] = {"kind": "manifests"}
-    if stats is not None:
-        source = {
-            "kind": "apiserver",
-            "server": stats.server,
-            "connected": stats.connected,
-            "failovers": stats.failovers,
-            "errors": dict(stats.errors()),
-        }
-
-    def pieces() -> Iterator[bytes]:
-        document = {
-            "version": __version__,
-            "protobufDecoder": "C" if NATIVE else "none",
-            "mode": state.mode,
-            "uptimeSeconds": round(now - started, 3),
-            "revision": state.revision,
-            "synced": result is not None,
-            "lastSync": None if result is None else {**plain(result), "at": state.at},
-            "objects": {
-                "services": len(state.snapshot.services),
-                "endpointSlices": state.slices,
-                "servicePorts": len(plans),
-                "kernelObjects": state.objects,
-            },
-            "source": source,
-            "findings": [plain(finding) for finding in state.findings],
-            "node": plain(state.plan.settings),
-            "servicePlans": [],
-        }
-        head = msgspec.json.encode(document).removesuffix(b"]}")
-        for start in range(0, len(plans), _TOGETHER):
-            part = [_plan_json(plan) for plan in plans[start : start + _TOGETHER]]
-            yield head + msgspec.json.encode(part)[1:-1]
-            head = b","
-        yield b"]}" if plans else head + b"]}"
-
-    return pieces()
-
-
-def _plan_json(plan: ServicePlan) -> dict[str, Any]:
-    fields: dict[str, Any] = msgspec.to_builtins(plan)
-    fields |= fields.pop("scheduling") | fields.pop("proxy")  # the keys of earlier versions
-    key = plan.key
-    fields["key"] = {
-        "namespace": key.name.namespace,
-        "service": key.name.service,
-        "port": key.name.port,
-        "protocol": key.name.protocol.value,
-        "family": key.family.kubernetes,
-    }
-    return fields
 
 
 def unwritten_findings(

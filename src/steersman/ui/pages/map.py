@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Iterable
 
-from steersman.model.node_state import TopSample
+from steersman.model.top import TopSample
 from steersman.operate.answer import QuestionError
 from steersman.operate.traffic import NOT_COUNTED, TrafficMap, busiest, traffic_graph
 from steersman.ui.pages.service import sampler_of

@@ -14,9 +14,9 @@ from weakref import WeakKeyDictionary
 
 import msgspec
 
+from steersman.model.command_run import RunLine, RunRequest
 from steersman.model.kube import Pod
 from steersman.model.names import ObjectName
-from steersman.model.node_state import RunLine, RunRequest
 from steersman.operate.answer import Answer, Block, QuestionError
 from steersman.operate.doctor.check import Diagnosis
 from steersman.operate.dump import KernelDump, KernelStep, lines_by_step

@@ -15,8 +15,8 @@ from steersman.model.failover import Backend, Ejection, Observation
 from steersman.model.findings import Finding, Severity
 from steersman.model.inputs import NodeConfig
 from steersman.model.names import ObjectName, Protocol
+from steersman.model.node_state import NodeState, SourceStatus
 from steersman.model.plan import NodeSettings, ServicePlan
-from steersman.model.world import LastSync, ProcessStatus, SourceStatus
 from steersman.modes.base import Mode
 from steersman.operate.doctor import node_process
 from steersman.operate.doctor.check import ApiReply, Check, Context, Question, Verdict
@@ -29,12 +29,17 @@ from tests.support.modes.memory import MemoryMode
 PROCESS, SOURCE, NODE, PODS, OTHER, FAILOVER, API, EJECTED = node_process.PROCESS_CHECKS
 
 
-def status(**more: Any) -> ProcessStatus:
-    fields: dict[str, Any] = {"pid": 42, "version": "0.1", "synced": LastSync(NOON - 3, "changes")}
-    return ProcessStatus(**(fields | more))
+def status(**more: Any) -> NodeState:
+    fields: dict[str, Any] = {
+        "pid": 42,
+        "version": "0.1",
+        "synced_at": NOON - 3,
+        "sync_reason": "changes",
+    }
+    return NodeState(**(fields | more))
 
 
-def of_process(found: ProcessStatus | None) -> Context:
+def of_process(found: NodeState | None) -> Context:
     return context_of(world={"process": found})
 
 
@@ -43,7 +48,7 @@ def _no_instance(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(node_process, "running", lambda: None)
 
 
-def check(check: Check, found: ProcessStatus | None) -> tuple[Verdict, str]:
+def check(check: Check, found: NodeState | None) -> tuple[Verdict, str]:
     result = only(check, of_process(found))
     return result.verdict, result.text
 
@@ -53,10 +58,10 @@ def check(check: Check, found: ProcessStatus | None) -> tuple[Verdict, str]:
     [
         (status(), Verdict.OK, "last sync 3 s ago (changes)"),
         (None, Verdict.ERROR, "no steersman runs on this node"),
-        (status(synced=None), Verdict.ERROR, "it has not written any rule yet"),
-        (status(synced=None, waiting="its Node"), Verdict.ERROR, "it waits for its Node"),
+        (status(synced_at=0.0), Verdict.ERROR, "it has not written any rule yet"),
+        (status(synced_at=0.0, waiting="its Node"), Verdict.ERROR, "it waits for its Node"),
         (
-            status(synced=LastSync(NOON - 90, "changes"), owes=True),
+            status(synced_at=NOON - 90, owes=True),
             Verdict.ERROR,
             "wait for a sync",
         ),
@@ -64,7 +69,7 @@ def check(check: Check, found: ProcessStatus | None) -> tuple[Verdict, str]:
         (status(healthy=False), Verdict.WARNING, "unhealthy"),
     ],
 )
-def test_the_process(found: ProcessStatus | None, verdict: Verdict, words: str) -> None:
+def test_the_process(found: NodeState | None, verdict: Verdict, words: str) -> None:
     said, text = check(PROCESS, found)
     assert said is verdict
     assert words in text
@@ -81,7 +86,7 @@ def test_the_process(found: ProcessStatus | None, verdict: Verdict, words: str) 
 def test_rules_that_the_kernel_refuses(owner: str, verdict: Verdict) -> None:
     refused = Finding(owner, "", "the kernel refuses its rules (no memory)", Severity.ERROR)
     world = {
-        "process": status(synced=LastSync(NOON, "start", refused=1)),
+        "process": status(synced_at=NOON, sync_reason="start", refused=1),
         "findings": (refused, Finding("Service shop/cart", "spec", "something else")),
     }
     result = only(PROCESS, context_of(service(), world=world))

@@ -13,7 +13,8 @@ from typing import Any
 import pytest
 
 from steersman.host.sysctl import Setting
-from steersman.model.world import ProcessStatus, World
+from steersman.model.node_state import NodeState
+from steersman.model.world import World
 from steersman.modes.base import Requirements, Support
 from steersman.operate.doctor import node_rules
 from steersman.operate.doctor.check import CheckResult, Question, Verdict
@@ -86,7 +87,7 @@ def test_rules_in_the_kernel_are_compared_with_the_plan() -> None:
         "not planned: node: someone else",
     )
     assert result.remedy.startswith("start steersman")
-    running = rules(mode, world={"process": ProcessStatus()})
+    running = rules(mode, world={"process": NodeState()})
     assert "steersman drift" in running.remedy
 
 

@@ -1,0 +1,46 @@
+"""The names of objects, for shell completion by commands on this node."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterable
+
+from steersman.model.kube import EndpointSlice, Node
+from steersman.model.names import ObjectName
+from steersman.model.plan import ServicePlan
+
+KINDS = ("service", "endpoint", "pod", "node", "namespace")
+
+
+def names(
+    kind: str,
+    services: Iterable[ObjectName],
+    slices: Iterable[EndpointSlice],
+    nodes: Iterable[Node],
+    plans: Collection[ServicePlan],
+) -> list[str]:
+    """Return the names of a kind, sorted.
+
+    Args:
+        kind: one of KINDS; any other has no names.
+        services: all Services.
+        slices: all EndpointSlices, with the targets of their endpoints.
+        nodes: the known Nodes.
+        plans: the plans in force.
+    """
+    found: set[str] = set()
+    match kind:
+        case "service":
+            found = {str(name) for name in services}
+        case "namespace":
+            found = {name.namespace for name in services}
+        case "endpoint":
+            found = {str(endpoint) for plan in plans for endpoint in plan.reachable}
+        case "node":
+            found = {node.metadata.name for node in nodes}
+            found.update(
+                each.node_name or "" for slice_ in slices for each in slice_.endpoints or ()
+            )
+        case "pod":
+            targets = (each.target_ref for slice_ in slices for each in slice_.endpoints or ())
+            found = {f"{ref.namespace}/{ref.name}" for ref in targets if ref and ref.kind == "Pod"}
+    return sorted(found - {""})
