@@ -16,7 +16,7 @@ from steersman.model.inputs import HostFacts, NodeConfig
 from steersman.model.names import Family, ObjectName, PlanKey
 from steersman.model.plan import NodeSettings, ServicePlan
 from steersman.model.ruleset import Diff, Ruleset, patch
-from steersman.run.observe.drift import compare
+from steersman.run.pages.drift_page import compare
 from tests.support.builders.store import service, slice_
 from tests.support.modes.memory import FACTS, MemoryMode, World
 

@@ -15,9 +15,10 @@ import pytest
 from steersman.model.drift import Drift, DriftState, Writer
 from steersman.model.errors import BusyError
 from steersman.model.ruleset import Ruleset
-from steersman.run.observe.drift import DriftLog, DriftPage, compare
+from steersman.run.observe.drift import DriftLog
 from steersman.run.observe.events import Recorder
 from steersman.run.observe.metrics import Metrics
+from steersman.run.pages.drift_page import DriftPage, compare
 from steersman.run.serve.http import Request
 from steersman.run.sync.packer import Packer
 from steersman.run.sync.state import SyncReport

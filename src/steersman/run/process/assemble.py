@@ -17,12 +17,14 @@ from steersman.compile.node import missing_cluster_cidr
 from steersman.config import Parsed, in_mode
 from steersman.host.facts import read_facts
 from steersman.model.switch import SwitchRequest
-from steersman.run.observe.drift import DriftLog, DriftPage
+from steersman.run.observe.drift import DriftLog
 from steersman.run.observe.failover import Failover
 from steersman.run.observe.findings_log import FindingsLog
 from steersman.run.observe.observers import SyncObservers
 from steersman.run.observe.service_log import ServiceLog
+from steersman.run.pages.cluster_pages import ClusterPages
 from steersman.run.pages.command_page import CommandPage
+from steersman.run.pages.drift_page import DriftPage
 from steersman.run.pages.history import History
 from steersman.run.pages.node_page import DigestPage, NodePage
 from steersman.run.pages.top import TopPage
@@ -188,6 +190,7 @@ def add_pages(daemon: Daemon, servers: Servers, observers: SyncObservers, drift:
     }
     servers.background["conditions"] = node.follow
     servers.pages |= {
+        **ClusterPages(lambda: daemon.sync, states, lambda: servers.config).pages,
         ("GET", "/drift"): DriftPage(drift, lambda: daemon.sync).serve,
         ("GET", "/top"): top.serve,
         ("GET", "/node"): node.serve,

@@ -5,21 +5,17 @@ from __future__ import annotations
 import asyncio
 import sys
 import time
-from collections.abc import Callable, Collection, Coroutine, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Coroutine, Iterable, Mapping
 from contextlib import suppress
 from functools import partial
 from typing import Any
-
-import msgspec
 
 from steersman.config import ProxyConfig, configz, enabled, flagz
 from steersman.config.arguments import Value
 from steersman.host.facts import hostname
 from steersman.model.addresses import split_host_port
-from steersman.model.errors import BusyError
-from steersman.model.findings import listed
 from steersman.model.kube import Node, ObjectMeta
-from steersman.model.names import Family, ObjectName
+from steersman.model.names import Family
 from steersman.model.plan import ServicePlan
 from steersman.run.observe.events import Recorder
 from steersman.run.observe.metrics import Metrics
@@ -31,38 +27,27 @@ from steersman.run.observe.scraped import (
     process_state,
     source_state,
 )
-from steersman.run.pages.names_page import names
 from steersman.run.pages.node_state import NodeStates
 from steersman.run.pages.state_page import state_json
-from steersman.run.pages.stats_wire import encode_stats
-from steersman.run.pages.world_wire import Head, concerning, encode_world
 from steersman.run.process.event_loop import MeasuredLoop
 from steersman.run.process.klog import ProcessLog
 from steersman.run.process.machine import Machine
 from steersman.run.process.startup import cluster_access
 from steersman.run.serve.control import ControlSocket
 from steersman.run.serve.health import ProxyHealth, ServiceHealthServers, now, proxy_health_app
-from steersman.run.serve.http import Answer, App, Page, Request, keep_serving
+from steersman.run.serve.http import App, Page, keep_serving
 from steersman.run.serve.metrics_server import Pages, metrics_app
 from steersman.run.serve.state_server import serve_state
 from steersman.run.sync.sync import Sync
-from steersman.source.apiserver import ApiEventPoster, NoEvents, fetch_nodes
+from steersman.source.apiserver import ApiEventPoster, NoEvents
 from steersman.source.base import SourceStats, Timing
-from steersman.source.kubeconfig import KubeconfigError
-from steersman.source.packed import unpacked
-from steersman.source.trimmed import trimmed_node
-from steersman.source.wire import ApiError
 
 _LAST_EVENTS = 5.0  # seconds that a failing process waits until its Events are posted
-_NO_SERVICE = (
-    "there is no Service {} on this node; it serves none that is headless or another proxy's\n"
-)
-_JSON, _MSGPACK = "application/json", "application/msgpack"
 _ANY = {Family.IPV4: "0.0.0.0", Family.IPV6: "::"}
 
 
 class Servers:
-    """Builds the servers, and serves the State."""
+    """Builds the servers of a process."""
 
     def __init__(
         self,
@@ -89,7 +74,6 @@ class Servers:
         self.config = config
         self._flags = flags
         self._sync = sync
-        self._stats = stats
         self._logs = logs
         standalone = bool(config.steersman.manifests)
         poster = NoEvents() if standalone else ApiEventPoster(cluster_access(config))
@@ -126,13 +110,7 @@ class Servers:
         self.metrics.on_scrape(nfacct_packets(lambda: self._sync.mode.packets()))  # noqa: PLW0108
         self._has_socket = machine.instance is not None
         """Whether this process is the instance of its node, which has the local socket."""
-        self.pages: dict[tuple[str, str], Page] = {
-            ("GET", "/world"): self._world,
-            ("GET", "/state"): self._state,
-            ("GET", "/names"): self._names,
-            ("GET", "/nodes"): self._nodes,
-            ("GET", "/stats"): self._counts,
-        }
+        self.pages: dict[tuple[str, str], Page] = {}
         """Of the local socket, by method and path; complete before `tasks`."""
         self.background: dict[str, Callable[[], Coroutine[Any, Any, None]]] = {}
         """Work of pages that goes on as long as the process, by name."""
@@ -218,7 +196,7 @@ class Servers:
                 lambda: self._sync.mode.name,
                 configz=lambda: configz(self.config),
                 flags=(lambda: flagz(self._flags)) if flagz_on else None,
-                state=self._state_pieces,
+                state=lambda: state_json(self.states.now(), self._sync.state),
                 more=self._more_metrics,
                 services=self._mode_metrics.services,
                 healthy=lambda: self.health.healthy(now()),
@@ -233,92 +211,6 @@ class Servers:
         """Collect what only the event loop may read: the registry is read in a thread."""
         found = process_state(self.states.now(), self.health.waiting(now()))
         return (*found, *await self._mode_metrics.default())
-
-    def _state_pieces(self) -> Iterator[bytes]:
-        return state_json(self.states.now(), self._sync.state)
-
-    # The local socket
-
-    def _state(self, _: Request) -> Answer:
-        return Answer(pieces=self._state_pieces(), content_type=_JSON)
-
-    async def _names(self, request: Request) -> Answer:
-        store = self._sync.store
-        services = [*store.snapshot.services, *store.unserved]
-        slices = map(unpacked, store.packed_slices())
-        plans = tuple(self._plans())
-        kind = request.query.get("kind", "")
-        found = await asyncio.to_thread(names, kind, services, slices, store.nodes, plans)
-        return Answer(msgspec.json.encode(found), content_type=_JSON)
-
-    def _world(self, request: Request) -> Answer:
-        """Answer with the World, or with the part about each `?service=NAMESPACE/NAME` only.
-
-        The pieces are encoded in a thread, of copies made here.
-        """
-        sync, state = self._sync, self._sync.state
-        snapshot, store = sync.store.snapshot, sync.store
-        plans = list(state.plan.services.values())
-        findings, plan_findings = state.findings, state.plan.findings
-        services, slices, unserved = snapshot.services, snapshot.slices, store.unserved
-        wanted: set[ObjectName] | None = None
-        if texts := [text for name, text in request.arguments if name == "service"]:
-            wanted = {ObjectName(*text.partition("/")[::2]) for text in texts}
-            services = {name: services[name] for name in wanted if name in services}
-            unserved = {name: unserved[name] for name in wanted if name in unserved}
-            if not (services or unserved):
-                return Answer(_NO_SERVICE.format(listed(sorted(texts))), 404)
-            plans = [plan for plan in plans if plan.key.name.object_name in wanted]
-            objects = {f"Service {name}" for name in wanted}
-            for name in wanted:
-                objects |= {f"EndpointSlice {name.namespace}/{n}" for n in slices.get(name, ())}
-            findings = concerning(objects, findings)
-            plan_findings = concerning(objects, plan_findings)
-        head = Head(
-            config=sync.planner.config,
-            facts=store.facts,
-            node=snapshot.node,
-            service_cidrs=snapshot.service_cidrs,
-            ejected=tuple(snapshot.ejected.items()),
-            settings=state.plan.settings,
-            plan_findings=plan_findings,
-            unlisted=state.unlisted,
-            findings=findings,
-            nodes=store.nodes,
-            process=self.states.now(),
-        )
-        pieces = encode_world(
-            head,
-            list(services.values()),
-            store.packed_slices(wanted),
-            list(unserved.values()),
-            plans,
-        )
-        return Answer(pieces=pieces, content_type=_MSGPACK)
-
-    async def _counts(self, request: Request) -> Answer:
-        """Answer with the connections so far of all plans, or of `?service=NAMESPACE/NAME`."""
-        wanted = request.query.get("service")
-        plans = [plan for plan in self._plans() if wanted in (None, str(plan.key.name.object_name))]
-        at = time.monotonic()
-        try:
-            stats = await self._sync.mode.stats(plans)
-        except BusyError as error:
-            return Answer(f"connections cannot be counted now: {error}", 503)
-        body = await asyncio.to_thread(encode_stats, at, stats)
-        return Answer(body, content_type=_MSGPACK)
-
-    async def _nodes(self, _: Request) -> Answer:
-        """Answer with all Nodes: this process holds its own one, and asks for the others now."""
-        nodes: Sequence[Node] = self._sync.store.nodes
-        if self._stats is not None:
-            try:
-                nodes = [
-                    trimmed_node(node) for node in await fetch_nodes(cluster_access(self.config))
-                ]
-            except (ApiError, KubeconfigError) as error:
-                return Answer(str(error), 502)
-        return Answer(msgspec.json.encode(nodes), content_type=_JSON)
 
     def _listening_addresses(self, family: Family) -> list[str]:
         """Return the addresses for health check node ports of a family (behaviour 13)."""

@@ -1,0 +1,148 @@
+"""Pages of all that the process knows: objects, plans, counts, for commands and for a UI."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Callable, Sequence
+
+import msgspec
+
+from steersman.config import ProxyConfig
+from steersman.model.errors import BusyError
+from steersman.model.findings import listed
+from steersman.model.kube import Node
+from steersman.model.names import ObjectName
+from steersman.run.pages.names_page import names
+from steersman.run.pages.node_state import NodeStates
+from steersman.run.pages.state_page import state_json
+from steersman.run.pages.stats_wire import encode_stats
+from steersman.run.pages.world_wire import Head, concerning, encode_world
+from steersman.run.process.startup import cluster_access
+from steersman.run.serve.http import Answer, Page, Request
+from steersman.run.sync.sync import Sync
+from steersman.source.apiserver import fetch_nodes
+from steersman.source.kubeconfig import KubeconfigError
+from steersman.source.packed import unpacked
+from steersman.source.trimmed import trimmed_node
+from steersman.source.wire import ApiError
+
+_NO_SERVICE = (
+    "there is no Service {} on this node; it serves none that is headless or another proxy's\n"
+)
+_JSON, _MSGPACK = "application/json", "application/msgpack"
+
+
+class ClusterPages:
+    """Serves the objects, the plans and the counts of a process."""
+
+    def __init__(
+        self,
+        sync: Callable[[], Sync],
+        states: NodeStates,
+        config: Callable[[], ProxyConfig],
+    ) -> None:
+        """Create the pages.
+
+        Args:
+            sync: returns the body of the sync loop of the mode that serves.
+            states: describes the process.
+            config: returns the configuration in force.
+        """
+        self._sync = sync
+        self._states = states
+        self._config = config
+        self.pages: dict[tuple[str, str], Page] = {
+            ("GET", "/world"): self._world,
+            ("GET", "/state"): self._state,
+            ("GET", "/names"): self._names,
+            ("GET", "/nodes"): self._nodes,
+            ("GET", "/stats"): self._counts,
+        }
+        """By method and path."""
+
+    def _state(self, _: Request) -> Answer:
+        return Answer(pieces=state_json(self._states.now(), self._sync().state), content_type=_JSON)
+
+    async def _names(self, request: Request) -> Answer:
+        store = self._sync().store
+        services = [*store.snapshot.services, *store.unserved]
+        slices = map(unpacked, store.packed_slices())
+        plans = tuple(self._sync().state.plan.services.values())
+        kind = request.query.get("kind", "")
+        found = await asyncio.to_thread(names, kind, services, slices, store.nodes, plans)
+        return Answer(msgspec.json.encode(found), content_type=_JSON)
+
+    def _world(self, request: Request) -> Answer:
+        """Answer with the World, or with the part about each `?service=NAMESPACE/NAME` only.
+
+        The pieces are encoded in a thread, of copies made here.
+        """
+        sync = self._sync()
+        state = sync.state
+        snapshot, store = sync.store.snapshot, sync.store
+        plans = list(state.plan.services.values())
+        findings, plan_findings = state.findings, state.plan.findings
+        services, slices, unserved = snapshot.services, snapshot.slices, store.unserved
+        wanted: set[ObjectName] | None = None
+        if texts := [text for name, text in request.arguments if name == "service"]:
+            wanted = {ObjectName(*text.partition("/")[::2]) for text in texts}
+            services = {name: services[name] for name in wanted if name in services}
+            unserved = {name: unserved[name] for name in wanted if name in unserved}
+            if not (services or unserved):
+                return Answer(_NO_SERVICE.format(listed(sorted(texts))), 404)
+            plans = [plan for plan in plans if plan.key.name.object_name in wanted]
+            objects = {f"Service {name}" for name in wanted}
+            for name in wanted:
+                objects |= {f"EndpointSlice {name.namespace}/{n}" for n in slices.get(name, ())}
+            findings = concerning(objects, findings)
+            plan_findings = concerning(objects, plan_findings)
+        head = Head(
+            config=sync.planner.config,
+            facts=store.facts,
+            node=snapshot.node,
+            service_cidrs=snapshot.service_cidrs,
+            ejected=tuple(snapshot.ejected.items()),
+            settings=state.plan.settings,
+            plan_findings=plan_findings,
+            unlisted=state.unlisted,
+            findings=findings,
+            nodes=store.nodes,
+            process=self._states.now(),
+        )
+        pieces = encode_world(
+            head,
+            list(services.values()),
+            store.packed_slices(wanted),
+            list(unserved.values()),
+            plans,
+        )
+        return Answer(pieces=pieces, content_type=_MSGPACK)
+
+    async def _counts(self, request: Request) -> Answer:
+        """Answer with the connections so far of all plans, or of `?service=NAMESPACE/NAME`."""
+        wanted = request.query.get("service")
+        plans = [
+            plan
+            for plan in self._sync().state.plan.services.values()
+            if wanted in (None, str(plan.key.name.object_name))
+        ]
+        at = time.monotonic()
+        try:
+            stats = await self._sync().mode.stats(plans)
+        except BusyError as error:
+            return Answer(f"connections cannot be counted now: {error}", 503)
+        body = await asyncio.to_thread(encode_stats, at, stats)
+        return Answer(body, content_type=_MSGPACK)
+
+    async def _nodes(self, _: Request) -> Answer:
+        """Answer with all Nodes: this process holds its own one, and asks for the others now."""
+        nodes: Sequence[Node] = self._sync().store.nodes
+        if not self._config().steersman.manifests:
+            try:
+                nodes = [
+                    trimmed_node(node) for node in await fetch_nodes(cluster_access(self._config()))
+                ]
+            except (ApiError, KubeconfigError) as error:
+                return Answer(str(error), 502)
+        return Answer(msgspec.json.encode(nodes), content_type=_JSON)
