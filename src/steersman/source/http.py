@@ -20,7 +20,6 @@ import h11
 from steersman.host.connect import Headers, Route, connect_tcp
 from steersman.source.http_connection import (
     AGENT,
-    Body,
     Connection,
     HttpError,
     UnansweredError,
@@ -44,11 +43,7 @@ class Response:
         given = self.headers.get("content-type", "application/octet-stream")
         self.content_type = given.partition(";")[0].strip().lower()
         """Without parameters, in lower case."""
-        self._body = Body(head)
-        closes = (
-            head.http_version != b"1.1" or "close" in self.headers.get("connection", "").lower()
-        )
-        self._keep = None if closes or self._body.endless else keep
+        self._keep = keep
         self._connection: Connection | None = connection
         self._failure: HttpError | None = None
 
@@ -58,33 +53,32 @@ class Response:
         Raises:
             HttpError: the connection broke, or is silent; all that came before it was returned.
         """
-        connection, body, data = self._connection, self._body, b""
+        pieces: list[bytes] = []
         try:
-            while connection is not None and not data and not body.ended:
-                await connection.more()
-                if came := connection.take():
-                    data = body.decode(came)
-                elif body.endless and connection.complete:
-                    body.ended = True
+            while self._connection is not None:
+                event = self._connection.next_event()
+                if isinstance(event, h11.Data):
+                    pieces.append(event.data)
+                elif isinstance(event, h11.EndOfMessage):
+                    self._finish(self._connection)
+                elif pieces:
+                    break
                 else:
-                    raise connection.broken()
-                if body.problem:
-                    raise HttpError("connection", f"the answer is not HTTP: {body.problem}")
-            if connection is not None and body.ended:
-                if body.rest or connection.take():
-                    raise HttpError("connection", "the answer is longer than its headers say")
-                self._connection = None
-                connection.finish()
-                if self._keep is None or not connection.usable:
-                    connection.close()
-                else:
-                    self._keep(connection)
+                    await self._connection.receive()
         except HttpError as error:
             self.close()
             self._failure = error
-        if self._failure is not None and not data:
+        if self._failure is not None and not pieces:
             raise self._failure
-        return data
+        return b"".join(pieces)
+
+    def _finish(self, connection: Connection) -> None:
+        connection.finish()
+        self._connection = None
+        if connection.usable:
+            self._keep(connection)
+        else:
+            connection.close()
 
     def wait_up_to(self, seconds: float) -> None:
         """Change how long the server may be silent."""
