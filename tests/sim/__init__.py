@@ -12,9 +12,12 @@ of the process is simulated, and it fails in every way that the real one does:
     endpoints.py endpoints that fail, TCP clients, what the kernel tells of both, ejections judged
     netlink.py   interfaces and conntrack: lost notifications, interrupted dumps, ENOBUFS
     clients.py   UDP clients and what conntrack remembers of them
+    lock.py      the lock that lets one instance run on a node
     node.py      the machine: processes and their supervisor, kill -9, SIGTERM, configuration
     life.py      what happens, as the dice say: episodes of changes, trouble and recovery
     trouble.py   everything that goes wrong
+    switches.py  live switches of the mode, disturbed in every step
+    hostile.py   hostile clients of the process's servers
     objects.py   Services and slices: of tenants, and those that nobody changes
     oracle.py    what must be true, at every transaction and whenever all is at rest
     seeds.py     one seed with its history, or many on all cores

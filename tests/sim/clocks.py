@@ -35,7 +35,7 @@ cpu_time = time.process_time
 
 def replace() -> None:
     """Have `time` tell the simulation's time from now on."""
-    time.monotonic = time.perf_counter = lambda: CLOCK.now
+    time.monotonic = time.perf_counter = time.thread_time = lambda: CLOCK.now
     time.monotonic_ns = time.perf_counter_ns = lambda: int(CLOCK.now * 1e9)
     time.time = lambda: CLOCK.wall
     time.time_ns = lambda: int(CLOCK.wall * 1e9)

@@ -34,7 +34,7 @@ from tests.sim.universe import Universe
 
 RENDER_SECONDS = 80e-6
 """What rendering one ServicePort costs, about what was measured."""
-_RENDERED = 12
+_RENDERED = 24
 """Versions of a Service that are remembered as whole."""
 
 
@@ -82,14 +82,14 @@ class Kernel:
         self.rendered: dict[PlanKey, deque[Mapping[Any, Any]]] = {}
         self.guard: Callable[[str, Diff], None] = lambda _table, _change: None
         """Looks at every transaction of ours before it is in force."""
-        self.instances: Callable[[], int] = lambda: 1
-        """How many of our processes run; two if somebody starts one past the lock."""
         self.counts: Counter[str] = Counter()
         self.unknown: set[str] = set()
         """Services that were refused when the process was restarted: of their old rules it keeps
         only what it wants still, as it cannot tell whose the others are."""
         self.failures: list[str] = []
         """Invariants that did not hold, as found within a process."""
+        self.carried: dict[str, float] = {}
+        """Tables whose rules carry connections, and until when."""
         self._listeners: list[asyncio.Future[None]] = []
         self.deaf = False
         """Notifications of changes by others are lost."""
@@ -200,8 +200,6 @@ class Kernel:
         self.counts["written"] += objects
         self.universe.note(f"kernel: {name} {summary(change)}, now {len(table)}")
         touched = {self.owners.get(k) for part in _parts(change) for k in part}
-        if self.instances() > 1:  # neither knows what the other one writes: at rest all is right
-            self.vandalized |= touched
         for owner in touched - self.vandalized - {None}:
             self._whole(table, owner)
 
@@ -245,13 +243,20 @@ class SimMode(Mode):
         self._kernel = kernel
         self.like = like
         self._variant = variant
+        self._closed = False
+
+    async def _enter(self, operation: str) -> None:
+        """Begin a system call of a mode that was not released yet."""
+        if self._closed:
+            self._kernel.fail(f"{operation} by {self.name} mode after it was released")
+        await self._kernel.enter(operation)
 
     @property
     def variant(self) -> str:
         return self._variant
 
     async def probe(self) -> Support:
-        await self._kernel.enter("probe")
+        await self._enter("probe")
         if isinstance(self.like, NftablesMode):
             self.like.slots = slots_of(self._kernel.table(self.table))
         return Support(usable=True)
@@ -265,18 +270,31 @@ class SimMode(Mode):
         return ruleset
 
     async def read(self) -> Ruleset:
-        await self._kernel.enter("read")
+        await self._enter("read")
         return dict(self._kernel.table(self.table))
 
     async def fingerprint(self) -> Hashable | None:
-        await self._kernel.enter("fingerprint")
+        await self._enter("fingerprint")
         return self._kernel.generation
 
     async def apply(self, change: Diff) -> None:
         await self._kernel.apply(self.table, change)
 
+    async def aclose(self, drain: float = 0.0) -> int:
+        del drain
+        self._closed = True
+        return 0
+
+    async def connections(self) -> int:
+        await self._enter("counts")
+        return int(self._kernel.carried.get(self.table, 0.0) > self._kernel.universe.now)
+
+    def without_new_connections(self, have: Ruleset) -> Ruleset:
+        """Return what belongs to Services: the node's part leads new connections to it."""
+        return {key: value for key, value in have.items() if self._kernel.owners.get(key)}
+
     async def stats(self, plans: Collection[ServicePlan]) -> ConnectionStats:
-        await self._kernel.enter("counts")
+        await self._enter("counts")
         ends = {(plan.key.name, str(end)): 1 for plan in plans for end in plan.reachable}
         fronts = {(p.key.name, frontend_label(f)): 1 for p in plans for f in p.frontends}
         return ConnectionStats(frontends=fronts, endpoints=ends)
@@ -285,7 +303,7 @@ class SimMode(Mode):
         return self._kernel.endpoints.watch(counts_answers=self.has_connection_table)
 
     async def node_totals(self) -> NodeTotals:
-        await self._kernel.enter("counts")
+        await self._enter("counts")
         return NodeTotals(connections=7)
 
 
@@ -295,7 +313,7 @@ class RememberingMode(SimMode):
     has_connection_table = True
 
     async def flush_stale(self, stale: Stale, confirm: Confirm) -> int:
-        await self._kernel.enter("forget")
+        await self._enter("forget")
         flows = self._kernel.flows
         found = [number for number, flow in flows.items() if stale.contains(*flow.packed)]
         fresh = await confirm() if found else stale
@@ -309,12 +327,12 @@ class WatchfulMode(SimMode):
     """A mode that hears of changes by others, and whose token counts only those."""
 
     async def fingerprint(self) -> Hashable | None:
-        await self._kernel.enter("fingerprint")
+        await self._enter("fingerprint")
         applied = self._kernel.applied
         return self._kernel.strangers + applied.total() - applied[asyncio.get_running_loop()]
 
     async def wait_for_external_change(self) -> None:
-        await self._kernel.enter("lost")
+        await self._enter("lost")
         await self._kernel.told_of_strangers()
 
 

@@ -74,6 +74,7 @@ class Life:
         for number in range(self.dice.randint(2, 10)):
             self.change_service(number)
         if self.dice.random() < 0.02:  # a larger cluster
+            self.oracle.crowded = True
             for number in range(300):
                 address = f"10.244.2.{1 + number % 250}"
                 labels = (f"c{number}", f"c{number}-x")

@@ -13,7 +13,7 @@ import socket
 import struct
 from collections import Counter, deque
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 from steersman.host.nlmsg import (
@@ -76,6 +76,14 @@ class Flow:
     """Where answers come from: the endpoint; the destination itself where untranslated."""
     source_port: int
     protocol: int = 17
+    row: bytes = field(init=False, default=b"", repr=False)
+    """As the kernel lists it."""
+
+    def __post_init__(self) -> None:
+        there = (self.client, self.client_port, self.destination, self.port)
+        back = (self.source, self.source_port, self.client, self.client_port)
+        payload = _tuple(1, self, there) + _tuple(2, self, back) + be32(12, self.number)
+        self.row = bytes((self.family, 0, 0, 0)) + payload
 
     @property
     def packed(self) -> tuple[bytes, bytes]:
@@ -91,7 +99,6 @@ class Links:
         self._tables = tables
         self._indexes: dict[str, int] = {}
         self.addresses: dict[Address, None] = {}
-        self.version = 0
         self._next = 1
 
     def add(self, name: str, *addresses: str) -> None:
@@ -105,14 +112,12 @@ class Links:
             address = Address(name, ip, int(length))
             if address not in self.addresses:
                 self.addresses[address] = None
-                self.version += 1
                 self._tables.announce(_ROUTE, self._address(_NEWADDR, address))
 
     def drop(self, address: Address) -> None:
         """Take an address away."""
         if address in self.addresses:
             del self.addresses[address]
-            self.version += 1
             self._tables.announce(_ROUTE, self._address(_DELADDR, address))
 
     def remove(self, name: str) -> None:
@@ -122,6 +127,11 @@ class Links:
         if name in self._indexes:
             self._tables.announce(_ROUTE, self._link(_DELLINK, name))
             del self._indexes[name]
+
+    @property
+    def of_interest(self) -> tuple[Address, ...]:
+        """The addresses that a program may care about: every pod has one of link scope."""
+        return tuple(each for each in self.addresses if each.scope != _LINK_SCOPE)
 
     def names(self) -> list[str]:
         return list(self._indexes)
@@ -161,10 +171,7 @@ class Conntrack:
     def dump(self, family: int) -> Iterator[tuple[int, bytes]]:
         for flow in self.flows.values():
             if flow.family == family:
-                there = (flow.client, flow.client_port, flow.destination, flow.port)
-                back = (flow.source, flow.source_port, flow.client, flow.client_port)
-                payload = _tuple(1, flow, there) + _tuple(2, flow, back) + be32(12, flow.number)
-                yield _CT_NEW, bytes((family, 0, 0, 0)) + payload
+                yield _CT_NEW, flow.row
 
 
 def _tuple(kind: int, flow: Flow, ends: tuple[str, int, str, int]) -> bytes:

@@ -21,15 +21,29 @@ if TYPE_CHECKING:
 
 Address: TypeAlias = tuple[str, int]
 
+_BACKLOG = 128
+"""Connections that a listening socket keeps until they are accepted."""
+_ACCEPT_SECONDS = 120e-6
+"""What accepting a connection and answering a short request costs, about what was measured."""
+
 
 class Peer:
     """The world's end of a connection."""
 
-    def __init__(self, universe: Universe) -> None:
+    def __init__(self, universe: Universe, sent: bytes = b"") -> None:
+        """Begin a connection.
+
+        Args:
+            universe: where it is.
+            sent: what comes with it.
+        """
         self._universe = universe
         self._transport: SimTransport | Accepted | None = None
         self._arrives = 0.0
-        self._early: list[bytes] = []
+        self.credentials = (1, 0)
+        """Pid and user, where the kernel tells them."""
+        self._early = [(0.0, sent)] if sent else []
+        """What was sent before anybody accepted the connection, and when it arrives."""
         self.closed = False
         self.on_data: Callable[[bytes], None] = lambda _data: None
         self.on_close: Callable[[], None] = lambda: None
@@ -37,13 +51,17 @@ class Peer:
     def attach(self, transport: SimTransport | Accepted) -> None:
         self._transport = transport
         early, self._early = self._early, []
-        for data in early:
-            self.send(data)
+        for at, data in early:
+            if at <= self._universe.now:  # it has waited in the backlog
+                transport.arrived(data)
+            else:
+                self.send(data, at - self._universe.now)
 
     def send(self, data: bytes, delay: float = 0.0) -> None:
         """Have bytes arrive at the process."""
         if self._transport is None:
-            self._early.append(data)
+            latency = self._universe.dice.uniform(1e-4, 2e-3)
+            self._early.append((self._universe.now + delay + latency, data))
         elif not self.closed:
             self._later(delay, lambda: self._arrived(data))
 
@@ -144,12 +162,16 @@ class Listener:
     def __init__(self, network: Network, loop: SimLoop, at: Address) -> None:
         self.loop = loop
         self.at = at
+        self.refill: Callable[[], Peer | None] = lambda: None
+        """Somebody who connects as soon as there is room; None for nobody."""
         self._network = network
         self._peers: deque[Peer] = deque()
         self._waiting: asyncio.Future[None] | None = None
 
     def connect(self, peer: Peer) -> None:
-        """Have somebody of the world connect."""
+        """Have somebody of the world connect; if the backlog is full, the kernel says nothing."""
+        if len(self._peers) >= _BACKLOG:
+            return
         self._peers.append(peer)
         waiting = self._waiting
         if waiting is not None and not waiting.done():
@@ -159,10 +181,14 @@ class Listener:
         if self._network.no_descriptors:
             await asyncio.sleep(0)
             raise OSError(errno.EMFILE, os.strerror(errno.EMFILE))
-        if not self._peers:
+        while not self._peers:
             self._waiting = self.loop.create_future()
             await self._waiting
-        return Accepted(self.loop, self._peers.popleft())
+        self.loop.universe.charge(_ACCEPT_SECONDS)
+        peer = self._peers.popleft()
+        if (another := self.refill()) is not None:
+            self._peers.append(another)
+        return Accepted(self.loop, peer)
 
     def close(self) -> None:
         self._network.listening.pop(self.at, None)
@@ -186,6 +212,9 @@ class Accepted:
         self.reader: Callable[[], object] | None = None
         """Called when something has come."""
         peer.attach(self)
+
+    def setblocking(self, on: bool) -> None:
+        pass
 
     def recv(self, size: int, flags: int = 0) -> bytes:
         if not self._received and not self._ended:
@@ -311,8 +340,7 @@ class Network:
         peer.on_data = heard.extend
         peer.on_close = finish
         server.connect(peer)
-        host = f"{address[0]}:{address[1]}"
-        peer.send(f"GET {path} HTTP/1.1\r\nHost: {host}\r\nConnection: close\r\n\r\n".encode())
+        peer.send(request_of(address, path))
         self._universe.after(patience, finish)
 
     def close_all(self, loop: SimLoop) -> None:
@@ -325,6 +353,12 @@ class Network:
                 transport._closing = True
                 transport._peer.closed = True
                 self._universe.after(1e-4, transport._peer.on_close)
+
+
+def request_of(address: Address, path: str) -> bytes:
+    """Return a request after whose answer the connection is closed."""
+    host = f"{address[0]}:{address[1]}"
+    return f"GET {path} HTTP/1.1\r\nHost: {host}\r\nConnection: close\r\n\r\n".encode()
 
 
 def _unchunked(body: bytes) -> bytes:

@@ -16,29 +16,38 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+from msgspec import structs
+
 from steersman.compile import planner
 from steersman.config import ConfigError, parse_command_line
 from steersman.host import linux, netlink
 from steersman.model.errors import BusyError
 from steersman.model.failover import Ejection
 from steersman.model.names import ObjectName
+from steersman.netfilter import nf_tables
 from steersman.run.observe.failover import Failover
-from steersman.run.process import assemble
+from steersman.run.process import assemble, instance
+from steersman.run.process.canary import Target
 from steersman.run.process.daemon import Daemon
+from steersman.run.process.instance import Instance
 from steersman.run.process.klog import ProcessLog
 from steersman.run.process.machine import Machine
 from steersman.run.process.startup import StartError
-from steersman.run.serve import http
+from steersman.run.serve import control, http
 from steersman.run.serve.connections import POOL
+from steersman.run.serve.control import ControlSocket
 from steersman.source.store import Store
 from tests.sim.clocks import CLOCK
 from tests.sim.kernel import Kernel, mode_factory
+from tests.sim.lock import ROOT, Locks
 from tests.sim.netlink import NetlinkTables
 from tests.sim.universe import Process, Universe
 
 NAME = "node-a"
 SERVERS = (("10.0.0.1", 6443), ("10.0.0.2", 6443))
 HEALTH, METRICS = ("0.0.0.0", 10256), ("127.0.0.1", 10249)
+LOCAL = ("@local", 0)
+"""Where the local socket is found."""
 _AT_START = (StartError, ConfigError, BusyError, OSError)
 """With what a process may end that cannot start now."""
 _PLAN_SERVICE: Callable[..., Any] = vars(planner)["plan_service"]
@@ -92,7 +101,7 @@ class Node:
         self.processes: list[Process] = []
         self.netlink = NetlinkTables(universe)
         self.kernel = Kernel(universe, self.netlink.conntrack.flows)
-        self.kernel.instances = lambda: len(self.processes)
+        self.locks = Locks(universe)
         self.log = Log(universe)
         self.mode = mode
         self.period = universe.dice.choice((30, 30, 60, 300))
@@ -103,6 +112,8 @@ class Node:
         """Whether it is the oracle that puts ejections into a Store."""
         self.document = self._document()
         self.file = folder / "config.json"
+        self.dial_problem = ""
+        """What the canary of a switch meets; "" if its connections succeed."""
         self._daemons: dict[Process, Daemon] = {}
         self._last: Daemon | None = None
         self.starts = 0
@@ -110,6 +121,8 @@ class Node:
         self.supervised = True
         self.on_start: Callable[[], None] = lambda: None
         self._expected = False
+        self._replaced: set[Process] = set()
+        """Processes that a newcomer was to take over from."""
         self._file_watchers: list[asyncio.Future[None]] = []
         self._replace_doors()
         self.write_config()
@@ -130,6 +143,12 @@ class Node:
             (assemble, "assemble", self._assemble),
             (assemble, "Failover", partial(Failover, try_backend=endpoints.try_backend)),
             (Store, "eject", eject),
+            (nf_tables, "OwnedTables", self.locks.open_tables),
+            (instance, "_bind", self.locks.bind),
+            (instance, "_connect", self.locks.connect),
+            (instance, "peer", lambda _: ROOT),
+            (ControlSocket, "_bind", self._bind_local_socket),
+            (control, "peer", lambda client: client.peer.credentials),
         )
         for module, name, door in doors:
             assert hasattr(module, name), name
@@ -149,6 +168,13 @@ class Node:
             memory_at_start=lambda: None,
             memory_when_loaded=lambda: None,
         )
+
+    async def _bind_local_socket(self) -> Any:
+        while True:
+            try:
+                return self.universe.network.listen(*LOCAL)
+            except OSError:
+                await asyncio.sleep(2.0)
 
     # Configuration
 
@@ -205,11 +231,19 @@ class Node:
         loop = asyncio.get_running_loop()
         (process,) = (each for each in self.processes if each.loop is loop)
         self._last = self._daemons[process] = daemon
+        daemon.switcher.dial = self._dial
         return daemon
 
-    def start(self) -> Process:
-        """Start a process as a supervisor would."""
+    async def _dial(self, _: Target) -> str:
+        """Connect as the canary of a switch does."""
+        await asyncio.sleep(self.universe.dice.uniform(1e-4, 3e-3))
+        return self.dial_problem
+
+    def start(self, *, take_over: bool = False) -> Process:
+        """Start a process as a supervisor would; it may take over from one that runs."""
         self.starts += 1
+        number = self.starts
+        self._replaced |= set(self.processes) if take_over else set()
         self.kernel.unknown |= self.kernel.poison
         self.on_start()
         POOL._servers.clear()
@@ -218,7 +252,10 @@ class Node:
         async def main() -> None:
             parsed = parse_command_line([f"--config={self.file}"])
             logs = ProcessLog(root=logging.Logger("unused"))
-            await assemble.run_daemon(parsed, logs, self.machine)
+            lock = Instance(self.mode, NAME, take_over=take_over)
+            lock._me = structs.replace(lock._me, pid=number)  # the same in each replay
+            machine = structs.replace(self.machine, instance=lock)
+            await assemble.run_daemon(parsed, logs, machine)
 
         process = Process(self.universe, main)
         self.processes.append(process)
@@ -228,11 +265,13 @@ class Node:
     def _ended(self, process: Process, daemon: Daemon | None) -> None:
         self.processes.remove(process)
         self.netlink.forget(process.loop)
+        self.locks.forget(process.loop)
         serving = daemon is not None and daemon.serving.is_set()
         at_start = isinstance(process.ended, _AT_START) and not serving
-        if not self._expected and process.ended != "killed" and not at_start:
+        in_order = process.ended == "" and (self._expected or process in self._replaced)
+        if process.ended != "killed" and not at_start and not in_order:
             self.unexpected_ends.append(repr(process.ended))
-        self._expected = False
+        self._expected = self._expected and not in_order
         if self.supervised and not self.processes:
             self.universe.after(self.universe.dice.uniform(*_RESTART), self._restart)
 

@@ -13,6 +13,8 @@ from itertools import product
 from types import MappingProxyType
 from typing import Any, NamedTuple
 
+from msgspec import structs
+
 from steersman.compile.planner import compile_all
 from steersman.config import parse_command_line
 from steersman.host.facts import read_facts
@@ -31,6 +33,7 @@ from steersman.source.store import Store
 from tests.sim.clients import Clients
 from tests.sim.cluster import Etcd
 from tests.sim.kernel import SimMode, Violation, summary
+from tests.sim.netlink import Address
 from tests.sim.node import HEALTH, METRICS, NAME, Node
 from tests.sim.universe import Process, Universe
 from tests.support.apiserver.world import Object, Selector, key_of
@@ -44,7 +47,8 @@ class Surroundings(NamedTuple):
     """What the rules of all Services depend on."""
 
     facts: HostFacts
-    config: NodeConfig
+    document: str
+    """The configuration, without its mode."""
     cidrs: tuple[str, ...]
     node: str
     """What matters of this node's object; "" if it is not known."""
@@ -60,6 +64,8 @@ class Oracle:
         self.protected: dict[Any, list[object]] = {}
         """Kernel objects of Services that nobody changes, and the values that they may have."""
         self.canaries: frozenset[str] = frozenset()
+        self.crowded = False
+        """There are so many Services that dispatching is split (behaviour 8.3)."""
         self.last_node: Object | None = None
         """The last good Node that the running process was shown; None while there is none."""
         self.checks = 0
@@ -70,9 +76,10 @@ class Oracle:
         self._starts = 0
         self._refused: set[str] = set()
         self._canary_rules: dict[str, dict[Any, Any]] = {}
-        self._facts: tuple[int, HostFacts] | None = None
+        self._protected_table = ""
+        self._facts: dict[tuple[Address, ...], HostFacts] = {}
         self._reading = False
-        self._unjudged: list[Diff] = []
+        self._unjudged: list[tuple[str, Diff]] = []
         """Transactions of ours during which the oracle did not know yet what may be written."""
         self.clients = Clients(node.netlink.conntrack, universe.dice)
         node.kernel.guard = self._guard
@@ -85,9 +92,9 @@ class Oracle:
         This takes time. The process may act meanwhile on a change of which the oracle takes note
         only afterwards: what it writes is judged by `protect`.
         """
-        version = self._node.netlink.links.version
-        if self._facts is not None and self._facts[0] == version:
-            return self._facts[1]
+        addresses = self._node.netlink.links.of_interest
+        if addresses in self._facts:
+            return self._facts[addresses]
         found: list[HostFacts] = []
 
         async def read() -> None:
@@ -106,7 +113,7 @@ class Oracle:
         self._reading = False
         process.kill()
         self._node.netlink.faults = kept
-        self._facts = version, found[0]
+        self._facts[addresses] = found[0]
         return found[0]
 
     def _objects(
@@ -134,18 +141,22 @@ class Oracle:
 
     def _surroundings(self) -> Surroundings:
         """What all Services' rules depend on, as it is now."""
-        document = json.dumps(self._node.document)
-        if document not in self._configs:
-            text = document.encode()
-            parsed = parse_command_line(["--config=x"], read=lambda _: text)
-            self._configs[document] = node_config(parsed.config)
+        document = json.dumps({**self._node.document, "mode": ""})
         objects = self._etcd.objects["ServiceCIDR"].values()
         cidrs = tuple(cidr for obj in objects for cidr in obj["spec"]["cidrs"])
         node = ""
         if self.last_node is not None:
             node = json.dumps([self.last_node["status"].get("addresses"), self.last_node["spec"]])
             self._nodes[node] = self.last_node
-        return Surroundings(self.facts(), self._configs[document], cidrs, node)
+        return Surroundings(self.facts(), document, cidrs, node)
+
+    def _config(self, document: str) -> NodeConfig:
+        """The configuration in the mode that serves: some defaults depend on it."""
+        text = json.dumps({**json.loads(document), "mode": self._mode.name})
+        if text not in self._configs:
+            parsed = parse_command_line(["--config=x"], read=lambda _: text.encode())
+            self._configs[text] = node_config(parsed.config)
+        return self._configs[text]
 
     def plan(
         self,
@@ -162,7 +173,8 @@ class Oracle:
         for service, ejections in ejected.items():
             store.eject(service, ejections)
         self._node.oracle_looks = False
-        return compile_all(store.snapshot, around.config, around.facts, self._mode.traits)
+        config = self._config(around.document)
+        return compile_all(store.snapshot, config, around.facts, self._mode.traits)
 
     @property
     def _mode(self) -> SimMode:
@@ -187,9 +199,11 @@ class Oracle:
 
     def _of_canaries(self, around: Surroundings) -> dict[Any, Any]:
         """The rules of the canaries: nothing else changes them."""
-        key = repr((self._mode.table, around))
+        key = repr((self._mode.name, self._mode.table, around))
         if key not in self._canary_rules:
-            self._canary_rules[key] = self.rules(self.plan(around, self.canaries))
+            plan = self.plan(around, self.canaries)
+            settings = structs.replace(plan.settings, split_dispatch=self.crowded)
+            self._canary_rules[key] = self.rules(structs.replace(plan, settings=settings))
         return self._canary_rules[key]
 
     def client_comes(self) -> None:
@@ -215,6 +229,8 @@ class Oracle:
             self._around = []
             self.protected = {}
             self._starts = self._node.starts
+        if self._protected_table != self._mode.table:
+            self._protect_again()
         if now not in self._around or self._node.starts != self._starts:
             self._permit(now)
         self._judge()
@@ -237,16 +253,28 @@ class Oracle:
 
     def _guard(self, table: str, change: Diff) -> None:
         """See that a transaction takes nothing from the canaries."""
-        if self.protected and self._node.daemon is not None and table == self._mode.table:
-            self._unjudged.append(change)
+        if self._around and self._node.daemon is not None:
+            self._unjudged.append((table, change))
             if not self._reading:
                 self._judge()
 
     def _judge(self) -> None:
         """See that what was written takes nothing from the canaries."""
         changes, self._unjudged = self._unjudged, []
-        for change in changes:
-            self._judge_one(change)
+        if changes and self._protected_table != self._mode.table:  # another mode serves now
+            self._protect_again()
+        for table, change in changes:
+            if table == self._mode.table:
+                self._judge_one(change)
+            else:
+                self._judge_other(table, change)
+
+    def _protect_again(self) -> None:
+        """Take the rules of the canaries in the mode that serves now."""
+        self._protected_table = self._mode.table
+        around, self._around, self.protected = self._around, [], {}
+        for each in around:
+            self._permit(each)
 
     def _judge_one(self, change: Diff) -> None:
         after = {**dict.fromkeys(change.removed, _ABSENT), **change.added}
@@ -256,6 +284,20 @@ class Oracle:
                 owner = self._node.kernel.owners.get(key, "the node")
                 gone = "is taken away" if after[key] is _ABSENT else f"becomes {after[key]!r:.300}"
                 self._node.kernel.fail(f"{owner}: {key!r} {gone}")
+                return
+
+    def _judge_other(self, table: str, change: Diff) -> None:
+        """See that another mode's objects go only once the mode that serves has the canaries."""
+        kernel, daemon = self._node.kernel, self._node.daemon
+        assert daemon is not None
+        if not (change.removed or change.changed) or kernel.vandalized:
+            return
+        serving = kernel.table(self._mode.table)
+        for key, values in self.protected.items():
+            if serving.get(key, _ABSENT) not in values:
+                owner = kernel.owners.get(key, "the node")
+                text = f"objects of {table} go before {self._mode.table} serves"
+                kernel.fail(f"{text} {owner}: {key!r}")
                 return
 
     # At rest

@@ -22,6 +22,8 @@ from tests.sim.universe import Process, SimTask, Spinning, Universe
 
 MODES = ("iptables", "nftables", "ebpf")
 _TAIL = 60
+_ENVIRONMENT = ("PATH", "PYTHONPATH", "HOME", "TMPDIR", "LANG")
+"""What simulated processes have of the environment: no proxies."""
 
 
 class Outcome:
@@ -101,7 +103,8 @@ def main() -> int:
     options = parser.parse_args()
     if os.environ.get("PYTHONHASHSEED") != "0":
         argv = [sys.executable, "-m", "tests.sim", *sys.argv[1:]]
-        os.execve(sys.executable, argv, {**os.environ, "PYTHONHASHSEED": "0"})
+        kept = {name: os.environ[name] for name in _ENVIRONMENT if name in os.environ}
+        os.execve(sys.executable, argv, {**kept, "PYTHONHASHSEED": "0"})
     if options.mutation:
         MUTATIONS[options.mutation]()
     if options.seed is not None:

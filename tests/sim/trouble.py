@@ -13,6 +13,7 @@ from steersman.model.failover import Backend, Observation
 from steersman.model.names import Protocol
 from tests.sim.cluster import Fault
 from tests.sim.endpoints import ATTACKER, BLACKHOLES, EVERYTHING, NAMES
+from tests.sim.hostile import burst, hostile_clients
 from tests.sim.kernel import Fault as KernelFault
 from tests.sim.life import Life
 from tests.sim.node import HEALTH, NAME
@@ -200,19 +201,23 @@ def dies_young(life: Life) -> None:
 
 
 def two_instances(life: Life) -> None:
-    """Somebody starts a second instance, past the lock; one of the two ends."""
+    """A second instance starts: it takes over, or is refused; one of the two may be killed."""
     node = life.node
     if life.heals or life.lasting or node.process is None:  # the newcomer would not know the Node
         return
     if life.universe.now < life.started + 60.0:
         return
-    first = node.process
-    node.start()
+    first, take_over = node.process, life.dice.random() < 0.7
+    second = node.start(take_over=take_over)
+    life.universe.run(life.dice.choice((0.01, 0.2, 2.0)) * life.dice.random())
+    if (dies := life.dice.choice((None, None, first, second))) is not None:
+        dies.kill()
     life.calm(life.dice.expovariate(1 / 20.0))
-    if len(node.processes) == 2 and life.dice.random() < 0.5:
-        first.kill()
-    else:
-        node.terminate()
+    life.universe.run(5.0)
+    if dies is None and not (second if take_over else first).running:
+        node.kernel.fail("the wrong one of two instances has ended")
+    if len(node.processes) > 1:
+        node.kernel.fail("two instances run beside each other")
     life.recovery = max(life.recovery, 60.0)
 
 
@@ -240,7 +245,6 @@ def mode_switch(life: Life) -> None:
     node.mode = life.dice.choice(names)
     node.document["mode"] = node.mode
     node.write_config()
-    life.oracle.protected.clear()
     node.terminate()
     life.recovery = max(life.recovery, 300.0)
 
@@ -266,6 +270,7 @@ TROUBLES: tuple[Callable[[Life], None], ...] = (
         reloaded,
         mode_switch,
     ),
+    *(hostile_clients, burst),
 )
 
 

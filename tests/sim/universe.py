@@ -243,22 +243,23 @@ class Universe:
         Raises:
             Spinning: the same second does not end.
         """
-        until = self.now + seconds
+        clock, events = CLOCK, self._events
+        until = clock.now + seconds
         while True:
             self._turns += 1
-            if self.now > self._second + 1.0:
-                self._second, self._turns = self.now, 0
+            if clock.now > self._second + 1.0:
+                self._second, self._turns = clock.now, 0
             if self._turns > _MOST_TURNS:
                 raise Spinning(f"more than {_MOST_TURNS} events in a second")
-            event = self._events[0][0] if self._events else _NEVER
+            event = events[0][0] if events else _NEVER
             loop, due = self._next_loop()
-            when = max(min(event, due), self.now)
+            when = max(event if event < due else due, clock.now)
             if when > until:
-                CLOCK.now = until
+                clock.now = until
                 return
-            CLOCK.now = when
+            clock.now = when
             if event <= when:
-                heapq.heappop(self._events)[2]()
+                heapq.heappop(events)[2]()
             elif loop is not None:
                 self._step(loop)
 
