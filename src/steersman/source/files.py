@@ -28,13 +28,8 @@ from steersman.model.kube import KubeObject
 from steersman.model.names import ObjectName
 from steersman.source.base import EventHandler, upsert_in_batches
 from steersman.source.documents import BrokenFileError
-from steersman.source.manifests import (
-    CombinedManifests,
-    KnownPieces,
-    Manifest,
-    combine_manifests,
-    update_manifest,
-)
+from steersman.source.manifest_pieces import KnownPieces, update_manifest
+from steersman.source.manifests import CombinedManifests, Manifest, combine_manifests
 
 _SUFFIXES = (".yaml", ".yml", ".json")
 _RACY_NS = 50_000_000  # a file this young may change again within the clock's granularity

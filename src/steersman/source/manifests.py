@@ -1,24 +1,17 @@
-"""From manifest files to objects: parse only changed pieces of a file, combine many files. Pure.
+"""From manifest files to objects: kinds, defaults, Lists, and many files together. Pure.
 
-    file -> pieces -> documents -> List items -> objects and Findings   (read_, update_manifest)
-    files -> one object for each kind and name                          (combine_manifests)
-
-A piece is a document, or an item of a List, as text that means the same if it is read by itself.
-Parsing YAML takes about a fifth of a millisecond for an object, so that a file of a few thousand
-Services could not be followed within 200 ms otherwise. Text that cannot be cut with certainty is
-read as a whole.
+    file -> documents -> List items -> objects and Findings   (read_manifest)
+    files -> one object for each kind and name                (combine_manifests)
 
 There is no API server between a file and us. So this module fills in the API server's defaults if
 their absence would change the meaning of an object; if it cannot, the object gets a Finding.
+manifest_pieces.py reads a changed file again.
 """
 
 from __future__ import annotations
 
-import re
 from collections.abc import Iterator, Mapping
-from hashlib import blake2b
-from itertools import pairwise
-from typing import Any, NamedTuple, TypeAlias
+from typing import Any, NamedTuple
 
 import msgspec
 
@@ -35,10 +28,6 @@ from steersman.model.kube import (
 from steersman.model.names import ObjectName
 from steersman.model.yaml_reader import Budget, Document
 from steersman.source.documents import (
-    BrokenFileError,
-    budget,
-    is_json,
-    list_head,
     read_documents,
 )
 from steersman.source.objects import decode_value
@@ -51,13 +40,8 @@ _API_VERSIONS = {
     "ServiceCIDR": ("networking.k8s.io/v1", "networking.k8s.io/v1beta1"),
 }
 _NAMESPACED = frozenset({"Service", "EndpointSlice", "Endpoints"})
-_MAX_LIST_DEPTH = 9  # Lists in Lists; an alias can even make a List contain itself
+_MAX_LIST_DEPTH = 9  # Lists in Lists
 _AFFINITY_SECONDS = 10800  # the API server's default for ClientIP affinity
-
-_DOCUMENT_START = re.compile(r"^---(?=[ \t\n]|$)", re.MULTILINE)
-# Directives, which apply to later documents, and line ends that only YAML counts.
-_UNCERTAIN = re.compile(r"^%|\r(?!\n)|[\x85\u2028\u2029]", re.MULTILINE)
-_LIST_ITEMS = re.compile(r"^items: *\r?\n( *)- ", re.MULTILINE)
 
 
 class Located(NamedTuple):
@@ -92,27 +76,6 @@ class CombinedManifests(NamedTuple):
     """By file; files without Findings have no entry."""
 
 
-class Piece(NamedTuple):
-    """A part of a file."""
-
-    text: str
-    line: int
-    """Line of the file that is the first of `text`; below 1 if `text` has a head of ours."""
-
-
-KnownPieces: TypeAlias = Mapping[bytes, tuple[int, tuple[Located, ...]]]
-"""The line and the objects of each piece, by the digest of its text."""
-
-
-class _RawList(msgspec.Struct):
-    kind: str
-    items: list[msgspec.Raw]
-    api_version: str | None = msgspec.field(name="apiVersion", default=None)
-
-
-# Many files
-
-
 def combine_manifests(files: Mapping[str, Manifest]) -> CombinedManifests:
     """Combine files; of objects with the same name the first one counts, by path, then by line."""
     objects: dict[str, dict[ObjectName, KubeObject]] = {kind: {} for kind in KINDS}
@@ -142,109 +105,6 @@ def combine_manifests(files: Mapping[str, Manifest]) -> CombinedManifests:
     return CombinedManifests(
         objects, {path: tuple(each) for path, each in findings.items() if each}
     )
-
-
-# One file, again
-
-
-def update_manifest(path: str, data: bytes, known: KnownPieces) -> tuple[Manifest, KnownPieces]:
-    """Read a file like `read_manifest`, but parse only pieces that are not known.
-
-    Args:
-        path: of the file.
-        data: its content.
-        known: the pieces of the file as it was read before.
-
-    Returns:
-        The Manifest, and the pieces of the file.
-
-    Raises:
-        BrokenFileError: it is not YAML or JSON.
-    """
-    try:
-        pieces = list(_cut(path, data.decode("utf-8-sig")))
-        if len(pieces) > 1:
-            bounds = budget(len(data))
-            parts: list[Manifest] = []
-            now: dict[bytes, tuple[int, tuple[Located, ...]]] = {}
-            for text, line in pieces:
-                piece = text.encode()
-                key = blake2b(piece, digest_size=16).digest()
-                before = known.get(key) or now.get(key)
-                if before is None:
-                    part = read_manifest(path, piece, line, bounds)
-                    if part.findings or part.endpoints:  # they mention lines: parse them each time
-                        parts.append(part)
-                        continue
-                    before = line, part.objects
-                by, objects = line - before[0], before[1]
-                if by:  # the same text at another line
-                    objects = tuple(o._replace(where=f"{path} line {o.line + by}") for o in objects)
-                now[key] = line, objects
-                parts.append(Manifest(objects))
-            whole = Manifest(
-                tuple(each for part in parts for each in part.objects),
-                tuple(each for part in parts for each in part.findings),
-                tuple(each for part in parts for each in part.endpoints),
-            )
-            return whole, now
-    except (UnicodeDecodeError, BrokenFileError):
-        pass  # a piece may be broken only because it was cut, and the line would be a guess
-    return read_manifest(path, data), {}
-
-
-def _cut(path: str, text: str) -> Iterator[Piece]:
-    """Yield the pieces of a file; none if it cannot be cut with certainty."""
-    if path.endswith(".json") or is_json(text):
-        try:
-            found = msgspec.json.decode(text, type=_RawList)
-        except (msgspec.DecodeError, RecursionError):
-            return
-        if found.kind.endswith("List"):
-            line = text[: len(text) - len(text.lstrip())].count("\n") + 1
-            head = {"kind": found.kind, "apiVersion": found.api_version}
-            for item in found.items:
-                whole = {**{k: v for k, v in head.items() if v is not None}, "items": [item]}
-                yield Piece(msgspec.json.encode(whole).decode(), line)
-    elif not _UNCERTAIN.search(text):
-        starts = [0, *(found.start() for found in _DOCUMENT_START.finditer(text)), len(text)]
-        line = 1
-        for start, end in pairwise(starts):
-            document = text[start:end]
-            yield from _cut_document(document, line)
-            line += document.count("\n")
-
-
-def _cut_document(document: str, line: int) -> Iterator[Piece]:
-    """Yield the items of a YAML List as kubectl prints it; any other document is one piece."""
-    begin = _LIST_ITEMS.search(document) if "\nitems:" in document else None
-    if not begin:
-        yield Piece(document, line)
-        return
-
-    # Cut the items out: the rest must still be a List, and one document.
-    at, indent = begin.start(1), begin[1]
-    # The items end at the first line that is indented less, or as much without a dash.
-    rest = re.compile(rf"^ {{0,{len(indent)}}}(?=[^\s#-])", re.MULTILINE).search(document, at)
-    end = rest.start() if rest else len(document)
-    outer = list_head(f"{document[: begin.start()]}items: []\n{document[end:]}")
-    if outer is None:
-        yield Piece(document, line)
-        return
-
-    # Each item becomes a List of its own.
-    kind, version = (msgspec.json.encode(word).decode() for word in outer)
-    head = f"kind: {kind}\napiVersion: {version}\nitems:\n"
-    dash = re.compile(rf"^{indent}- ", re.MULTILINE)
-    starts = [found.start() for found in dash.finditer(document, at, end)]
-    line += document.count("\n", 0, at)
-    for start, stop in zip(starts, [*starts[1:], end], strict=True):
-        item = document[start:stop]
-        yield Piece(head + item, line - 3)  # the head has three lines
-        line += item.count("\n")
-
-
-# One file
 
 
 def read_manifest(path: str, data: bytes, first: int = 1, bounds: Budget | None = None) -> Manifest:

@@ -16,7 +16,8 @@ from steersman.model.kube import KINDS, KubeObject, Service
 from steersman.model.names import ObjectName
 from steersman.source import files as files_module
 from steersman.source.files import FileSource
-from steersman.source.manifests import KnownPieces, Manifest, update_manifest
+from steersman.source.manifest_pieces import KnownPieces, update_manifest
+from steersman.source.manifests import Manifest
 
 
 class Seen:

@@ -14,7 +14,8 @@ from steersman.model.kube import EndpointSlice, Service
 from steersman.model.names import ObjectName
 from steersman.source import documents
 from steersman.source.documents import BrokenFileError, read_documents
-from steersman.source.manifests import Manifest, combine_manifests, read_manifest, update_manifest
+from steersman.source.manifest_pieces import update_manifest
+from steersman.source.manifests import Manifest, combine_manifests, read_manifest
 
 CART = """\
 apiVersion: v1

@@ -10,9 +10,10 @@ import yaml
 from hypothesis import given
 from hypothesis import strategies as st
 
-from steersman.source import manifests as manifests_module
+from steersman.source import manifest_pieces
 from steersman.source.documents import BrokenFileError
-from steersman.source.manifests import KnownPieces, Manifest, read_manifest, update_manifest
+from steersman.source.manifest_pieces import KnownPieces, update_manifest
+from steersman.source.manifests import Manifest, read_manifest
 
 CART = "kind: Service\nmetadata: {name: cart}\nspec: {clusterIP: 10.96.0.1, ports: [{port: 80}]}\n"
 SHOP = CART.replace("cart", "shop").replace("0.1", "0.2")
@@ -99,7 +100,7 @@ def test_only_what_changed_is_parsed(name: str, monkeypatch: pytest.MonkeyPatch)
         parsed.append(data)
         return read_manifest(path, data, *more)
 
-    monkeypatch.setattr(manifests_module, "read_manifest", reading)
+    monkeypatch.setattr(manifest_pieces, "read_manifest", reading)
     manifest, _ = update_manifest(path, TEXTS[name].replace("0.2", "0.77").encode(), known)
     assert [b"shop" in data for data in parsed] == [True]
     assert "10.96.0.77" in str(manifest.objects)
