@@ -135,19 +135,18 @@ class Blind(Policy[str]):
 class NoRule(Policy[str]):
     """Ejects whatever fails three probes."""
 
-    def _others_answer(self, backend: Backend, endpoint: Endpoint, since: float) -> bool:  # noqa: ARG002
+    def _others_answer(self, endpoint: Endpoint, since: float) -> bool:  # noqa: ARG002
         return True
 
 
 class SpanRule(Policy[str]):
     """Ejects nothing while each node has an endpoint that is suspect or out."""
 
-    def _others_answer(self, backend: Backend, endpoint: Endpoint, since: float) -> bool:  # noqa: ARG002
+    def _others_answer(self, endpoint: Endpoint, since: float) -> bool:  # noqa: ARG002
         return any(
             all(
-                not isinstance((mate := self._endpoints[each]).state, Suspect | Presumed)
-                and not mate.ejection
-                for each in on
+                not (each.ejection or isinstance(each.state, Suspect | Presumed))
+                for each in on.values()
             )
             for node, on in self._on_node.items()
             if on and node != endpoint.node
@@ -160,7 +159,7 @@ class Panic(Policy[str]):
     share: float
 
     def ejected(self, pool: str) -> tuple[Ejection, ...]:
-        members = [self._endpoints[each] for each in self._pools.get(pool, ())]
+        members = self._pools.get(pool, ())
         down = sum(each.ejection is not None for each in members)
         return () if down >= self.share * len(members) else super().ejected(pool)
 

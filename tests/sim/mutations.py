@@ -20,7 +20,7 @@ from steersman.failover.policy import Policy
 from steersman.failover.states import NEVER, Ejected, Healthy, Series, Suspect, Waiting
 from steersman.host import linux, rtnetlink
 from steersman.model.conntrack import Stale
-from steersman.model.failover import Backend, Ejection, Observation
+from steersman.model.failover import Ejection, Observation
 from steersman.model.kube import Node
 from steersman.model.plan import NodeSettings
 from steersman.modes.base import Mode
@@ -116,7 +116,7 @@ def eject_all() -> None:
     """No share of a Service's endpoints has to stay."""
 
     def everyone(self: Policy[Any], pool: Any) -> tuple[Ejection, ...]:
-        found = (self._endpoints[each].ejection for each in self._pools.get(pool, ()))
+        found = (each.ejection for each in self._pools.get(pool, ()))
         return tuple(each for each in found if each)
 
     def not_ready(states: Any, protocol: Any, ejections: Any) -> Any:
@@ -135,12 +135,12 @@ def eject_all() -> None:
 def eject_without_probes() -> None:
     """A client that fails is enough."""
 
-    def suspect(self: Policy[Any], now: float, backend: Backend, endpoint: Endpoint) -> None:
+    def suspect(self: Policy[Any], now: float, endpoint: Endpoint) -> None:
         if isinstance(endpoint.state, Healthy):
-            ejection = self._ejection(now, backend, endpoint, Observation.SILENT)
-            self._enter(backend, endpoint, Waiting())
-            self._enter(backend, endpoint, Suspect(Series(now, now, 1, 0, now)))
-            self._enter(backend, endpoint, Ejected(ejection, NEVER, ejection.until))
+            ejection = self._ejection(now, endpoint, Observation.SILENT)
+            self._enter(endpoint, Waiting())
+            self._enter(endpoint, Suspect(Series(now, now, 1, 0, now)))
+            self._enter(endpoint, Ejected(ejection, NEVER, ejection.until))
 
     _replace(Policy, "_suspect", suspect)
 

@@ -11,14 +11,16 @@ from msgspec import Struct, field
 
 from steersman.failover import tuning
 from steersman.failover.states import NEVER, Healthy, State, ejection_of
-from steersman.model.failover import Ejection
+from steersman.model.failover import Backend, Ejection
 
 
-class Endpoint(Struct):
+class Endpoint(Struct, eq=False):
     """A served endpoint: its state, and what outlives a state."""
 
+    backend: Backend
     node: str
-    pools: set[Any]
+    pools: set[Any] = field(default_factory=set)
+    """Those that it is a member of; none if it has gone."""
     state: State = Healthy()
     probes: int = 0
     """Its probes that are under way, whatever for."""

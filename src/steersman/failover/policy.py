@@ -54,19 +54,21 @@ class Policy(Generic[Pool]):
         self.counts_answers = counts_answers
         self.of_this_node = False
         """Whether this node opens the connections: then rule 3 does not apply."""
-        self._pools: dict[Pool, tuple[Backend, ...]] = {}
+        self._pools: dict[Pool, tuple[Endpoint, ...]] = {}
         self._owners: dict[Pool, str] = {}
         self._endpoints: dict[Backend, Endpoint] = {}
-        self._on_node: defaultdict[str, set[Backend]] = defaultdict(set)
-        self._waiting: deque[Backend] = deque()
+        self._on_node: defaultdict[str, dict[Backend, Endpoint]] = defaultdict(dict)
+        self._waiting: deque[Endpoint] = deque()
         """Those that may be in the state Waiting, in order."""
         self._confirming = 0
         """Number of those that have a series."""
-        self._new: deque[Backend] = deque()
+        self._follow_node = 0
+        """Number of those that are in the state NodeDead."""
+        self._new: deque[Endpoint] = deque()
         """Those that have not been probed."""
         self._first_at = NEVER
         """When the next of them are."""
-        self._answers: tuple[tuple[float, Backend | None], ...] = ()
+        self._answers: tuple[tuple[float, Endpoint], ...] = ()
         """The last answers of two different endpoints."""
         self._timers: list[tuple[float, Backend]] = []
         self._rotation = 0
@@ -90,78 +92,79 @@ class Policy(Generic[Pool]):
         """
         before = self._pools.pop(pool, ())
         self._owners.pop(pool, None)
-        for backend in before:
-            if backend not in members:
-                self._leave(backend, pool)
+        for endpoint in before:
+            if endpoint.backend not in members:
+                self._leave(endpoint, pool)
         for backend, node in members.items():
-            endpoint = self._endpoints.get(backend)
-            if endpoint is None:
-                endpoint = self._endpoints[backend] = Endpoint(node, set())
-                self._on_node[node].add(backend)
-                if backend.protocol is Protocol.TCP:
-                    self._new.append(backend)
-            elif endpoint.node != node:
-                self._leave_node(backend, endpoint)
+            endpoint = self._endpoints.get(backend) or self._add(backend, node)
+            if endpoint.node != node:
+                self._leave_node(endpoint)
                 endpoint.node = node
-                self._on_node[node].add(backend)
+                self._on_node[node][backend] = endpoint
             endpoint.pools.add(pool)
         if members:
-            self._pools[pool] = tuple(members)
+            self._pools[pool] = tuple(self._endpoints[each] for each in members)
             self._owners[pool] = owner
-        if set(before) != set(members):
+        if {each.backend for each in before} != members.keys():
             self._changed.add(pool)
+
+    def _add(self, backend: Backend, node: str) -> Endpoint:
+        endpoint = self._endpoints[backend] = self._on_node[node][backend] = Endpoint(backend, node)
+        if backend.protocol is Protocol.TCP:
+            self._new.append(endpoint)
+        return endpoint
 
     def renew(self, backend: Backend) -> None:
         """Kubernetes reports something new about an endpoint: forget its failures."""
         if endpoint := self._endpoints.get(backend):
-            self._reset(backend, endpoint)
+            self._reset(endpoint)
             endpoint.strikes, endpoint.cleared_at = 0, NEVER
 
-    def _leave(self, backend: Backend, pool: Pool) -> None:
-        endpoint = self._endpoints[backend]
+    def _leave(self, endpoint: Endpoint, pool: Pool) -> None:
         endpoint.pools.discard(pool)
         if not endpoint.pools:
-            self._leave_node(backend, endpoint)
-            self._reset(backend, endpoint)
-            del self._endpoints[backend]
+            self._leave_node(endpoint)
+            self._reset(endpoint)
+            del self._endpoints[endpoint.backend]
 
-    def _leave_node(self, backend: Backend, endpoint: Endpoint) -> None:
-        self._on_node[endpoint.node].discard(backend)
+    def _leave_node(self, endpoint: Endpoint) -> None:
+        del self._on_node[endpoint.node][endpoint.backend]
         if isinstance(endpoint.state, NodeDead):
-            self._reset(backend, endpoint)
+            self._reset(endpoint)
         self._release_node(endpoint.node)
         if not self._on_node[endpoint.node]:
             del self._on_node[endpoint.node]
 
     # The state of an endpoint
 
-    def _enter(self, backend: Backend, endpoint: Endpoint, state: State) -> None:
+    def _enter(self, endpoint: Endpoint, state: State) -> None:
         """Change the state of an endpoint; nothing else does."""
         before = endpoint.state
         assert type(state) in TRANSITIONS[type(before)], f"{before} -> {state}"
         endpoint.state = state
         series = (Suspect, Presumed)
         self._confirming += isinstance(state, series) - isinstance(before, series)
+        self._follow_node += isinstance(state, NodeDead) - isinstance(before, NodeDead)
         if isinstance(state, Waiting):
-            self._waiting.append(backend)
+            self._waiting.append(endpoint)
         if (due := due_of(state)) is not None:
-            heappush(self._timers, (due, backend))
+            heappush(self._timers, (due, endpoint.backend))
         if ejection_of(before) != ejection_of(state):
             self._changed.update(endpoint.pools)
             if endpoint.ejection is None and not isinstance(before, NodeDead):
                 self._release_node(endpoint.node)
 
-    def _reset(self, backend: Backend, endpoint: Endpoint) -> None:
+    def _reset(self, endpoint: Endpoint) -> None:
         if not isinstance(endpoint.state, Healthy):
-            self._enter(backend, endpoint, Healthy())
+            self._enter(endpoint, Healthy())
 
     def _release_node(self, node: str) -> None:
         """Take the UDP endpoints of a node back if none of the others is down any more."""
-        on_node = [(each, self._endpoints[each]) for each in self._on_node.get(node, ())]
-        dead = [each for each in on_node if isinstance(each[1].state, NodeDead)]
-        if sum(each.ejection is not None for _, each in on_node) == len(dead):
-            for backend, endpoint in dead:
-                self._enter(backend, endpoint, Healthy())
+        on_node = self._on_node[node].values() if self._follow_node else ()
+        dead = [each for each in on_node if isinstance(each.state, NodeDead)]
+        if dead and sum(each.ejection is not None for each in on_node) == len(dead):
+            for endpoint in dead:
+                self._enter(endpoint, Healthy())
 
     # Observations
 
@@ -178,7 +181,7 @@ class Policy(Generic[Pool]):
         if endpoint is None:
             return
         if outcome is Observation.ANSWERED:
-            self._answered(now, backend, endpoint)
+            self._answered(now, endpoint)
             return
         if outcome is Observation.SILENT:
             endpoint.silent.append(now)
@@ -187,22 +190,20 @@ class Policy(Generic[Pool]):
         # Only a refusal says anything about UDP; SCTP is left alone.
         refused_udp = backend.protocol is Protocol.UDP and outcome is Observation.REFUSED
         if backend.protocol is Protocol.TCP or refused_udp:
-            self._suspect(now, backend, endpoint)
-            self._presume(now, backend, endpoint, outcome)
+            self._suspect(now, endpoint)
+            self._presume(now, endpoint, outcome)
 
-    def _suspect(self, now: float, backend: Backend, endpoint: Endpoint) -> None:
+    def _suspect(self, now: float, endpoint: Endpoint) -> None:
         rest = min(tuning.REST * 2**endpoint.fruitless, tuning.LONGEST_REST)
         if isinstance(endpoint.state, Healthy) and now - endpoint.state.tried_at >= rest:
-            self._enter(backend, endpoint, Waiting())
+            self._enter(endpoint, Waiting())
 
-    def _presume(
-        self, now: float, backend: Backend, endpoint: Endpoint, reason: Observation
-    ) -> None:
+    def _presume(self, now: float, endpoint: Endpoint, reason: Observation) -> None:
         """Eject a suspect if clients, and its first probe, show that it is down."""
         state = endpoint.state
         if (
             self.counts_answers
-            and backend.protocol is Protocol.TCP
+            and endpoint.backend.protocol is Protocol.TCP
             and isinstance(state, Suspect)
             # Several connects are reported together: not before the first probe had its time.
             and now >= state.series.began + tuning.PROBE_INTERVAL
@@ -210,36 +211,41 @@ class Policy(Generic[Pool]):
             and endpoint.silent[0] > now - tuning.SILENT_WINDOW
             and endpoint.answered_at <= now - tuning.QUIET
             and self._is_believed(endpoint)
-            and self._others_answer(backend, endpoint, state.series.began)
+            and self._others_answer(endpoint, state.series.began)
             and self._probes_needed(now, endpoint) > 0
         ):
-            ejection = self._ejection(now, backend, endpoint, reason, confirmed=False)
-            self._enter(backend, endpoint, Presumed(state.series, ejection))
+            ejection = self._ejection(now, endpoint, reason, confirmed=False)
+            self._enter(endpoint, Presumed(state.series, ejection))
 
     def _is_believed(self, endpoint: Endpoint) -> bool:
         """Whether failed probes of an endpoint show that it is down (rule 3)."""
         return self.of_this_node or endpoint.probed_at > NEVER or len(endpoint.clients) > 1
 
-    def _others_answer(self, backend: Backend, endpoint: Endpoint, since: float) -> bool:
+    def _others_answer(self, endpoint: Endpoint, since: float) -> bool:
         """Whether another endpoint of a pool, or anyone if it is alone, answered a probe since."""
-        mates = [other for p in endpoint.pools for other in self._pools[p] if other != backend]
+        mates = self._mates(endpoint)
         if not mates:
-            return any(at >= since for at, other in self._answers if other != backend)
-        return any(self._endpoints[other].probed_at >= since for other in mates)
+            return any(at >= since for at, other in self._answers if other is not endpoint)
+        return any(mate.probed_at >= since for mate in mates)
+
+    def _mates(self, endpoint: Endpoint) -> list[Endpoint]:
+        """Return the other members of its pools; some twice."""
+        members = chain.from_iterable(self._pools[pool] for pool in endpoint.pools)
+        return [each for each in members if each is not endpoint]
 
     def _probes_needed(self, now: float, endpoint: Endpoint) -> int:
         pools = (
             # Of a large pool some members say as much as all of them.
-            [self._endpoints[each] for each in members[:: 1 + len(members) // tuning.MOST_ASKED]]
+            members[:: 1 + len(members) // tuning.MOST_ASKED]
             for members in (self._pools[pool] for pool in endpoint.pools)
         )
         return probes_needed(now, endpoint, pools, self.settings.probes)
 
-    def _answered(self, now: float, backend: Backend, endpoint: Endpoint) -> None:
+    def _answered(self, now: float, endpoint: Endpoint) -> None:
         """Note an answer: a suspicion was wrong, and so was an ejection without confirmation."""
-        self._reconsider(now, backend, endpoint)
-        others = [each for each in self._answers if each[1] != backend]
-        self._answers = ((now, backend), *others[:1])
+        self._reconsider(now, endpoint)
+        others = [each for each in self._answers if each[1] is not endpoint]
+        self._answers = ((now, endpoint), *others[:1])
         endpoint.answered_at = now
         endpoint.clients = ()
         endpoint.fruitless = 0
@@ -247,28 +253,27 @@ class Policy(Generic[Pool]):
         match endpoint.state:
             case Waiting():
                 endpoint.cleared_at, endpoint.misses = now, 0
-                self._enter(backend, endpoint, Healthy(now))
+                self._enter(endpoint, Healthy(now))
             case Suspect(series=series) | Presumed(series=series):
                 endpoint.cleared_at = now
                 endpoint.misses = max(0, series.count - series.left - 1)
-                self._enter(backend, endpoint, Healthy(now))
+                self._enter(endpoint, Healthy(now))
             case Ejected(ejection=ejection) | Returning(ejection=ejection):
                 if not ejection.confirmed:
                     endpoint.cleared_at = now
-                    self._enter(backend, endpoint, Healthy(now))
+                    self._enter(endpoint, Healthy(now))
 
-    def _reconsider(self, now: float, backend: Backend, endpoint: Endpoint) -> None:
+    def _reconsider(self, now: float, endpoint: Endpoint) -> None:
         """Confirm the others again that are down but in use, as no endpoint of their pools is up.
 
         This answer puts an end to that, so they would get no more connections from now on; but
         their ejections may be old, and they may have recovered meanwhile.
         """
-        mates = {other for pool in endpoint.pools for other in self._pools[pool]} - {backend}
-        for other in sorted(each for each in mates if self._endpoints[each].ejection):
-            mate = self._endpoints[other]
+        mates = {each.backend: each for each in self._mates(endpoint) if each.ejection}
+        for _, mate in sorted(mates.items()):
             in_use = not any(self.ejected(pool) for pool in mate.pools)
             if in_use and isinstance(mate.state, Ejected | Returning | FailedCheck):
-                self._enter(other, mate, Waiting())
+                self._enter(mate, Waiting())
                 mate.returned_at = now
 
     # Time and probes
@@ -293,12 +298,11 @@ class Policy(Generic[Pool]):
         Report each by `probed`, or by `lose`.
         """
         while self._waiting and self._has_room:
-            backend = self._waiting.popleft()
-            endpoint = self._endpoints.get(backend)
-            if endpoint is not None and isinstance(endpoint.state, Waiting):
-                count = self._probes_needed(now, endpoint) or self.settings.probes
+            suspect = self._waiting.popleft()
+            if isinstance(suspect.state, Waiting):
+                count = self._probes_needed(now, suspect) or self.settings.probes
                 ends = now + count * tuning.PROBE_INTERVAL
-                self._enter(backend, endpoint, Suspect(Series(now, ends, count, count, now)))
+                self._enter(suspect, Suspect(Series(now, ends, count, count, now)))
         probes: list[Probe] = []
         if self._new and now >= self._first_at:
             self._first_at = now + tuning.FIRST_INTERVAL
@@ -312,68 +316,67 @@ class Policy(Generic[Pool]):
                 continue
             match endpoint.state:
                 case Suspect() | Presumed():
-                    probes += self._advance_series(now, backend, endpoint, endpoint.state.series)
+                    probes += self._advance_series(now, endpoint, endpoint.state.series)
                 case Ejected(ejection=ejection, suspected_at=since):
                     lost_at = now + tuning.RETURN_INTERVAL + tuning.PATIENCE
-                    self._enter(backend, endpoint, Returning(ejection, since, lost_at))
-                    probes += self._probe(backend, tuning.RETURN_INTERVAL)
+                    self._enter(endpoint, Returning(ejection, since, lost_at))
+                    probes += self._probe(endpoint, tuning.RETURN_INTERVAL)
                 case _:
-                    self._lose_all(now, backend, endpoint)
+                    self._lose_all(now, endpoint)
         return probes
 
-    def _advance_series(
-        self, now: float, backend: Backend, endpoint: Endpoint, series: Series
-    ) -> Iterator[Probe]:
+    def _advance_series(self, now: float, endpoint: Endpoint, series: Series) -> Iterator[Probe]:
         """Start the next probe of a series, or end it."""
-        self._presume(now, backend, endpoint, Observation.SILENT)
+        self._presume(now, endpoint, Observation.SILENT)
         if series.left:
             ends = series.ends + (now - series.due)  # it may be late
             if series.left == series.count:
-                for witness in self._witnesses(backend, endpoint):
+                for witness in self._witnesses(endpoint):
                     yield from self._probe(witness, ends - now)
             left = series.left - 1
             due = now + tuning.PROBE_INTERVAL if left else ends
-            self._go_on(backend, endpoint, replace(series, left=left, ends=ends, due=due))
-            yield from self._probe(backend, ends - now)
+            self._go_on(endpoint, replace(series, left=left, ends=ends, due=due))
+            yield from self._probe(endpoint, ends - now)
         elif not endpoint.probes:
-            self._conclude(now, backend, endpoint, series)
+            self._conclude(now, endpoint, series)
         elif now < series.ends + tuning.PATIENCE:
-            self._go_on(backend, endpoint, replace(series, due=series.ends + tuning.PATIENCE))
+            self._go_on(endpoint, replace(series, due=series.ends + tuning.PATIENCE))
         else:
-            self._lose_all(now, backend, endpoint)
+            self._lose_all(now, endpoint)
 
-    def _go_on(self, backend: Backend, endpoint: Endpoint, series: Series) -> None:
+    def _go_on(self, endpoint: Endpoint, series: Series) -> None:
         state = endpoint.state
         assert isinstance(state, Suspect | Presumed)
-        self._enter(backend, endpoint, replace(state, series=series))
+        self._enter(endpoint, replace(state, series=series))
 
-    def _probe(self, backend: Backend, timeout: float) -> Iterator[Probe]:
+    def _probe(self, endpoint: Endpoint, timeout: float) -> Iterator[Probe]:
         """Yield a probe, unless the endpoint has gone."""
-        if endpoint := self._endpoints.get(backend):
+        if endpoint.pools:
             endpoint.probes += 1
-            yield Probe(backend, timeout)
+            yield Probe(endpoint.backend, timeout)
 
-    def _witnesses(self, backend: Backend, endpoint: Endpoint) -> Iterator[Backend]:
+    def _witnesses(self, endpoint: Endpoint) -> Iterator[Endpoint]:
         """Yield up to three others of each pool that are well, on other nodes if possible."""
         self._rotation += 1
         # Some Services have the same endpoints; more than four are not asked for.
         groups = [self._pools[pool] for pool in islice(endpoint.pools, 4)]
         if all(len(members) == 1 for members in groups):
-            groups = [tuple(islice(self._endpoints, 64))]
-        chosen: dict[Backend, None] = {}
+            groups = [tuple(islice(self._endpoints.values(), 64))]
+        chosen: dict[Backend, Endpoint] = {}
         for members in groups:
             start = self._rotation % len(members)
             turned = chain(islice(members, start, None), islice(members, start))
-            well = {
-                other: mate.node
-                for other in islice(turned, 64)
-                if isinstance((mate := self._endpoints[other]).state, Healthy | Waiting)
-                if other != backend and other.protocol is Protocol.TCP
-            }
+            well = [
+                mate
+                for mate in islice(turned, 64)
+                if isinstance(mate.state, Healthy | Waiting) and mate is not endpoint
+                if mate.backend.protocol is Protocol.TCP
+            ]
             # One of each other node, then any.
-            first = {node: other for other, node in well.items() if node != endpoint.node}
-            chosen.update(dict.fromkeys(islice(dict.fromkeys((*first.values(), *well)), 3)))
-        yield from chosen
+            first = {mate.node: mate for mate in well if mate.node != endpoint.node}
+            ordered = {mate.backend: mate for mate in (*first.values(), *well)}
+            chosen.update(islice(ordered.items(), 3))
+        yield from chosen.values()
 
     def probed(self, now: float, backend: Backend, outcome: Observation) -> None:
         """Take the result of a probe; a UDP probe counts as answered unless it was refused."""
@@ -384,122 +387,118 @@ class Policy(Generic[Pool]):
         state = endpoint.state
         if outcome is Observation.ANSWERED:
             endpoint.probed_at = now
-            self._answered(now, backend, endpoint)
+            self._answered(now, endpoint)
             if isinstance(state, Returning):
-                self._return(now, backend, endpoint)
+                self._return(now, endpoint)
         elif isinstance(state, Returning):
             # A silent probe has already taken its time.
             again = now if outcome is Observation.SILENT else now + tuning.RETURN_INTERVAL
             if not endpoint.probes:
-                self._enter(backend, endpoint, Ejected(state.ejection, state.suspected_at, again))
+                self._enter(endpoint, Ejected(state.ejection, state.suspected_at, again))
         elif isinstance(state, Suspect | Presumed):
             series = state.series
             if outcome is Observation.REFUSED:
                 due = min(series.due, now + tuning.REFUSED_INTERVAL) if series.left else series.due
                 series = replace(series, refusals=series.refusals + 1, due=due)
-                self._go_on(backend, endpoint, series)
+                self._go_on(endpoint, series)
             is_over = not (series.left or endpoint.probes) and now >= series.ends
             if is_over or series.refusals >= tuning.REFUSED_PROBES:
-                self._conclude(now, backend, endpoint, series)
+                self._conclude(now, endpoint, series)
 
     def lose(self, now: float, backend: Backend) -> None:
         """Take note that a probe has no result: it was cancelled, or could not be sent."""
         if endpoint := self._endpoints.get(backend):
             endpoint.probes = max(endpoint.probes - 1, 0)
-            self._lost(now, backend, endpoint)
+            self._lost(now, endpoint)
 
-    def _lose_all(self, now: float, backend: Backend, endpoint: Endpoint) -> None:
+    def _lose_all(self, now: float, endpoint: Endpoint) -> None:
         """Give up waiting for the probes of an endpoint that nobody has reported."""
         endpoint.probes = 0
-        self._lost(now, backend, endpoint)
+        self._lost(now, endpoint)
 
-    def _lost(self, now: float, backend: Backend, endpoint: Endpoint) -> None:
+    def _lost(self, now: float, endpoint: Endpoint) -> None:
         match endpoint.state:
             case Suspect() | Presumed():
-                self._dismiss(now, backend, endpoint)
+                self._dismiss(now, endpoint)
             case Returning(ejection=ejection, suspected_at=since):
                 again = now + tuning.RETURN_INTERVAL
-                self._enter(backend, endpoint, Ejected(ejection, since, again))
+                self._enter(endpoint, Ejected(ejection, since, again))
         never = endpoint.probed_at == NEVER and not endpoint.probes
-        if never and not endpoint.ejection and backend.protocol is Protocol.TCP:
-            self._new.append(backend)
+        if never and not endpoint.ejection and endpoint.backend.protocol is Protocol.TCP:
+            self._new.append(endpoint)
 
-    def _conclude(self, now: float, backend: Backend, endpoint: Endpoint, series: Series) -> None:
+    def _conclude(self, now: float, endpoint: Endpoint, series: Series) -> None:
         """Every probe failed: eject the endpoint, unless the fault may lie elsewhere."""
+        is_tcp = endpoint.backend.protocol is Protocol.TCP
         refused = series.refusals >= tuning.REFUSED_PROBES
         needed = self._probes_needed(now, endpoint)
-        if needed > series.count and backend.protocol is Protocol.TCP and not refused:
+        if needed > series.count and is_tcp and not refused:
             # Others have become suspect meanwhile, or lost probes: that may be why it is silent.
             left = needed - series.count
             ends = series.ends + left * tuning.PROBE_INTERVAL
             longer = replace(series, left=left, ends=ends, count=needed, due=now)
-            self._go_on(backend, endpoint, longer)
+            self._go_on(endpoint, longer)
             return
-        works = self._others_answer(backend, endpoint, series.began) and (needed > 0 or refused)
+        works = self._others_answer(endpoint, series.began) and (needed > 0 or refused)
         believed = works and self._is_believed(endpoint)
-        if refused and (believed or backend.protocol is Protocol.UDP):
+        if refused and (believed or not is_tcp):
             reason = Observation.REFUSED
-        elif backend.protocol is Protocol.TCP and believed:
+        elif is_tcp and believed:
             reason = Observation.SILENT
         else:
             endpoint.fruitless = min(endpoint.fruitless + 1, 10)
-            self._dismiss(now, backend, endpoint)
+            self._dismiss(now, endpoint)
             return
-        ejection = self._ejection(now, backend, endpoint, reason)
-        self._enter(backend, endpoint, Ejected(ejection, series.began, ejection.until))
+        ejection = self._ejection(now, endpoint, reason)
+        self._enter(endpoint, Ejected(ejection, series.began, ejection.until))
         if reason is Observation.SILENT:
             self._suspect_node(now, endpoint.node)
 
-    def _dismiss(self, now: float, backend: Backend, endpoint: Endpoint) -> None:
+    def _dismiss(self, now: float, endpoint: Endpoint) -> None:
         """End a series that has neither confirmed the suspicion nor cleared it."""
         match endpoint.state:
             case Presumed(series=series, ejection=ejection):
                 state = Ejected(ejection, series.began, ejection.until)
-                self._enter(backend, endpoint, state)
+                self._enter(endpoint, state)
             case _:
-                self._enter(backend, endpoint, Healthy(now))
+                self._enter(endpoint, Healthy(now))
 
     def _suspect_node(self, now: float, node: str) -> None:
         """Confirm all other endpoints of a node; eject those of UDP if it is dead."""
         if not node:
             return
-        backends = sorted(self._on_node[node])
+        on_node = [endpoint for _, endpoint in sorted(self._on_node[node].items())]
         silent: set[str] = set()
         owners: set[str] = set()
         dead = True
-        for backend in backends:
-            endpoint = self._endpoints[backend]
-            if backend.protocol is not Protocol.TCP:
+        for endpoint in on_node:
+            if endpoint.backend.protocol is not Protocol.TCP:
                 continue
             if endpoint.ejection is None:
-                self._suspect(now, backend, endpoint)
+                self._suspect(now, endpoint)
                 dead = False
             elif endpoint.ejection.reason is Observation.SILENT:
-                silent.add(backend.ip)
+                silent.add(endpoint.backend.ip)
                 owners |= self._owners_of(endpoint)
             else:
                 dead = False
-        if dead and len(silent) > 1:
-            for backend in backends:
-                endpoint = self._endpoints[backend]
-                if (
-                    backend.protocol is Protocol.UDP
-                    and not isinstance(endpoint.state, NodeDead)
-                    and self._owners_of(endpoint) <= owners
-                ):
-                    what = Observation.SILENT
-                    ejection = self._ejection(now, backend, endpoint, what, node=node)
-                    self._enter(backend, endpoint, NodeDead(ejection))
+        if not dead or len(silent) < 2:
+            return
+        for endpoint in on_node:
+            is_udp = endpoint.backend.protocol is Protocol.UDP
+            is_new = is_udp and not isinstance(endpoint.state, NodeDead)
+            if is_new and self._owners_of(endpoint) <= owners:
+                ejection = self._ejection(now, endpoint, Observation.SILENT, node=node)
+                self._enter(endpoint, NodeDead(ejection))
 
     def _owners_of(self, endpoint: Endpoint) -> set[str]:
         return {self._owners[pool] for pool in endpoint.pools}
 
-    def _return(self, now: float, backend: Backend, endpoint: Endpoint) -> None:
+    def _return(self, now: float, endpoint: Endpoint) -> None:
         """End an ejection by an answer; its node lives, so the UDP endpoints return, too."""
-        for other in self._on_node[endpoint.node]:
-            mate = self._endpoints[other]
-            if other == backend or isinstance(mate.state, NodeDead):
-                self._reset(other, mate)
+        for mate in self._on_node[endpoint.node].values():
+            if mate is endpoint or isinstance(mate.state, NodeDead):
+                self._reset(mate)
                 mate.returned_at = now
 
     # Checks that a Service asks for
@@ -508,8 +507,8 @@ class Policy(Generic[Pool]):
         """Eject an endpoint whose checks fail while those of others pass (failover/checks.py)."""
         endpoint = self._endpoints.get(backend)
         if endpoint is not None and endpoint.ejection is None:
-            ejection = self._ejection(now, backend, endpoint, reason)
-            self._enter(backend, endpoint, FailedCheck(ejection))
+            ejection = self._ejection(now, endpoint, reason)
+            self._enter(endpoint, FailedCheck(ejection))
 
     def pass_check(self, now: float, backend: Backend) -> None:
         """Take note that the checks of an endpoint pass; end its ejection by checks, if held."""
@@ -518,15 +517,14 @@ class Policy(Generic[Pool]):
             return
         match endpoint.state:
             case FailedCheck(ejection=ejection) if now >= ejection.until:
-                self._return(now, backend, endpoint)
-        self._answered(now, backend, endpoint)
+                self._return(now, endpoint)
+        self._answered(now, endpoint)
 
     # Ejections
 
     def _ejection(
         self,
         now: float,
-        backend: Backend,
         endpoint: Endpoint,
         reason: Observation,
         *,
@@ -540,7 +538,8 @@ class Policy(Generic[Pool]):
             endpoint.strikes += 1
         doublings = min(endpoint.strikes - 1, 20)
         hold = min(self.settings.hold * 2**doublings, self.settings.longest_hold)
-        return Ejection(backend, reason, now, now + hold, endpoint.strikes, confirmed, node)
+        strikes = endpoint.strikes
+        return Ejection(endpoint.backend, reason, now, now + hold, strikes, confirmed, node)
 
     def take_changed(self) -> list[Pool]:
         """Return the pools whose ejections may have changed since the last call; some are empty."""
@@ -554,22 +553,22 @@ class Policy(Generic[Pool]):
         Endpoints beyond the limits stay in the pool although they are down; so do all if every
         member is down, because then no choice is better than another.
         """
-        members = [self._endpoints[each] for each in self._pools.get(pool, ())]
-        down = [ejection for each in members if (ejection := each.ejection)]
+        members = self._pools.get(pool, ())
+        down = [each for each in members if each.ejection]
         if not down or len(down) == len(members):
             return ()
-        down.sort(key=lambda each: (not each.confirmed, each.since, each.backend))
+        answered = max(each.probed_at for each in members if not each.ejection)
         confirmed = self._limit(len(members), self.settings.confirmed_share)
         unconfirmed = self._limit(len(members), tuning.UNCONFIRMED_SHARE)
-        answered = max(each.probed_at for each in members if not each.ejection)
+        ejections = sorted(
+            ((ejection, each.state) for each in down if (ejection := each.ejection)),
+            key=lambda each: (not each[0].confirmed, each[0].since, each[0].backend),
+        )
         return tuple(
-            each
-            for number, each in enumerate(down)
-            if number < (confirmed if each.confirmed else unconfirmed)
-            and (
-                each.backend.protocol is Protocol.UDP
-                or suspected_at(self._endpoints[each.backend].state) <= answered
-            )
+            ejection
+            for number, (ejection, state) in enumerate(ejections)
+            if number < (confirmed if ejection.confirmed else unconfirmed)
+            if ejection.backend.protocol is Protocol.UDP or suspected_at(state) <= answered
         )
 
     @staticmethod

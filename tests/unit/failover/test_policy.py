@@ -502,7 +502,7 @@ def test_a_first_probe_without_a_result_is_repeated() -> None:
 
 @pytest.mark.parametrize("what", ["the return", "the confirmation"])
 def test_a_probe_that_is_never_reported_is_lost_after_a_while(node: Node, what: str) -> None:
-    """As ../defects/p21 showed: an endpoint stayed ejected, or could never be ejected again."""
+    """An endpoint stayed ejected for ever, or could never be ejected again."""
     if what == "the return":
         node.fail([A])
         node.see(A)

@@ -159,9 +159,9 @@ def test_every_transition_happens_and_no_other(monkeypatch: pytest.MonkeyPatch) 
     seen: set[tuple[type[State], type[State]]] = set()
     enter = Policy._enter
 
-    def note(self: Policy[Any], backend: Backend, endpoint: Endpoint, state: State) -> None:
+    def note(self: Policy[Any], endpoint: Endpoint, state: State) -> None:
         seen.add((type(endpoint.state), type(state)))
-        enter(self, backend, endpoint, state)
+        enter(self, endpoint, state)
 
     monkeypatch.setattr(Policy, "_enter", note)
     wanted = {(before, after) for before, some in TRANSITIONS.items() for after in some}
