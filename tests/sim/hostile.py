@@ -27,7 +27,7 @@ _BEGINNINGS = (
 
 
 def hostile_clients(life: Life) -> None:
-    """Many clients connect, and send nothing, or too little, or what is no request."""
+    """Many clients connect, and send nothing, too little, or text that is no request."""
     process, dice = life.node.process, life.dice
     peers: list[Peer] = []
     for _ in range(dice.choice((3, 20, 300))):

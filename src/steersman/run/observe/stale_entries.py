@@ -101,7 +101,7 @@ class Debts:
         self._changed: ChangeLog[Key] = ChangeLog(keeps=False)
         """What changed: it comes first."""
         self._due: ChangeLog[Key] = ChangeLog(keeps=False)
-        """What is cleaned for another reason."""
+        """Services and destinations to clean for another reason."""
         self._changed_paid, self._due_paid = self._changed.cursor(), self._due.cursor()
         self._again: dict[Key, float] | None = {} if again else None
         """When changes that were paid are due once more, the first one first."""
