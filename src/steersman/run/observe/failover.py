@@ -15,7 +15,7 @@ import asyncio
 import logging
 import random
 import time
-from collections.abc import Callable, Coroutine
+from collections.abc import Callable, Coroutine, Iterable
 from functools import partial
 from math import inf
 from typing import Any
@@ -26,6 +26,7 @@ from steersman.failover.checks import Checks
 from steersman.failover.policy import Policy
 from steersman.failover.watch import Failure, FailureWatch
 from steersman.host.connect import try_http, try_tcp, try_udp
+from steersman.model.change_log import ChangeLog
 from steersman.model.errors import BusyError
 from steersman.model.failover import Backend, Check, Observation, Probe
 from steersman.model.names import ObjectName, PlanKey, Protocol
@@ -108,8 +109,9 @@ class Failover:
         """Whether Services are watched that do not say whether they want it."""
         self._state: State | None = None
         """Of the last sync. Its report would keep everything that the sync planned and wrote."""
-        self._unread: dict[ObjectName, None] = {}
-        """Services that changed since, in order."""
+        self._services: ChangeLog[ObjectName] = ChangeLog(keeps=False)
+        """Services to give to the policy: those that changed, or all."""
+        self._read = self._services.cursor()
         self._pools: dict[ObjectName, tuple[PlanKey, ...]] = {}
         """The watched ServicePorts of each Service."""
         self._failures: FailureWatch | None = None
@@ -132,30 +134,30 @@ class Failover:
             self._policy.configure(self._checks.settings)
         default = config.steersman.eject_failing_endpoints
         if default != self._was_default or (report.result and report.result.reason == "start"):
-            self._unread.update(dict.fromkeys(report.state.snapshot.services))
+            self._touch(report.state.snapshot.services)
             self._was_default = default
         names, revision = self._cursor.changed()
-        self._unread.update(dict.fromkeys(services_of(names)))
+        self._touch(services_of(names))
         for change in names:
             if isinstance(change, Change) and change.kind == EJECTIONS:
                 self._due |= self._uncut.pop(change.name, set())
         self._cursor.move(revision)
-        if self._unread or self._due:
+        if self._read.behind or self._due:
             self._wake.set()
+
+    def _touch(self, names: Iterable[ObjectName]) -> None:
+        for name in names:
+            self._services.touch(name)
 
     async def _read_services(self) -> None:
         """Give the policy the endpoints of Services that changed."""
-        number = 0
-        while self._unread and self._state is not None:
-            # A dictionary that is emptied from its front finds its next first key ever later.
-            for name in tuple(self._unread):
-                del self._unread[name]
+        while self._read.behind and self._state is not None:
+            names, revision = self._read.changed()
+            for number, name in enumerate(names, 1):
                 self._read_service(name, self._state)
-                number += 1
                 if number % _SLICE == 0:
                     await asyncio.sleep(0)
-            if not self._unread:  # and keeps room for all that it once held
-                self._unread = {}
+            self._read.move(revision)
 
     def _read_service(self, name: ObjectName, state: State) -> None:
         snapshot, settings = state.snapshot, state.plan.settings
@@ -239,7 +241,7 @@ class Failover:
         receiving = asyncio.create_task(failures.receive())
         waking = asyncio.create_task(self._wake.wait())
         try:
-            while (self._pools or self._unread) and self._clock() < ends:
+            while (self._pools or self._read.behind) and self._clock() < ends:
                 due = (self._policy.deadline, self._checks.deadline, ends)
                 deadline = min(at for at in due if at is not None)
                 wait = None if deadline == inf else max(0.0, deadline - self._clock())
@@ -336,4 +338,4 @@ class Failover:
         """Withdraw all ejections, as nothing would end them."""
         self._ejections.withdraw_all()
         self._policy = Policy(self._policy.settings)
-        self._unread.update(dict.fromkeys(self._pools))
+        self._touch(self._pools)
