@@ -29,7 +29,7 @@ from benchmarks.process import api_server, cpu, environment, wait_ready
 from steersman.failover.watch import FailureWatch
 from steersman.host.netlink import NETLINK_NETFILTER, Netlink
 from steersman.netfilter import nflog
-from steersman.netfilter.conntrack_watch import ConntrackWatch
+from steersman.netfilter.conntrack.unanswered import ConntrackWatch
 from steersman.netfilter.failure_log import GROUPS, FailureLog
 from tests.support.lab.conntrack_flows import FlowEntry, add_entries
 

@@ -9,7 +9,9 @@ from steersman.compile.conntrack import ServedPort, stale
 from steersman.host.netlink import NETLINK_NETFILTER, Netlink
 from steersman.model.names import Family, Protocol
 from steersman.model.plan import Endpoint
-from steersman.netfilter import conntrack
+from steersman.netfilter.conntrack.stale import delete_entries, delete_stale
+from steersman.netfilter.conntrack.usage import usage
+from steersman.netfilter.conntrack.wire import list_request
 from tests.support.lab.conntrack_flows import FlowEntry, add_entries, entries
 from tests.support.lab.namespace import in_namespace, sh
 from tests.support.stale import Entry
@@ -55,7 +57,7 @@ def test_only_stale_entries_are_deleted(others: int) -> None:
         gone = (GONE, UNTRANSLATED, NODE_PORT, ZONED)
         kept = (GOOD, OTHER, OVER_TCP, OVER_SCTP, ELSEWHERE)
         add_entries((*gone, *kept))
-        result = await conntrack.delete_stale(stale(Family.IPV4, more))
+        result = await delete_stale(stale(Family.IPV4, more))
         assert result[:3] == (4, 0, True)
         assert await _left() == {_entry(f) for f in kept}
 
@@ -71,7 +73,7 @@ def test_ipv6_entries_are_told_apart() -> None:
     async def body() -> None:
         sh("ip -6 address add 2001:db8::1/128 dev lo nodad")
         add_entries((good, gone, node, GONE))
-        assert (await conntrack.delete_stale(stale(Family.IPV6, [served])))[:3] == (2, 0, True)
+        assert (await delete_stale(stale(Family.IPV6, [served])))[:3] == (2, 0, True)
         assert await _left(Family.IPV6) == {_entry(good)}
         assert await _left() == {_entry(GONE)}  # the other family is left alone
 
@@ -84,7 +86,7 @@ def test_connections_are_closed_where_asked_for() -> None:
     async def body() -> None:
         kept = GOOD._replace(protocol=TCP)
         add_entries((kept, OVER_TCP, OVER_SCTP, GONE))
-        assert (await conntrack.delete_stale(stale(Family.IPV4, [served])))[:3] == (1, 0, True)
+        assert (await delete_stale(stale(Family.IPV4, [served])))[:3] == (1, 0, True)
         assert await _left() == {_entry(f) for f in (kept, OVER_SCTP, GONE)}
 
     in_namespace(body)
@@ -96,10 +98,10 @@ def test_entries_that_have_ended_meanwhile_are_not_counted_as_deleted() -> None:
     async def body() -> None:
         add_entries((GONE, UNTRANSLATED, NODE_PORT))
         with Netlink(NETLINK_NETFILTER) as netlink:
-            listing = conntrack._listing(Family.IPV4, bytes((UDP,)))
+            listing = list_request(Family.IPV4, bytes((UDP,)))
             found = [reply.payload for reply in netlink.dump(listing)]
-            assert conntrack.delete_entries(netlink, found[:2]) == (2, 0)
-            assert conntrack.delete_entries(netlink, found) == (1, 0)
+            assert delete_entries(netlink, found[:2]) == (2, 0)
+            assert delete_entries(netlink, found) == (1, 0)
         assert await _left() == set()
 
     in_namespace(body)
@@ -108,9 +110,9 @@ def test_entries_that_have_ended_meanwhile_are_not_counted_as_deleted() -> None:
 def test_nothing_served_deletes_nothing() -> None:
     async def body() -> None:
         add_entries((GONE,))
-        assert (await conntrack.delete_stale(stale(Family.IPV4, [])))[:3] == (0, 0, True)
+        assert (await delete_stale(stale(Family.IPV4, [])))[:3] == (0, 0, True)
         assert await _left() == {_entry(GONE)}
-        assert conntrack.usage(Path("/")).entries == 1
+        assert usage(Path("/")).entries == 1
 
     in_namespace(body)
 
@@ -119,7 +121,7 @@ def test_entries_of_other_protocols_are_no_obstacle() -> None:
     async def body() -> None:
         sh("ping -c 1 127.0.0.1 && iptables -I INPUT -m conntrack --ctstate NEW -j ACCEPT")
         add_entries((GONE,))
-        assert (await conntrack.delete_stale(stale(Family.IPV4, [DNS])))[:3] == (1, 0, True)
+        assert (await delete_stale(stale(Family.IPV4, [DNS])))[:3] == (1, 0, True)
         assert await entries(Family.IPV4, 1) == []
 
     in_namespace(body)
@@ -147,11 +149,11 @@ def test_a_full_table_is_cleaned_while_the_loop_goes_on() -> None:
 
         async with asyncio.TaskGroup() as group:
             group.create_task(tick())
-            result = await conntrack.delete_stale(stale(Family.IPV4, [DNS]))
+            result = await delete_stale(stale(Family.IPV4, [DNS]))
             done.set()
         assert result.deleted == 2000
         assert result.failed == 0
         assert ticks > 3
-        assert conntrack.usage(Path("/")).entries == 198_000
+        assert usage(Path("/")).entries == 198_000
 
     in_namespace(body)

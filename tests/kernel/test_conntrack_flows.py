@@ -13,7 +13,7 @@ import pytest
 from steersman.compile.conntrack import ServedPort, stale
 from steersman.model.names import Family, Protocol
 from steersman.model.plan import Endpoint
-from steersman.netfilter.conntrack import delete_stale
+from steersman.netfilter.conntrack.stale import delete_stale
 from tests.support.lab.namespace import in_namespace, sh
 
 pytestmark = pytest.mark.kernel

@@ -25,8 +25,9 @@ from steersman.model.plan import ServicePlan
 from steersman.modes.base import Mode
 from steersman.modes.iptables.mode import IptablesMode
 from steersman.modes.nftables.mode import NftablesMode
-from steersman.netfilter import conntrack
-from steersman.netfilter.conntrack_watch import delete_untranslated
+from steersman.netfilter.conntrack.flows import tracked
+from steersman.netfilter.conntrack.unanswered import delete_untranslated
+from steersman.netfilter.conntrack.wire import SEEN_REPLY
 from steersman.run.observe.metrics import Metrics
 from steersman.run.observe.observers import SyncObservers
 from steersman.run.serve.health import ProxyHealth
@@ -335,7 +336,7 @@ def test_who_connects_while_the_rules_are_gone_gets_through_after_the_repair(mod
     def unanswered() -> dict[tuple[str, int], int]:
         """Client ports of the connections that nobody has answered, by destination."""
         to = frozenset([elsewhere, silent])
-        found = conntrack.tracked(Family.IPV4, to)
+        found = tracked(Family.IPV4, to)
         return {(e.address, e.port): e.client_port for e in found if not e.answered}
 
     async def body(made: Proxy) -> None:
@@ -393,7 +394,7 @@ def test_only_unanswered_untranslated_connections_are_deleted(
     ]
     answered = creation(FlowEntry(tcp, who, 1006, address, 53, address, 53))
     answered = answered._replace(
-        payload=answered.payload.replace(be32(3, 0x8), be32(3, 0x8 | conntrack.SEEN_REPLY))
+        payload=answered.payload.replace(be32(3, 0x8), be32(3, 0x8 | SEEN_REPLY))
     )
 
     async def body(made: Proxy) -> None:
@@ -406,7 +407,7 @@ def test_only_unanswered_untranslated_connections_are_deleted(
             assert netlink.batch([answered]) == {}
         done = delete_untranslated(family, made.plans)
         assert done == Cleanup(1, 0, complete=True)
-        left = conntrack.tracked(family, [("", 53), ("", 54)])
+        left = tracked(family, [("", 53), ("", 54)])
         assert sorted(entry.client_port for entry in left) == [1002, 1003, 1004, 1005, 1006]
 
     run("nftables", body)

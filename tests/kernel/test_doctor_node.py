@@ -13,7 +13,7 @@ from steersman.compile.conntrack import served_ports, stale
 from steersman.host.echo import answers_echo
 from steersman.host.exec import SubprocessExec
 from steersman.model.names import Family, Protocol
-from steersman.netfilter.conntrack import find_stale
+from steersman.netfilter.conntrack.stale import find_stale
 from steersman.netfilter.firewall import Firewall, read_firewall, rule_text
 from steersman.netfilter.nf_tables import list_tables
 from steersman.netfilter.packet_filter import Packet, drops

@@ -10,7 +10,7 @@ import pytest
 from steersman.host.netlink import NETLINK_NETFILTER, Netlink
 from steersman.model.names import Family
 from steersman.modes.ebpf import layout, netns, tracking
-from steersman.netfilter import conntrack
+from steersman.netfilter.conntrack.ports import hold_ports
 from tests.support.lab.ebpf_node import MARKS
 from tests.support.lab.ebpf_packets import (
     CLIENT,
@@ -148,12 +148,12 @@ def test_netfilter_is_kept_from_the_port_of_a_connection(
     async def body() -> None:
         programs.through(packet((client, PORT), (address, 80), protocol, SYN))
         with Netlink(NETLINK_NETFILTER) as netlink:
-            conntrack.hold_ports(netlink, netns.ports_in_use(programs.flows), 9)
+            hold_ports(netlink, netns.ports_in_use(programs.flows), 9)
             (entry,) = entries()
             assert f"src={node} dst={pod} sport={PORT} dport=8080" in entry
             assert f"src={pod} dst={node} sport=8080 dport={PORT}" in entry
             assert "[ASSURED]" in entry
-            conntrack.hold_ports(netlink, netns.ports_in_use(programs.flows), 3600)
+            hold_ports(netlink, netns.ports_in_use(programs.flows), 3600)
         (entry,) = entries()
         seconds = next(int(word) for word in entry.split()[2:] if word.isdigit())
         assert 9 < seconds <= 3600, "prolonged"
@@ -185,7 +185,7 @@ def test_an_entry_with_the_port_is_as_good() -> None:
             for address, port in ((NODE, PORT), (POD, 8080))
         )
         with Netlink(NETLINK_NETFILTER) as netlink:
-            conntrack.hold_ports(netlink, [(TCP, node, pod)], 60)
+            hold_ports(netlink, [(TCP, node, pod)], 60)
         assert len(sh("conntrack -L 2>/dev/null").splitlines()) == 1
 
     in_namespace(body)

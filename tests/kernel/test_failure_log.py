@@ -22,7 +22,7 @@ from steersman.model.plan import Frontend, FrontendKind, NodePlan, NodeSettings
 from steersman.model.ruleset import diff
 from steersman.modes.base import Mode
 from steersman.netfilter import nflog
-from steersman.netfilter.conntrack_watch import ConntrackWatch
+from steersman.netfilter.conntrack.unanswered import ConntrackWatch
 from steersman.netfilter.failure_log import GROUPS, FailureLog, open_watch
 from tests.support.builders import nftables_plans as make
 from tests.support.builders.plans import MASQUERADED

@@ -9,7 +9,7 @@ import pytest
 
 from steersman.host.exec import SubprocessExec
 from steersman.model.plan import Endpoint, Verdict
-from steersman.netfilter.conntrack import delete_stale
+from steersman.netfilter.conntrack.stale import delete_stale
 from tests.support.lab.namespace import sh
 from tests.support.lab.userspace import userspace_mode
 from tests.support.lab.userspace_node import (

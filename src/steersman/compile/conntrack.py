@@ -9,7 +9,7 @@ endpoint is gone, or if the Service has left the destination; such entries must 
     plans before --destinations--> those left ----+
 
 Only the holder of a destination decides about it: a Service that lost a claim cannot cut the
-winner's clients. This module is pure; netfilter/conntrack.py lists and deletes.
+winner's clients. This module is pure; netfilter/conntrack/ lists and deletes.
 """
 
 from __future__ import annotations

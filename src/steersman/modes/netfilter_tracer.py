@@ -14,7 +14,7 @@ from steersman.host.netlink import AnswersLostError
 from steersman.model.errors import BusyError
 from steersman.model.tracing import TraceStep, TrackedConnection, WatchedFlow
 from steersman.modes.base import Tracer
-from steersman.netfilter.conntrack import find_connection
+from steersman.netfilter.conntrack.flows import find_connection
 from steersman.netfilter.nftrace import (
     FIRST_PREFIX,
     REPLY_PREFIX,

@@ -37,7 +37,7 @@ from steersman.model.errors import BusyError
 from steersman.model.failover import Backend, Observation
 from steersman.model.names import PROTOCOL_BY_NUMBER
 from steersman.netfilter import nflog
-from steersman.netfilter.conntrack_watch import ConntrackWatch, delete_unanswered
+from steersman.netfilter.conntrack.unanswered import ConntrackWatch, delete_unanswered
 from steersman.netfilter.owned_table import (
     INPUT,
     META_L4PROTO,

@@ -39,7 +39,7 @@ from steersman.model.world import World
 from steersman.modes.base import Mode
 from steersman.modes.registry import create
 from steersman.modes.specs import SPECS, ModeOptions, spec_of
-from steersman.netfilter.conntrack import find_stale
+from steersman.netfilter.conntrack.stale import find_stale
 from steersman.operate.answer import QuestionError
 from steersman.operate.client import NotRunningError
 from steersman.operate.load import load_world, moved_objects, world_again, world_of_process

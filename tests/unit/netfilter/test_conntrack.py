@@ -17,7 +17,10 @@ from steersman.host.sysctl import SysctlError
 from steersman.model.conntrack import Stale
 from steersman.model.names import Family, Protocol
 from steersman.model.plan import Endpoint
-from steersman.netfilter import conntrack
+from steersman.netfilter.conntrack import stale as module
+from steersman.netfilter.conntrack.stale import delete_stale
+from steersman.netfilter.conntrack.usage import Usage
+from steersman.netfilter.conntrack.wire import LAYOUTS, _parsed_keys, entry_keys
 from tests.support.lab.conntrack_flows import FlowEntry, creation, unpack_entry
 from tests.support.stale import Entry
 
@@ -72,7 +75,7 @@ class Kernel:
 
 def play(monkeypatch: pytest.MonkeyPatch, *payloads: bytes) -> Kernel:
     kernel = Kernel(*payloads)
-    monkeypatch.setattr(conntrack, "Netlink", kernel)
+    monkeypatch.setattr(module, "Netlink", kernel)
     return kernel
 
 
@@ -85,12 +88,12 @@ V6 = FlowEntry(17, "fd01::7", 40000, "fd00::a", 53, "fd01::6", 5353)
 )
 def test_the_short_way_to_read_an_entry_is_the_long_one(flow: FlowEntry, family: Family) -> None:
     body = payload(flow)
-    keys = conntrack.entry_keys(body, conntrack.LAYOUTS[family])
-    assert keys == conntrack._parsed_keys(body)
+    keys = entry_keys(body, LAYOUTS[family])
+    assert keys == _parsed_keys(body)
     assert unpack_entry(family, *keys) == Entry(
         flow.protocol, flow.destination, flow.port, flow.source, flow.source_port
     )
-    assert body[4:8] == conntrack.LAYOUTS[family].orig  # it was the short way
+    assert body[4:8] == LAYOUTS[family].orig  # it was the short way
 
 
 def test_an_entry_with_more_in_its_tuples_is_read_the_long_way() -> None:
@@ -102,13 +105,13 @@ def test_an_entry_with_more_in_its_tuples_is_read_the_long_way() -> None:
 
     client, vip, pod = b"\x0a\0\0\1", b"\x0a\x60\0\x0a", b"\x0a\0\0\2"
     body = b"\2\0\0\0" + tuple_(1, client, vip, b"\1\1\0\x35") + tuple_(2, pod, client, b"\2\2\1\1")
-    keys = conntrack.entry_keys(body, conntrack.LAYOUTS[Family.IPV4])
+    keys = entry_keys(body, LAYOUTS[Family.IPV4])
     assert keys == (b"\x11" + vip + b"\0\x35", pod + b"\2\2")
 
 
 def test_an_entry_without_ports_is_nobodys() -> None:
     icmp = nested(1, nested(1, attr(1, bytes(4)), attr(2, bytes(4))), nested(2, u8(1, 1)))
-    keys = conntrack.entry_keys(b"\2\0\0\0" + icmp, conntrack.LAYOUTS[Family.IPV4])
+    keys = entry_keys(b"\2\0\0\0" + icmp, LAYOUTS[Family.IPV4])
     assert keys == (b"", b"")
     assert not STALE.contains(*keys)
 
@@ -116,7 +119,7 @@ def test_an_entry_without_ports_is_nobodys() -> None:
 async def test_exactly_the_entry_seen_is_deleted(monkeypatch: pytest.MonkeyPatch) -> None:
     zoned = GONE._replace(zone=7, client_port=40001)
     kernel = play(monkeypatch, payload(GONE, 5), payload(zoned, 6))
-    assert (await conntrack.delete_stale(STALE))[:3] == (2, 0, True)
+    assert (await delete_stale(STALE))[:3] == (2, 0, True)
     for flow, number, request in zip((GONE, zoned), (5, 6), kernel.deleted, strict=True):
         have = attributes(request.payload, 4)
         seen = attributes(payload(flow, number), 4)
@@ -126,7 +129,7 @@ async def test_exactly_the_entry_seen_is_deleted(monkeypatch: pytest.MonkeyPatch
 async def test_an_interrupted_list_is_used_and_told(monkeypatch: pytest.MonkeyPatch) -> None:
     kernel = play(monkeypatch, payload(GONE))
     kernel.interrupts = True
-    assert (await conntrack.delete_stale(STALE))[:3] == (1, 0, False)
+    assert (await delete_stale(STALE))[:3] == (1, 0, False)
 
 
 async def test_a_pass_counts_its_cpu_time_and_not_what_it_waits(
@@ -141,7 +144,7 @@ async def test_a_pass_counts_its_cpu_time_and_not_what_it_waits(
         yield from dump(request)
 
     monkeypatch.setattr(kernel, "dump", slow)
-    result = await conntrack.delete_stale(STALE)
+    result = await delete_stale(STALE)
     assert result.deleted == 1
     assert 0 < result.seconds < 0.5
 
@@ -149,12 +152,12 @@ async def test_a_pass_counts_its_cpu_time_and_not_what_it_waits(
 async def test_entries_that_are_gone_count_neither_way(monkeypatch: pytest.MonkeyPatch) -> None:
     kernel = play(monkeypatch, *[payload(GONE, number) for number in range(4)])
     kernel.refuses = {1: errno.ENOENT, 2: errno.EPERM}
-    assert (await conntrack.delete_stale(STALE))[:3] == (2, 1, True)
+    assert (await delete_stale(STALE))[:3] == (2, 1, True)
 
 
 async def test_many_are_deleted_in_batches(monkeypatch: pytest.MonkeyPatch) -> None:
     kernel = play(monkeypatch, *[payload(GONE, number) for number in range(1000)])
-    assert (await conntrack.delete_stale(STALE))[:3] == (1000, 0, True)
+    assert (await delete_stale(STALE))[:3] == (1000, 0, True)
     assert len(kernel.deleted) == 1000
 
 
@@ -167,9 +170,9 @@ async def test_a_node_port_is_at_addresses_of_the_node_only(
     kernel = play(monkeypatch, payload(flow), *[payload(GONE)] * (deleted + 1))
     kernel.route_type = kind
     node_port = stale(Family.IPV4, [msgspec.structs.replace(DNS, addresses=(), node_port=30053)])
-    assert (await conntrack.delete_stale(node_port))[:3] == (deleted, 0, True)
+    assert (await delete_stale(node_port))[:3] == (deleted, 0, True)
     kernel.payloads = (payload(flow), payload(again))
-    assert (await conntrack.delete_stale(node_port)).deleted == 2 * deleted
+    assert (await delete_stale(node_port)).deleted == 2 * deleted
     assert kernel.routes == [bytes((203, 0, 113, 9))] * 2, "each is asked for once in a pass"
 
 
@@ -180,18 +183,18 @@ async def test_without_conntrack_nothing_is_stale(
     def refuse(_: int) -> None:
         raise OSError(errno.EPROTONOSUPPORT, "Protocol not supported")
 
-    def usage() -> conntrack.Usage:
+    def usage() -> Usage:
         if not in_use:
             raise SysctlError(errno.ENOENT, "conntrack is not in use")
-        return conntrack.Usage(1, 2)
+        return Usage(1, 2)
 
-    monkeypatch.setattr(conntrack, "Netlink", refuse)
-    monkeypatch.setattr(conntrack, "usage", usage)
+    monkeypatch.setattr(module, "Netlink", refuse)
+    monkeypatch.setattr(module, "usage", usage)
     if in_use:
         with pytest.raises(OSError, match="not supported"):
-            await conntrack.delete_stale(STALE)
+            await delete_stale(STALE)
     else:
-        assert (await conntrack.delete_stale(STALE))[:3] == (0, 0, True)
+        assert (await delete_stale(STALE))[:3] == (0, 0, True)
 
 
 async def test_only_what_is_still_stale_after_the_listing_is_deleted(
@@ -208,11 +211,11 @@ async def test_only_what_is_still_stale_after_the_listing_is_deleted(
         endpoints = (Endpoint("10.244.1.5", 53), Endpoint("10.244.1.7", 53))
         return stale(Family.IPV4, [msgspec.structs.replace(DNS, endpoints=endpoints)])
 
-    assert (await conntrack.delete_stale(STALE, confirm))[:3] == (1, 0, True)
+    assert (await delete_stale(STALE, confirm))[:3] == (1, 0, True)
     assert [attributes(request.payload, 4)[12] for request in kernel.deleted] == [b"\0\0\0\5"]
     assert asked == 1
     kernel.payloads = ()
-    assert (await conntrack.delete_stale(STALE, confirm))[:3] == (0, 0, True)
+    assert (await delete_stale(STALE, confirm))[:3] == (0, 0, True)
     assert asked == 1, "nothing was found"
 
 
@@ -223,8 +226,8 @@ async def test_many_destinations_are_asked_for_by_protocol(
     endpoints = (Endpoint("10.244.1.5", 53),)
     many = [ServedPort(Protocol.UDP, 53, (f"10.96.0.{i}",), 0, endpoints) for i in range(50)]
     many.append(ServedPort(Protocol.TCP, 53, ("10.96.0.1",), 0, endpoints, close_connections=True))
-    await conntrack.delete_stale(stale(Family.IPV4, many))
+    await delete_stale(stale(Family.IPV4, many))
     assert len(kernel.listed) == 2
     kernel.listed.clear()
-    await conntrack.delete_stale(stale(Family.IPV4, many[:3]))
+    await delete_stale(stale(Family.IPV4, many[:3]))
     assert len(kernel.listed) == 3

@@ -38,7 +38,7 @@ from steersman.modes.ebpf.netns import NodeNetns, ports_in_use, reserve_ports
 from steersman.modes.ebpf.probe import cgroup_root
 from steersman.modes.ebpf.tables import Tables
 from steersman.modes.ebpf.tracking import Tracking
-from steersman.netfilter.conntrack import hold_ports
+from steersman.netfilter.conntrack.ports import hold_ports
 
 log = logging.getLogger("steersman.ebpf")
 

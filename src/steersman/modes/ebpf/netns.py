@@ -38,7 +38,7 @@ from steersman.modes.ebpf.tracking import (
     FlowEntry,
     read_timeouts,
 )
-from steersman.netfilter import conntrack
+from steersman.netfilter.conntrack.ports import masqueraded
 
 T = TypeVar("T")
 _SO_NETNS_COOKIE = 71
@@ -130,7 +130,7 @@ def reserve_ports(flows: HashMap, netlink: Netlink) -> None:
         OSError: the connections cannot be listed.
     """
     timeouts, now = read_timeouts(), time.monotonic_ns()
-    for entry in islice(conntrack.masqueraded(netlink), flows.capacity // _RESERVED):
+    for entry in islice(masqueraded(netlink), flows.capacity // _RESERVED):
         address, port = layout.pack_address(entry.seen_source), entry.seen_port.to_bytes(2, "big")
         endpoint = layout.pack_address(entry.endpoint) + entry.endpoint_port.to_bytes(2, "big")
         protocol = entry.protocol.number

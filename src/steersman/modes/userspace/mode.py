@@ -12,7 +12,7 @@ from steersman.modes.userspace.core import Portals, UserspaceMode, UserspaceOpti
 from steersman.modes.userspace.iptables_portals import IptablesPortals
 from steersman.modes.userspace.nft_portals import NftPortals
 from steersman.modes.userspace.rule_portals import DeleteStale
-from steersman.netfilter.conntrack import delete_stale
+from steersman.netfilter.conntrack.stale import delete_stale
 
 NAME = "userspace"
 _HANDOFF_NAME = "steersman-userspace"

@@ -11,7 +11,8 @@ from steersman.compile.conntrack import destinations_at, is_concerned, served_po
 from steersman.host.sysctl import SysctlError
 from steersman.model.addresses import join_host_port
 from steersman.model.names import PROTOCOL_BY_NUMBER
-from steersman.netfilter.conntrack import find_stale, usage
+from steersman.netfilter.conntrack.stale import find_stale
+from steersman.netfilter.conntrack.usage import usage
 from steersman.operate.doctor.check import (
     Cause,
     Check,

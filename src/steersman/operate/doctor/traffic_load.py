@@ -17,7 +17,7 @@ from steersman.compile.endpoints import EndpointState
 from steersman.model.addresses import join_host_port
 from steersman.model.errors import ApplyError, BusyError
 from steersman.model.names import Family, PlanKey
-from steersman.netfilter.conntrack import Tracked, tracked
+from steersman.netfilter.conntrack.flows import Tracked, tracked
 from steersman.operate.doctor.check import (
     Cause,
     Check,

@@ -432,19 +432,19 @@ def _left(debts: Iterable[Key]) -> list[bytes]:
 
 
 async def _delete_entries(what: Stale, confirm: Confirm) -> Cleanup:
-    from steersman.netfilter.conntrack import delete_stale  # noqa: PLC0415 - not on Windows
+    from steersman.netfilter.conntrack.stale import delete_stale  # noqa: PLC0415 - not on Windows
 
     return await delete_stale(what, confirm)
 
 
 async def _delete_untranslated(family: Family, plans: Collection[ServicePlan]) -> Cleanup:
-    from steersman.netfilter import conntrack, conntrack_watch  # noqa: PLC0415 - not on Windows
+    from steersman.netfilter.conntrack import unanswered, usage  # noqa: PLC0415 - not on Windows
 
     try:
-        return await asyncio.to_thread(conntrack_watch.delete_untranslated, family, plans)
+        return await asyncio.to_thread(unanswered.delete_untranslated, family, plans)
     except OSError as error:
         try:
-            conntrack.usage()
+            usage.usage()
         except SysctlError:  # this kernel tracks no connections
             return Cleanup(0, 0, complete=True)
         if error.errno == errno.EPERM:  # a process without rights has no rules, either

@@ -36,7 +36,7 @@ def conntrack_usage() -> tuple[int, int]:
     Raises:
         OSError: conntrack is not in use.
     """
-    from steersman.netfilter.conntrack import usage  # noqa: PLC0415 - it calls what Windows lacks
+    from steersman.netfilter.conntrack.usage import usage  # noqa: PLC0415 - it calls what Windows lacks
 
     return usage()
 

@@ -38,7 +38,9 @@ from steersman.model.errors import BusyError
 from steersman.model.failover import Backend, Observation
 from steersman.model.names import Family, Protocol
 from steersman.model.plan import ServicePlan
-from steersman.netfilter.conntrack import (
+from steersman.netfilter.conntrack.flows import parse_entry
+from steersman.netfilter.conntrack.stale import delete_entries
+from steersman.netfilter.conntrack.wire import (
     AF_NUMBERS,
     CT_GET,
     CTA_STATUS,
@@ -47,9 +49,7 @@ from steersman.netfilter.conntrack import (
     LAYOUTS,
     SEEN_REPLY,
     Layout,
-    delete_entries,
     entry_keys,
-    parse_entry,
 )
 
 _DST_NAT = 1 << 5  # IPS_DST_NAT

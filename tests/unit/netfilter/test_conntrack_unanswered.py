@@ -16,8 +16,8 @@ from steersman.host.sysctl import SysctlError
 from steersman.model.errors import BusyError
 from steersman.model.failover import Backend, Observation
 from steersman.model.names import Protocol
-from steersman.netfilter import conntrack_watch
-from steersman.netfilter.conntrack_watch import ConntrackWatch
+from steersman.netfilter.conntrack import unanswered
+from steersman.netfilter.conntrack.unanswered import ConntrackWatch
 
 BACKEND = Backend("10.0.0.1", 8080, Protocol.TCP)
 
@@ -76,9 +76,9 @@ class Kernel:
 @pytest.fixture
 def kernel(monkeypatch: pytest.MonkeyPatch) -> Kernel:
     kernel = Kernel()
-    monkeypatch.setattr(conntrack_watch, "Netlink", kernel)
-    monkeypatch.setattr(conntrack_watch, "read", lambda _: 120)
-    monkeypatch.setattr(conntrack_watch, "_SHORTEST", 0.0)
+    monkeypatch.setattr(unanswered, "Netlink", kernel)
+    monkeypatch.setattr(unanswered, "read", lambda _: 120)
+    monkeypatch.setattr(unanswered, "_SHORTEST", 0.0)
     return kernel
 
 
@@ -124,11 +124,11 @@ def test_a_flood_to_one_endpoint_does_not_hide_another(kernel: Kernel) -> None:
     flood = [entry(118, client=number) for number in range(1, 2000)]
     found = listed([*flood, entry(118, endpoint=2)], kernel)
     assert {each.backend.ip for each in found} == {"10.0.0.1", "10.0.0.2"}
-    assert len(found) == conntrack_watch._MOST_OF_ONE + 1
+    assert len(found) == unanswered._MOST_OF_ONE + 1
 
 
 def test_the_reading_of_a_list_ends(kernel: Kernel, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(conntrack_watch, "_MOST", 3)
+    monkeypatch.setattr(unanswered, "_MOST", 3)
     entries = [entry(118, endpoint=number) for number in range(1, 6)]
     assert len(listed(entries, kernel)) == 3
 
@@ -151,7 +151,7 @@ def test_it_waits_until_something_is_silent(kernel: Kernel) -> None:
 
 
 def test_the_pause_follows_the_cost(kernel: Kernel, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(conntrack_watch, "_SHORTEST", 1.0)
+    monkeypatch.setattr(unanswered, "_SHORTEST", 1.0)
     pauses: list[float] = []
     costs = iter([0.001, 0.05, 9.0, 0.001])
 
@@ -165,7 +165,7 @@ def test_the_pause_follows_the_cost(kernel: Kernel, monkeypatch: pytest.MonkeyPa
     monkeypatch.setattr(asyncio, "sleep", sleep)
     with pytest.raises(asyncio.CancelledError):
         asyncio.run(watch.receive())
-    assert pauses == pytest.approx([1.0, 1.0, 0.05 / conntrack_watch._SHARE, 5.0, 1.0])
+    assert pauses == pytest.approx([1.0, 1.0, 0.05 / unanswered._SHARE, 5.0, 1.0])
 
 
 def test_a_kernel_that_ignores_masks_is_too_old(kernel: Kernel) -> None:
@@ -190,7 +190,7 @@ def test_without_connection_tracking_there_is_nothing_to_list(
     def missing(_: str) -> int:
         raise SysctlError(errno.ENOENT, "/proc/sys/x cannot be read: No such file")
 
-    monkeypatch.setattr(conntrack_watch, "read", missing)
+    monkeypatch.setattr(unanswered, "read", missing)
     with pytest.raises(BusyError, match="conntrack is not in use"):
         ConntrackWatch()
     assert kernel.closed == 0

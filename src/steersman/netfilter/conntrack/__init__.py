@@ -1,0 +1,1 @@
+"""The kernel's table of connections, over ctnetlink."""
