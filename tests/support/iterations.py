@@ -12,11 +12,11 @@ class Iterations:
     """Counts what happens in each iteration of the running loop."""
 
     def __init__(self) -> None:
-        self._now = 0
+        self.now = 0
         self._counts: Counter[int] = Counter()
 
     def happened(self) -> None:
-        self._counts[self._now] += 1
+        self._counts[self.now] += 1
 
     @property
     def total(self) -> int:
@@ -40,5 +40,5 @@ class Iterations:
         self._handle.cancel()
 
     def _next(self) -> None:
-        self._now += 1
+        self.now += 1
         self._handle = asyncio.get_running_loop().call_soon(self._next)

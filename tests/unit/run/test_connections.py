@@ -567,6 +567,20 @@ async def test_clients_that_send_at_the_same_moment_are_read_a_few_in_an_iterati
     assert longest <= 1024
 
 
+async def test_a_probe_does_not_wait_behind_clients_that_send_for_ever() -> None:
+    row = b"GET / HTTP/1.1\r\nHost: x\r\n\r\n" * 2000
+    async with probed() as port:
+        clients = [await Client.connect(port, row) for _ in range(100)]
+        for client in clients:  # all of them are being answered now
+            await client.reader.readexactly(1)
+        with Iterations() as iterations:
+            assert (await exchange(port, PROBE))[2] == b"fine"
+            taken = iterations.now
+        for client in clients:
+            client.writer.transport.abort()
+    assert taken < 25, "at two steps in an iteration, a round of the others takes 50"
+
+
 async def test_a_client_that_goes_gives_its_turn_to_the_next() -> None:
     turns = [asyncio.create_task(next_turn()) for _ in range(9)]
     await asyncio.sleep(0)

@@ -68,14 +68,15 @@ class _Turns:
 
     def __init__(self) -> None:
         self._left = _STEPS
-        self._waiting: deque[asyncio.Future[None]] = deque()
+        self._newcomers: deque[asyncio.Future[None]] = deque()
+        self._others: deque[asyncio.Future[None]] = deque()
 
-    async def next(self) -> None:
-        """Wait until a step may be done; who asked first comes first."""
+    async def next(self, newcomer: bool) -> None:
+        """Wait until a step may be done; newcomers have every second one, if they want it."""
         loop = asyncio.get_running_loop()
         if not self._left:
             turn = loop.create_future()
-            self._waiting.append(turn)
+            (self._newcomers if newcomer else self._others).append(turn)
             await turn
             return
         if self._left == _STEPS:
@@ -85,11 +86,12 @@ class _Turns:
     def _renew(self) -> None:
         """Begin another iteration of the loop."""
         self._left = _STEPS
-        while self._left and self._waiting:
-            turn = self._waiting.popleft()
-            if not turn.done():  # the client may have gone
-                turn.set_result(None)
-                self._left -= 1
+        while self._left and (self._newcomers or self._others):
+            for queue in (self._newcomers, self._others):
+                turn = queue.popleft() if queue and self._left else None
+                if turn is not None and not turn.done():  # the client may have gone
+                    turn.set_result(None)
+                    self._left -= 1
         if self._left < _STEPS:
             asyncio.get_running_loop().call_soon(self._renew)
 
@@ -97,12 +99,17 @@ class _Turns:
 _turns: WeakKeyDictionary[asyncio.AbstractEventLoop, _Turns] = WeakKeyDictionary()
 
 
-async def next_turn() -> None:
-    """Wait until the event loop has time for a step of work for a client of any server."""
+async def next_turn(newcomer: bool = False) -> None:
+    """Wait until the event loop has time for a step of work for a client of any server.
+
+    Args:
+        newcomer: whether the client is accepted now, or read for the first time: probes need no
+            more, and must not wait behind clients that send for ever.
+    """
     loop = asyncio.get_running_loop()
     if loop not in _turns:
         _turns[loop] = _Turns()
-    await _turns[loop].next()
+    await _turns[loop].next(newcomer)
 
 
 class ClientPool:
@@ -253,10 +260,11 @@ class Clients:
                     self._pool.make_room()
                     await asyncio.sleep(_PAUSE)
                 else:  # the client has closed it already
-                    await next_turn()
+                    await next_turn(newcomer=True)
                 continue
             try:
-                await next_turn()  # sock_accept does not yield as long as clients wait
+                # sock_accept does not yield as long as clients wait.
+                await next_turn(newcomer=True)
             except asyncio.CancelledError:
                 accepted.close()
                 raise

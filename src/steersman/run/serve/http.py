@@ -170,6 +170,7 @@ class Connection(asyncio.Protocol):
         self._ended = False
         """The client sends no more."""
         self._lost = False
+        self._was_read = False
         self._task: asyncio.Task[None] | None = None
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
@@ -328,7 +329,8 @@ class Connection(asyncio.Protocol):
                         raise _GoneError
                     self._readable.clear()
                     await self._readable.wait()
-                await next_turn()
+                await next_turn(newcomer=not self._was_read)
+                self._was_read = True
                 self._http.receive_data(bytes(self._unread[:_FED]))
                 del self._unread[:_FED]
                 if not self._unread:
