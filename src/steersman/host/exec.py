@@ -194,37 +194,45 @@ class SubprocessExec:
 
 
 async def _communicate(process: asyncio.subprocess.Process, most: int) -> tuple[bytes, bytes]:
-    """Return what a program writes until it ends, at most so many bytes of each."""
+    """Return what a program writes until it ends; one that writes more than `most` is killed."""
 
     async def read(stream: asyncio.StreamReader | None) -> bytes:
         assert stream
         data = bytearray()
         while chunk := await stream.read(1 << 16):
-            data += chunk
-            if len(data) > most:
-                raise OSError(errno.EFBIG, f"it wrote more than {most} bytes")
+            if len(data) <= most:
+                data += chunk
+                if len(data) > most:
+                    _kill(process)  # and read the rest, so that the pipe is closed
         return bytes(data)
 
     stdout, stderr = await asyncio.gather(read(process.stdout), read(process.stderr))
     await process.wait()
+    if max(len(stdout), len(stderr)) > most:
+        raise OSError(errno.EFBIG, f"it wrote more than {most} bytes")
     return stdout, stderr
+
+
+def _kill(process: asyncio.subprocess.Process) -> None:
+    """Kill a program with its process group."""
+    with contextlib.suppress(ProcessLookupError):
+        if sys.platform == "win32":
+            process.kill()
+        else:
+            os.killpg(process.pid, signal.SIGKILL)
 
 
 @contextlib.asynccontextmanager
 async def _ended(
     program: str, process: asyncio.subprocess.Process, talk: asyncio.Future[tuple[bytes, bytes]]
 ) -> AsyncIterator[None]:
-    """Kill the whole process group at the end of the block, unless it and `talk` have ended."""
+    """Kill the whole process group at the end of the block, unless `talk` has ended with it."""
     try:
         yield
     finally:
         # Do not wait for longer than the kernel needs.
-        if not talk.done() or process.returncode is None:
-            with contextlib.suppress(ProcessLookupError):
-                if sys.platform == "win32":
-                    process.kill()
-                else:
-                    os.killpg(process.pid, signal.SIGKILL)
+        if not talk.done():
+            _kill(process)
             await asyncio.wait((talk,), timeout=_REAPED)
         if not talk.done():  # stuck in the kernel: the event loop reaps it when it ends
             talk.cancel()

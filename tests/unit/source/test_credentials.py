@@ -3,6 +3,7 @@ from __future__ import annotations
 import asyncio
 import base64
 import json
+import os
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -145,8 +146,10 @@ async def test_all_that_wait_for_a_plugin_share_its_failure() -> None:
 async def test_a_plugin_that_writes_without_end_is_killed() -> None:
     plugin = ExecPlugin("yes", ("x" * 1000,))
     credentials = Credentials(ClusterAccess(servers=("http://x",), exec_plugin=plugin))
+    before = set(os.listdir("/proc/self/fd"))
     with pytest.raises(CredentialError, match="it wrote more than 1048576 bytes"):
         await credentials.headers()
+    assert set(os.listdir("/proc/self/fd")) <= before
 
 
 async def test_a_token_file_beats_the_token_and_keeps_the_last_one(tmp_path: Path) -> None:
