@@ -41,8 +41,8 @@ from steersman.model.findings import Finding
 from steersman.model.kube import KubeObject
 from steersman.model.names import ObjectName
 from steersman.source.apiserver import ApiServerSource
-from steersman.source.base import Timing
 from steersman.source.kubeconfig import ClusterAccess
+from steersman.source.pace import Timing
 from tests.support.apiserver.reading import until
 from tests.support.apiserver.remote import control
 from tests.support.apiserver.server import ApiServer

@@ -13,9 +13,9 @@ from contextlib import asynccontextmanager
 import pytest
 
 from steersman.source import lister, watch
-from steersman.source.base import MAX_RETRY_AFTER
 from steersman.source.bodies import body_chunks
 from steersman.source.kubeconfig import ClusterAccess
+from steersman.source.pace import MAX_RETRY_AFTER
 from tests.support.apiserver.reading import WORLD, Reading, reading, service, timing, until
 from tests.support.apiserver.server import ApiServer
 

@@ -8,7 +8,7 @@ import pytest
 from aiohttp.test_utils import unused_port
 
 from steersman.model.names import ObjectName
-from steersman.source.apiserver import fetch_nodes, fetch_objects, fetch_pod
+from steersman.source.fetch import fetch_nodes, fetch_objects, fetch_pod
 from steersman.source.kubeconfig import ClusterAccess
 from steersman.source.store import Store
 from steersman.source.wire import ApiError

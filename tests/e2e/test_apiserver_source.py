@@ -11,9 +11,9 @@ import pytest
 import yaml
 
 from steersman.source import client, lister
-from steersman.source.apiserver import ApiEventPoster
-from steersman.source.base import Timing
+from steersman.source.events import ApiEventPoster
 from steersman.source.kubeconfig import ClusterAccess, load_cluster_access
+from steersman.source.pace import Timing
 from tests.support.apiserver.reading import (
     FAST,
     IMPATIENT,

@@ -14,7 +14,7 @@ import pytest
 
 from steersman.model.names import ObjectName
 from steersman.run.observe.events import Recorder
-from steersman.source.apiserver import ApiEventPoster
+from steersman.source.events import ApiEventPoster
 from steersman.source.kubeconfig import ClusterAccess, Material
 from steersman.source.wire import ApiError
 from tests.support.apiserver.certificates import Authority

@@ -22,7 +22,7 @@ from steersman.operate.explain_service import (
 )
 from steersman.operate.names import Names, UnknownNameError
 from steersman.run.process.startup import cluster_access
-from steersman.source.apiserver import fetch_pod
+from steersman.source.fetch import fetch_pod
 from steersman.source.kubeconfig import KubeconfigError
 from steersman.source.wire import ApiError
 

@@ -16,7 +16,7 @@ from steersman.model.world import World
 from steersman.operate.answer import QuestionError
 from steersman.operate.names import Names, UnknownNameError
 from steersman.run.process.startup import cluster_access
-from steersman.source.apiserver import fetch_pod
+from steersman.source.fetch import fetch_pod
 from steersman.source.kubeconfig import KubeconfigError
 from steersman.source.wire import ApiError
 

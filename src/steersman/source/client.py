@@ -17,15 +17,16 @@ from typing import Self
 
 import msgspec
 
-from steersman.source.base import LogThrottle, Pace, ServerOrder, SourceStats, Timing
 from steersman.source.bodies import body_chunks
 from steersman.source.credentials import CredentialError, Credentials
 from steersman.source.framing import CONTENT_TYPE, Message, unwrap
 from steersman.source.http import HttpClient, Response
 from steersman.source.http_connection import HttpError
 from steersman.source.kubeconfig import ClusterAccess
+from steersman.source.pace import LogThrottle, Pace, ServerOrder, Timing
 from steersman.source.protobuf import NATIVE
 from steersman.source.proxies import environment_proxy
+from steersman.source.stats import SourceStats
 from steersman.source.tls import TlsContexts, TlsError
 from steersman.source.wire import MAX_LINE, ApiError, Status, decode_status, shown
 

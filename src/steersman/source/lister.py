@@ -23,12 +23,13 @@ import msgspec
 
 from steersman.model.findings import Finding
 from steersman.model.kube import KINDS, KubeObject
-from steersman.source.base import KindStats, Timing
 from steersman.source.bodies import body_chunks
 from steersman.source.client import ApiClient
 from steersman.source.framing import CONTENT_TYPE, ListReader
 from steersman.source.http import Response
 from steersman.source.objects import decode_items, decode_object, partition
+from steersman.source.pace import Timing
+from steersman.source.stats import KindStats
 from steersman.source.wire import (
     MAX_LINE,
     ApiError,

@@ -20,11 +20,13 @@ import msgspec
 from steersman.model.findings import Finding
 from steersman.model.kube import KubeObject
 from steersman.model.names import ObjectName
-from steersman.source.base import Backoff, EventHandler, KindStats, Timing, upsert_in_batches
+from steersman.source.base import EventHandler, upsert_in_batches
 from steersman.source.client import ApiClient
 from steersman.source.framing import LineTooLongError
 from steersman.source.lister import Lister, Listing
 from steersman.source.objects import decode_object, scope_of
+from steersman.source.pace import Backoff, Timing
+from steersman.source.stats import KindStats
 from steersman.source.watch import read_initial, watch_events
 from steersman.source.wire import ApiError, RelistError, Resource, WatchEvent, decode_metadata
 

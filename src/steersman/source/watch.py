@@ -6,11 +6,12 @@ import asyncio
 from collections.abc import AsyncGenerator, AsyncIterator, Callable
 
 from steersman.model.findings import Finding
-from steersman.source.base import KindStats, Timing
 from steersman.source.bodies import body_chunks
 from steersman.source.http import Response
 from steersman.source.lister import MAX_LIST, Listing, PackedObjects
 from steersman.source.objects import decode_object
+from steersman.source.pace import Timing
+from steersman.source.stats import KindStats
 from steersman.source.wire import (
     ApiError,
     RelistError,

@@ -39,9 +39,10 @@ import msgspec
 
 from steersman.operate.answer import QuestionError
 from steersman.run.serve.http import Answer, Request
-from steersman.source.base import SourceStats, Timing
 from steersman.source.client import ApiClient
 from steersman.source.kubeconfig import ClusterAccess as ApiServers
+from steersman.source.pace import Timing
+from steersman.source.stats import SourceStats
 from steersman.source.wire import ApiError
 from steersman.ui.requests import Asked, Form, RefusedError, Route, cookie
 

@@ -23,9 +23,9 @@ from steersman.model.world import Origin, World
 from steersman.operate.agreement import Agreement
 from steersman.operate.fleet_view import Disagreement, SeenNode
 from steersman.run.pages.world_wire import VersionError, decode_world
-from steersman.source.base import Backoff, Timing
 from steersman.source.bodies import body_chunks
 from steersman.source.framing import LineTooLongError
+from steersman.source.pace import Backoff, Timing
 from steersman.source.wire import LineSplitter
 from steersman.ui.fleet import Fleet
 from steersman.ui.nodes import Finder, NodeError, Way

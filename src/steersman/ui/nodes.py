@@ -26,12 +26,13 @@ from steersman.host.process import CONTROL
 from steersman.model.addresses import join_host_port, without_password
 from steersman.operate.answer import QuestionError
 from steersman.operate.client import check_server
-from steersman.source.base import Backoff, SourceStats, Timing
 from steersman.source.bodies import body_chunks
 from steersman.source.client import ApiClient
 from steersman.source.http import HttpClient, Response
 from steersman.source.http_connection import HttpError
 from steersman.source.kubeconfig import ClusterAccess, Material
+from steersman.source.pace import Backoff, Timing
+from steersman.source.stats import SourceStats
 from steersman.source.tls import TlsContexts, TlsError
 from steersman.source.wire import ApiError, decode_list, shown
 

@@ -13,8 +13,8 @@ import msgspec
 
 from steersman.model.names import ObjectName
 from steersman.source.apiserver import ApiServerSource
-from steersman.source.base import Timing
 from steersman.source.kubeconfig import ClusterAccess
+from steersman.source.pace import Timing
 from steersman.source.store import Store
 from tests.support.apiserver.server import ApiServer
 from tests.support.apiserver.world import Object

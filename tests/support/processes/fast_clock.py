@@ -7,7 +7,7 @@ import random
 import time
 from dataclasses import dataclass, field
 
-from steersman.source.base import Timing
+from steersman.source.pace import Timing
 
 SPEED = 60.0
 """Seconds of ours in a real one."""

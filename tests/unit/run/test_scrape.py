@@ -28,7 +28,7 @@ from steersman.run.observe.scraped import (
     source_state,
 )
 from steersman.run.process.event_loop import Holds
-from steersman.source.base import SourceStats
+from steersman.source.stats import SourceStats
 from tests.support.builders.plans import cluster_ip, endpoints, plan
 from tests.support.modes.bare import BareMode
 

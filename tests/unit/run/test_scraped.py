@@ -7,7 +7,7 @@ from collections.abc import Iterable
 from steersman.model.node_state import Condition, NodeState
 from steersman.run.observe.prometheus import Declared, Histogram, Metric
 from steersman.run.observe.scraped import process_state, source_state
-from steersman.source.base import SourceStats
+from steersman.source.stats import SourceStats
 
 
 def values(metrics: Iterable[Metric]) -> dict[str, float]:

@@ -11,7 +11,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from steersman.model.kube import EndpointSlice, KubeObject, ObjectMeta, Service, SliceEndpoint
-from steersman.source.base import Backoff, Pace, ServerOrder, SourceStats, Timing
+from steersman.source.pace import Backoff, Pace, ServerOrder, Timing
+from steersman.source.stats import SourceStats
 from tests.support.virtual import VirtualLoop, run
 
 

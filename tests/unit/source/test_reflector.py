@@ -10,8 +10,8 @@ from typing import Any
 import msgspec
 import pytest
 
-from steersman.source.base import KindStats
 from steersman.source.reflector import StoreUpdater
+from steersman.source.stats import KindStats
 from steersman.source.store import Store
 from tests.support.following import StoreFollower
 

@@ -13,8 +13,8 @@ import msgspec
 import pytest
 
 from steersman.model.names import ObjectName
-from steersman.source.base import Timing
 from steersman.source.kubeconfig import ClusterAccess, Material
+from steersman.source.pace import Timing
 from steersman.ui import live_fleet, nodes
 from steersman.ui.live_fleet import LiveFleet
 from steersman.ui.nodes import Finder, FixedNodes, NodeError, PodNodes, Token, Way, read_urls

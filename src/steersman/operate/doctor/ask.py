@@ -28,7 +28,7 @@ from steersman.operate.dump import mode_of
 from steersman.operate.load import load_world, world_again
 from steersman.operate.names import Names, Target, UnknownNameError, split_words
 from steersman.run.process.startup import cluster_access, new_mode, node_config
-from steersman.source.apiserver import fetch_reply
+from steersman.source.fetch import fetch_reply
 from steersman.source.kubeconfig import ClusterAccess, KubeconfigError
 
 _ALONE = "this machine alone: no steersman runs here"

@@ -11,7 +11,7 @@ from typing import TypeAlias
 from steersman.model.node_state import NodeState
 from steersman.run.observe.metric_table import MetricTable
 from steersman.run.observe.prometheus import Counter, Declared, Metric
-from steersman.source.base import SourceStats
+from steersman.source.stats import SourceStats
 
 Collect: TypeAlias = Callable[[], Iterator[Metric]]
 

@@ -21,7 +21,7 @@ from steersman.run.pages.world_wire import Head, concerning, encode_world
 from steersman.run.process.startup import cluster_access
 from steersman.run.serve.http import Answer, Page, Request
 from steersman.run.sync.sync import Sync
-from steersman.source.apiserver import fetch_nodes
+from steersman.source.fetch import fetch_nodes
 from steersman.source.kubeconfig import KubeconfigError
 from steersman.source.packed import unpacked
 from steersman.source.trimmed import trimmed_node

@@ -19,7 +19,7 @@ from steersman.run.pages.conditions import ConditionLog
 from steersman.run.pages.history import Lags
 from steersman.run.sync.state import SyncResult
 from steersman.run.sync.sync import Sync
-from steersman.source.base import SourceStats
+from steersman.source.stats import SourceStats
 
 _FINDINGS = (50, 16_000)
 """Number and characters of the listed Findings."""

@@ -31,8 +31,9 @@ from steersman.modes.base import Mode, Support
 from steersman.modes.registry import Factory, create
 from steersman.modes.specs import SPECS
 from steersman.run.process.mode_transition import Chosen, choose
-from steersman.source.apiserver import ApiServerSource, fetch_objects
+from steersman.source.apiserver import ApiServerSource
 from steersman.source.base import Source
+from steersman.source.fetch import fetch_objects
 from steersman.source.kubeconfig import ClusterAccess, load_cluster_access
 from steersman.source.store import Store
 from steersman.source.wire import ApiError

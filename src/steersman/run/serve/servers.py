@@ -39,8 +39,9 @@ from steersman.run.serve.http import App, Page, keep_serving
 from steersman.run.serve.metrics_server import Pages, metrics_app
 from steersman.run.serve.state_server import serve_state
 from steersman.run.sync.sync import Sync
-from steersman.source.apiserver import ApiEventPoster, NoEvents
-from steersman.source.base import SourceStats, Timing
+from steersman.source.events import ApiEventPoster, NoEvents
+from steersman.source.pace import Timing
+from steersman.source.stats import SourceStats
 
 _LAST_EVENTS = 5.0  # seconds that a failing process waits until its Events are posted
 _ANY = {Family.IPV4: "0.0.0.0", Family.IPV6: "::"}

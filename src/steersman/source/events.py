@@ -1,4 +1,4 @@
-"""Encode an Event in protobuf. No I/O."""
+"""Create Events at the API server, in protobuf or JSON."""
 
 from __future__ import annotations
 
@@ -6,7 +6,40 @@ from collections.abc import Mapping
 from datetime import datetime
 from typing import Any
 
+from steersman.source.client import ApiClient
+from steersman.source.credentials import Credentials
 from steersman.source.framing import MAGIC
+from steersman.source.kubeconfig import ClusterAccess
+from steersman.source.pace import Timing
+from steersman.source.stats import SourceStats
+
+
+class ApiEventPoster:
+    """Creates Events in events.k8s.io/v1; implements `run.events.EventPoster`.
+
+    Events are rare, so each one gets a connection of its own.
+    """
+
+    def __init__(self, access: ClusterAccess) -> None:
+        self._access = access
+        self._credentials = Credentials(access)
+
+    async def post_event(self, namespace: str, event: dict[str, Any]) -> None:
+        """Create an Event.
+
+        Raises:
+            ApiError: no server accepts it.
+        """
+        path = f"/apis/events.k8s.io/v1/namespaces/{namespace}/events"
+        async with ApiClient(self._access, SourceStats(), Timing(), self._credentials) as client:
+            await client.post_message(path, encoded_event(event), event)
+
+
+class NoEvents:
+    """Discards Events, if there is no API server (manifests); the log has the same information."""
+
+    async def post_event(self, namespace: str, event: dict[str, Any]) -> None:
+        """Do nothing."""
 
 
 def encoded_varint(number: int) -> bytes:

@@ -1,0 +1,68 @@
+"""Counters of reading the API server, for metrics, health and the state page."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Mapping
+
+import msgspec
+
+
+class KindStats(msgspec.Struct):
+    """The counters of one kind."""
+
+    lists: int = 0
+    """Complete lists, by pages or as WatchList."""
+    relists: int = 0
+    """Complete lists after the first one."""
+    watches: int = 0
+    """Watches that the server accepted."""
+    events: int = 0
+    """Objects added, modified or deleted in watches."""
+    bookmarks: int = 0
+    malformed: int = 0
+    """Objects that could not be decoded."""
+    errors: Counter[str] = msgspec.field(default_factory=Counter)
+    """Failed requests and broken watches by reason, a short word such as `http_403`."""
+    retries: int = 0
+    """Waits before another attempt."""
+    received_bytes: int = 0
+    """Bytes of bodies, after decompression."""
+    connected: bool = False
+    """Whether a watch is open, or the server is known not to have the kind."""
+    last_event: float | None = None
+    """Time of the last bytes received, by the clock of `Timing`."""
+
+    def received(self, chunk: bytes, now: float) -> None:
+        """Count bytes received now."""
+        self.received_bytes += len(chunk)
+        self.last_event = now
+
+
+class SourceStats(msgspec.Struct):
+    """The counters of all kinds."""
+
+    kinds: dict[str, KindStats] = {}
+    server: str = ""
+    """URL of the server in use."""
+    failovers: int = 0
+    nodes: int = 1
+    """Nodes with endpoints in the last list of EndpointSlices: about the size of the cluster."""
+
+    def kind(self, kind: str) -> KindStats:
+        """Return the counters of a kind."""
+        return self.kinds.setdefault(kind, KindStats())
+
+    @property
+    def connected(self) -> bool:
+        """Whether all kinds are connected."""
+        return bool(self.kinds) and all(stats.connected for stats in self.kinds.values())
+
+    @property
+    def last_event(self) -> float | None:
+        """Time of the last bytes received for any kind."""
+        return max((s.last_event for s in self.kinds.values() if s.last_event), default=None)
+
+    def errors(self) -> Mapping[str, int]:
+        """Return the failures of all kinds by reason."""
+        return sum((stats.errors for stats in self.kinds.values()), Counter())
