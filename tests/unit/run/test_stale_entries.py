@@ -342,6 +342,22 @@ async def test_a_port_that_is_left_is_cleaned_until_somebody_has_it_again() -> N
         assert confirmed == [False, True]
 
 
+async def test_a_change_that_could_not_be_noted_is_noted_with_the_next(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    def refuse(*_: Any) -> None:
+        raise KeyError("a defect")
+
+    async with running(*A, *B) as world:
+        world.table.take()
+        monkeypatch.setattr("steersman.run.observe.stale_entries.left_destinations", refuse)
+        world.store.delete("Service", ObjectName("shop", "a"))
+        with pytest.raises(KeyError):
+            await world.report()
+        monkeypatch.undo()
+        assert await world.change(ends("b", "10.1.0.9")) == [["10.96.0.1", "10.96.0.2"]]
+
+
 async def test_rules_that_were_missing_make_everything_owed() -> None:
     """Who asked meanwhile was not translated, and conntrack remembers that."""
     async with running(*A, *B) as world:

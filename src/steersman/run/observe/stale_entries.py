@@ -48,7 +48,7 @@ from steersman.model.names import Family, ObjectName, PlanKey, Protocol
 from steersman.model.plan import NodePlan, ServicePlan
 from steersman.modes.base import Mode
 from steersman.run.observe.metrics import Metrics
-from steersman.run.sync.in_force import InForce, services_of
+from steersman.run.sync.in_force import InForce, Name, services_of
 from steersman.run.sync.runner import Clock, MonotonicClock
 from steersman.run.sync.state import State, SyncReport
 
@@ -232,7 +232,6 @@ class StaleEntryCleaner:
         If connections end in this process, entries lead to it, and the mode cleans up itself.
         """
         names, revision = self._cursor.changed()
-        self._cursor.move(revision)
         plan = self._plan = report.state.plan
         result, written = report.result, report.written
         starting = result is not None and result.reason == "start"
@@ -242,35 +241,34 @@ class StaleEntryCleaner:
             for family in plan.settings.families:
                 self._owed[family][_UNTRANSLATED].owe(_ALL)
                 self._wake[family].set()
-        if plan.settings.traits.terminates_connections:
-            return
-        self._state = report.state
-        if repaired:
-            self._everything.set()
-        if starting:
-            of_udp = (key for key in plan.services if key.name.protocol is Protocol.UDP)
-            self._held = {key: plan.services[key] for key in of_udp}
-            return
+        if not plan.settings.traits.terminates_connections:
+            self._state = report.state
+            if repaired:
+                self._everything.set()
+            if starting:
+                self._hold(plan.services, plan.services)
+            else:
+                self._note_changes(names, report.state)
+        self._cursor.move(revision)
+
+    def _note_changes(self, names: Iterable[Name], state: State) -> None:
+        """Record the Services that changed, and the destinations of UDP that they left."""
+        plans, services = state.plan.services, state.snapshot.services
         changed = [each for each in names if isinstance(each, PlanKey)]
-        self._note_left_destinations(changed, plan.services)
+        for key in changed:
+            if before := self._held.get(key):
+                self._owe(left_destinations(before, plans.get(key)), families=(key.family,))
         # Changed Services, and others that won or lost a destination to them.
-        services = report.state.snapshot.services
         concerned = {*services_of(names), *(key.name.object_name for key in changed)}
         self._owe([n for n in concerned if n in services and is_concerned(services[n])])
+        self._hold(changed, plans)
 
-    def _note_left_destinations(
-        self, changed: Iterable[PlanKey], plans: Mapping[PlanKey, ServicePlan]
-    ) -> None:
-        """Record the destinations of UDP that plans had as of the last report, and have no more."""
-        left: dict[Family, set[bytes]] = {}
+    def _hold(self, changed: Iterable[PlanKey], plans: Mapping[PlanKey, ServicePlan]) -> None:
         for key in changed:
-            if before := self._held.pop(key, None):
-                gone = left_destinations(before, plans.get(key))
-                left.setdefault(key.family, set()).update(gone)
             if key.name.protocol is Protocol.UDP and key in plans:
                 self._held[key] = plans[key]
-        for family, destinations in left.items():
-            self._owe(destinations, families=(family,))
+            else:
+                self._held.pop(key, None)
 
     def _owe(
         self, keys: Collection[Key], *, changed: bool = True, families: Iterable[Family] = ()
