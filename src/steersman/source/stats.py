@@ -12,7 +12,7 @@ class KindStats(msgspec.Struct):
     """The counters of one kind."""
 
     lists: int = 0
-    """Complete lists, by pages or as WatchList."""
+    """Complete lists, also by pages or as WatchList."""
     relists: int = 0
     """Complete lists after the first one."""
     watches: int = 0
