@@ -235,3 +235,14 @@ def test_a_command_reads_beside_a_process_that_writes_all_the_time() -> None:
             await asyncio.to_thread(writer.join)
 
     in_namespace(body)
+
+
+def test_reading_beside_writes_takes_no_turn_of_theirs() -> None:
+    async def body() -> None:
+        mode = NftablesMode(SubprocessExec())
+        want = await program(mode, [make.port(range(1, 4))])
+        async with mode._lock, asyncio.timeout(60):  # as while a transaction is under way
+            found = await mode.read_beside()
+        assert found == want == await mode.read()
+
+    in_namespace(body)

@@ -258,6 +258,13 @@ class Mode(ABC):
             BusyError: they cannot be read now.
         """
 
+    async def read_beside(self) -> Ruleset:
+        """Return the same without holding up `apply`, where the mode can.
+
+        Objects that are written meanwhile may be as before or as after, and others may be missing.
+        """
+        return await self.read()
+
     @abstractmethod
     async def apply(self, change: Diff) -> None:
         """Carry out a Diff, all or nothing as far as the kernel can; the only writer.

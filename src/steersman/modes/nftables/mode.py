@@ -215,6 +215,18 @@ class NftablesMode(Mode):
             self.changes_during_read = tables.changes
             return {**resolve_texts(objects, self._texts), **self._relay.listening}
 
+    async def read_beside(self) -> Ruleset:
+        """Dump our tables through a socket of its own, and put up with transactions meanwhile."""
+
+        def read() -> dict[bytes, Any]:
+            with self._connect() as netlink:
+                return KernelTables(netlink, self._exec, patient=True).read()
+
+        return {
+            **resolve_texts(await asyncio.to_thread(read), self._texts),
+            **self._relay.listening,
+        }
+
     async def fingerprint(self) -> Hashable | None:
         """Return the number of foreign generations; our own transactions do not count."""
         async with self._lock:

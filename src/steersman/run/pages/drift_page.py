@@ -74,8 +74,8 @@ async def compare(sync: Sync, lines: int) -> Drift | None:
     """Compare the kernel with the objects in force, and write nothing.
 
     Syncs go on while the kernel is read, and what they change meanwhile is left out. Only if
-    something else differs do they wait for a second comparison, which can then be trusted: a sync
-    may have changed an object, and changed it back.
+    something else differs do they wait for a second comparison, which is exact: an object may have
+    been missed in the first one, or changed by a sync and changed back.
 
     Args:
         sync: of the mode that serves.
@@ -85,31 +85,31 @@ async def compare(sync: Sync, lines: int) -> Drift | None:
         What other programs changed; None if nothing, or if the objects in force are not known.
     """
     async with sync.between_runs() as objects:
-        before = sync.state
+        pass
     if objects is None:
         return None
-    have, repair = await _repair_of_others(sync, objects)
+    before, repair = await _repair_of_others(sync, await sync.mode.read_beside(), objects)
     if not repair:
         return None
     async with sync.between_runs() as objects:  # also waits for a sync that is under way
-        changed = sync.state is not before
+        pass
     if objects is None:
         return None
-    if changed:
-        after, nothing = await asyncio.to_thread(dict, objects), object()
-        keys = (key for part in repair.parts for key in part)
-        if all(have.get(key, nothing) != after.get(key, nothing) for key in keys):
+    after, nothing = await asyncio.to_thread(dict, objects), object()
+    keys = (key for part in repair.parts for key in part)
+    if all(before.get(key, nothing) != after.get(key, nothing) for key in keys):
+        return None
+    async with sync.between_runs() as objects:
+        if objects is None:
             return None
-        async with sync.between_runs() as objects:
-            if objects is None:
-                return None
-            _, repair = await _repair_of_others(sync, objects)
+        _, repair = await _repair_of_others(sync, await sync.mode.read(), objects)
     return sync.drift_of(repair, (), lines)
 
 
-async def _repair_of_others(sync: Sync, objects: Iterable[tuple[Any, Any]]) -> tuple[Ruleset, Diff]:
-    """Read the kernel; return the objects, and what repairs the changes by other programs."""
-    kernel = await sync.mode.read()
+async def _repair_of_others(
+    sync: Sync, kernel: Ruleset, objects: Iterable[tuple[Any, Any]]
+) -> tuple[Ruleset, Diff]:
+    """Return the objects in force, and what repairs the changes by other programs."""
 
     def work() -> tuple[Ruleset, Diff]:
         have = dict(objects)
