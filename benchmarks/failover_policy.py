@@ -148,7 +148,7 @@ class SpanRule(Policy[str]):
                 not (each.ejection or isinstance(each.state, Suspect | Presumed))
                 for each in on.values()
             )
-            for node, on in self._on_node.items()
+            for node, on in self._pools._on_node.items()
             if on and node != endpoint.node
         )
 
@@ -159,7 +159,7 @@ class Panic(Policy[str]):
     share: float
 
     def ejected(self, pool: str) -> tuple[Ejection, ...]:
-        members = self._pools.get(pool, ())
+        members = self._pools.members(pool)
         down = sum(each.ejection is not None for each in members)
         return () if down >= self.share * len(members) else super().ejected(pool)
 

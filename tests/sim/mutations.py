@@ -14,7 +14,7 @@ from msgspec import structs
 
 from steersman.compile import service_plan
 from steersman.compile.planner import Planner
-from steersman.failover import policy
+from steersman.failover import pools
 from steersman.failover.endpoint import Endpoint
 from steersman.failover.policy import Policy
 from steersman.failover.states import NEVER, Ejected, Healthy, Series, Suspect, Waiting
@@ -109,14 +109,14 @@ def believe_every_probe() -> None:
     """Failed probes also count of an endpoint whose policy denies them."""
     _replace(Policy, "_is_believed", lambda *_: True)
     _replace(Policy, "_others_answer", lambda *_: True)
-    _replace(policy, "suspected_at", lambda _: NEVER)
+    _replace(pools, "suspected_at", lambda _: NEVER)
 
 
 def eject_all() -> None:
     """No share of a Service's endpoints has to stay."""
 
     def everyone(self: Policy[Any], pool: Any) -> tuple[Ejection, ...]:
-        found = (each.ejection for each in self._pools.get(pool, ()))
+        found = (each.ejection for each in self._pools.members(pool))
         return tuple(each for each in found if each)
 
     def not_ready(states: Any, protocol: Any, ejections: Any) -> Any:

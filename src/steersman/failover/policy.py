@@ -6,16 +6,16 @@ states, and the theory of them.
 
 from __future__ import annotations
 
-from collections import defaultdict, deque
-from collections.abc import Hashable, Iterator, Mapping
+from collections import deque
+from collections.abc import Iterator, Mapping
 from heapq import heappop, heappush
-from itertools import chain, islice
-from typing import Generic, TypeVar
+from typing import Generic
 
 from msgspec.structs import replace
 
 from steersman.failover import tuning
 from steersman.failover.endpoint import Endpoint, probes_needed
+from steersman.failover.pools import Pool, Pools
 from steersman.failover.states import (
     NEVER,
     TRANSITIONS,
@@ -31,12 +31,9 @@ from steersman.failover.states import (
     Waiting,
     due_of,
     ejection_of,
-    suspected_at,
 )
 from steersman.model.failover import Backend, Ejection, Observation, Probe, Settings
 from steersman.model.names import Protocol
-
-Pool = TypeVar("Pool", bound=Hashable)
 
 
 class Policy(Generic[Pool]):
@@ -54,10 +51,8 @@ class Policy(Generic[Pool]):
         self.counts_answers = counts_answers
         self.of_this_node = False
         """Whether this node opens the connections: then rule 3 does not apply."""
-        self._pools: dict[Pool, tuple[Endpoint, ...]] = {}
-        self._owners: dict[Pool, str] = {}
-        self._endpoints: dict[Backend, Endpoint] = {}
-        self._on_node: defaultdict[str, dict[Backend, Endpoint]] = defaultdict(dict)
+        self._pools: Pools[Pool] = Pools()
+        self._endpoints = self._pools.endpoints
         self._waiting: deque[Endpoint] = deque()
         """Those that may be in the state Waiting, in order."""
         self._confirming = 0
@@ -71,7 +66,6 @@ class Policy(Generic[Pool]):
         self._answers: tuple[tuple[float, Endpoint], ...] = ()
         """The last answers of two different endpoints."""
         self._timers: list[tuple[float, Backend]] = []
-        self._rotation = 0
         self._changed: set[Pool] = set()
 
     def configure(self, settings: Settings) -> None:
@@ -90,50 +84,20 @@ class Policy(Generic[Pool]):
             members: the usable endpoints, and the names of their nodes ("" if not known).
             owner: whose it is: those of one owner trust each other.
         """
-        before = self._pools.pop(pool, ())
-        self._owners.pop(pool, None)
-        for endpoint in before:
-            if endpoint.backend not in members:
-                self._leave(endpoint, pool)
-        for backend, node in members.items():
-            endpoint = self._endpoints.get(backend) or self._add(backend, node)
-            if endpoint.node != node:
-                self._leave_node(endpoint)
-                endpoint.node = node
-                self._on_node[node][backend] = endpoint
-            endpoint.pools.add(pool)
-        if members:
-            self._pools[pool] = tuple(self._endpoints[each] for each in members)
-            self._owners[pool] = owner
-        if {each.backend for each in before} != members.keys():
+        served = self._pools.serve(pool, members, owner)
+        self._new += [each for each in served.joined if each.backend.protocol is Protocol.TCP]
+        for endpoint, node in served.left:
+            if not endpoint.pools or isinstance(endpoint.state, NodeDead):
+                self._reset(endpoint)
+            self._release_node(node)
+        if served.is_new:
             self._changed.add(pool)
-
-    def _add(self, backend: Backend, node: str) -> Endpoint:
-        endpoint = self._endpoints[backend] = self._on_node[node][backend] = Endpoint(backend, node)
-        if backend.protocol is Protocol.TCP:
-            self._new.append(endpoint)
-        return endpoint
 
     def renew(self, backend: Backend) -> None:
         """Kubernetes reports something new about an endpoint: forget its failures."""
         if endpoint := self._endpoints.get(backend):
             self._reset(endpoint)
             endpoint.strikes, endpoint.cleared_at = 0, NEVER
-
-    def _leave(self, endpoint: Endpoint, pool: Pool) -> None:
-        endpoint.pools.discard(pool)
-        if not endpoint.pools:
-            self._leave_node(endpoint)
-            self._reset(endpoint)
-            del self._endpoints[endpoint.backend]
-
-    def _leave_node(self, endpoint: Endpoint) -> None:
-        del self._on_node[endpoint.node][endpoint.backend]
-        if isinstance(endpoint.state, NodeDead):
-            self._reset(endpoint)
-        self._release_node(endpoint.node)
-        if not self._on_node[endpoint.node]:
-            del self._on_node[endpoint.node]
 
     # The state of an endpoint
 
@@ -160,7 +124,7 @@ class Policy(Generic[Pool]):
 
     def _release_node(self, node: str) -> None:
         """Take the UDP endpoints of a node back if none of the others is down any more."""
-        on_node = self._on_node[node].values() if self._follow_node else ()
+        on_node = self._pools.on_node(node) if self._follow_node else []
         dead = [each for each in on_node if isinstance(each.state, NodeDead)]
         if dead and sum(each.ejection is not None for each in on_node) == len(dead):
             for endpoint in dead:
@@ -223,21 +187,16 @@ class Policy(Generic[Pool]):
 
     def _others_answer(self, endpoint: Endpoint, since: float) -> bool:
         """Whether another endpoint of a pool, or anyone if it is alone, answered a probe since."""
-        mates = self._mates(endpoint)
+        mates = self._pools.mates_of(endpoint)
         if not mates:
             return any(at >= since for at, other in self._answers if other is not endpoint)
         return any(mate.probed_at >= since for mate in mates)
-
-    def _mates(self, endpoint: Endpoint) -> list[Endpoint]:
-        """Return the other members of its pools; some twice."""
-        members = chain.from_iterable(self._pools[pool] for pool in endpoint.pools)
-        return [each for each in members if each is not endpoint]
 
     def _probes_needed(self, now: float, endpoint: Endpoint) -> int:
         pools = (
             # Of a large pool some members say as much as all of them.
             members[:: 1 + len(members) // tuning.MOST_ASKED]
-            for members in (self._pools[pool] for pool in endpoint.pools)
+            for members in map(self._pools.members, endpoint.pools)
         )
         return probes_needed(now, endpoint, pools, self.settings.probes)
 
@@ -269,7 +228,7 @@ class Policy(Generic[Pool]):
         This answer puts an end to that, so they would get no more connections from now on; but
         their ejections may be old, and they may have recovered meanwhile.
         """
-        mates = {each.backend: each for each in self._mates(endpoint) if each.ejection}
+        mates = {each.backend: each for each in self._pools.mates_of(endpoint) if each.ejection}
         for _, mate in sorted(mates.items()):
             in_use = not any(self.ejected(pool) for pool in mate.pools)
             if in_use and isinstance(mate.state, Ejected | Returning | FailedCheck):
@@ -331,7 +290,7 @@ class Policy(Generic[Pool]):
         if series.left:
             ends = series.ends + (now - series.due)  # it may be late
             if series.left == series.count:
-                for witness in self._witnesses(endpoint):
+                for witness in self._pools.witnesses_of(endpoint):
                     yield from self._probe(witness, ends - now)
             left = series.left - 1
             due = now + tuning.PROBE_INTERVAL if left else ends
@@ -354,29 +313,6 @@ class Policy(Generic[Pool]):
         if endpoint.pools:
             endpoint.probes += 1
             yield Probe(endpoint.backend, timeout)
-
-    def _witnesses(self, endpoint: Endpoint) -> Iterator[Endpoint]:
-        """Yield up to three others of each pool that are well, on other nodes if possible."""
-        self._rotation += 1
-        # Some Services have the same endpoints; more than four are not asked for.
-        groups = [self._pools[pool] for pool in islice(endpoint.pools, 4)]
-        if all(len(members) == 1 for members in groups):
-            groups = [tuple(islice(self._endpoints.values(), 64))]
-        chosen: dict[Backend, Endpoint] = {}
-        for members in groups:
-            start = self._rotation % len(members)
-            turned = chain(islice(members, start, None), islice(members, start))
-            well = [
-                mate
-                for mate in islice(turned, 64)
-                if isinstance(mate.state, Healthy | Waiting) and mate is not endpoint
-                if mate.backend.protocol is Protocol.TCP
-            ]
-            # One of each other node, then any.
-            first = {mate.node: mate for mate in well if mate.node != endpoint.node}
-            ordered = {mate.backend: mate for mate in (*first.values(), *well)}
-            chosen.update(islice(ordered.items(), 3))
-        yield from chosen.values()
 
     def probed(self, now: float, backend: Backend, outcome: Observation) -> None:
         """Take the result of a probe; a UDP probe counts as answered unless it was refused."""
@@ -467,7 +403,7 @@ class Policy(Generic[Pool]):
         """Confirm all other endpoints of a node; eject those of UDP if it is dead."""
         if not node:
             return
-        on_node = [endpoint for _, endpoint in sorted(self._on_node[node].items())]
+        on_node = self._pools.on_node(node)
         silent: set[str] = set()
         owners: set[str] = set()
         dead = True
@@ -479,7 +415,7 @@ class Policy(Generic[Pool]):
                 dead = False
             elif endpoint.ejection.reason is Observation.SILENT:
                 silent.add(endpoint.backend.ip)
-                owners |= self._owners_of(endpoint)
+                owners |= self._pools.owners_of(endpoint)
             else:
                 dead = False
         if not dead or len(silent) < 2:
@@ -487,16 +423,13 @@ class Policy(Generic[Pool]):
         for endpoint in on_node:
             is_udp = endpoint.backend.protocol is Protocol.UDP
             is_new = is_udp and not isinstance(endpoint.state, NodeDead)
-            if is_new and self._owners_of(endpoint) <= owners:
+            if is_new and self._pools.owners_of(endpoint) <= owners:
                 ejection = self._ejection(now, endpoint, Observation.SILENT, node=node)
                 self._enter(endpoint, NodeDead(ejection))
 
-    def _owners_of(self, endpoint: Endpoint) -> set[str]:
-        return {self._owners[pool] for pool in endpoint.pools}
-
     def _return(self, now: float, endpoint: Endpoint) -> None:
         """End an ejection by an answer; its node lives, so the UDP endpoints return, too."""
-        for mate in self._on_node[endpoint.node].values():
+        for mate in self._pools.on_node(endpoint.node):
             if mate is endpoint or isinstance(mate.state, NodeDead):
                 self._reset(mate)
                 mate.returned_at = now
@@ -553,27 +486,7 @@ class Policy(Generic[Pool]):
         Endpoints beyond the limits stay in the pool although they are down; so do all if every
         member is down, because then no choice is better than another.
         """
-        members = self._pools.get(pool, ())
-        down = [each for each in members if each.ejection]
-        if not down or len(down) == len(members):
-            return ()
-        answered = max(each.probed_at for each in members if not each.ejection)
-        confirmed = self._limit(len(members), self.settings.confirmed_share)
-        unconfirmed = self._limit(len(members), tuning.UNCONFIRMED_SHARE)
-        ejections = sorted(
-            ((ejection, each.state) for each in down if (ejection := each.ejection)),
-            key=lambda each: (not each[0].confirmed, each[0].since, each[0].backend),
-        )
-        return tuple(
-            ejection
-            for number, (ejection, state) in enumerate(ejections)
-            if number < (confirmed if ejection.confirmed else unconfirmed)
-            if ejection.backend.protocol is Protocol.UDP or suspected_at(state) <= answered
-        )
-
-    @staticmethod
-    def _limit(members: int, share: float) -> int:
-        return min(members - 1, max(1, int(members * share))) if members > 1 else 0
+        return self._pools.in_force(pool, self.settings.confirmed_share)
 
     @property
     def ejections(self) -> Iterator[Ejection]:

@@ -440,6 +440,25 @@ async def test_a_check_that_a_switch_cancels_starts_again() -> None:
         await until(lambda: len(ejecting.paths) >= 3)
 
 
+async def test_a_check_that_ends_with_a_blind_phase_starts_again(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr("steersman.run.observe.failover._RETRY", 0.2)
+    ejecting = Ejecting(failover=FailoverSection(check_interval=seconds(0.05)))
+    await ejecting.serve(probe="tcp")
+    hanging: set[Backend] = set()
+
+    async def hang(probe: Probe) -> Observation:
+        if probe.check and probe.backend not in hanging:
+            hanging.add(probe.backend)
+            await asyncio.Event().wait()
+        return await ejecting._try(probe)
+
+    ejecting.failover._try = hang
+    async with ejecting.running(MemoryMode()):
+        await until(lambda: len(hanging) == 3 and len(ejecting.paths) >= 3)
+
+
 async def test_a_probe_that_breaks_is_lost(monkeypatch: pytest.MonkeyPatch) -> None:
     ejecting = Ejecting(eject_failing_endpoints=True)
     await ejecting.serve()
