@@ -324,6 +324,25 @@ def test_functions_are_short() -> None:
     assert not wrong(long)
 
 
+BANNER = re.compile(r"^# -{2,} ?\w.* -{3,}$", re.MULTILINE)
+WITH_BANNERS = {"modes", "netfilter", "proxy", "cli"}
+"""Parts whose modules still hold several stories."""
+
+
+def test_a_module_tells_one_story() -> None:
+    """A banner is the seam of files that were glued together: make them two modules."""
+    others = [path for path in MODULES if part_of(path) not in WITH_BANNERS]
+    assert not wrong(lambda path: BANNER.findall(path.read_text()), others)
+
+
+@pytest.mark.parametrize(
+    ("text", "is_banner"),
+    [("x = 1\n# -- Reading -------\n", True), ("# a comment -- and more\n", False)],
+)
+def test_banners_are_found(text: str, is_banner: bool) -> None:
+    assert bool(BANNER.search(text)) is is_banner
+
+
 def test_only_host_starts_processes_and_opens_netlink() -> None:
     def starts(path: Path) -> bool:
         names = {name.split(".")[0] for name in imports(path)}
