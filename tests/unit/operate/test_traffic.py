@@ -14,15 +14,11 @@ from steersman.operate.traffic import (
     KEPT_SECONDS,
     MOST_SAMPLES,
     NOT_COUNTED,
-    Graph,
-    Passing,
     Rate,
     RateHistory,
-    TrafficMap,
-    busiest,
     service_rates,
-    traffic_graph,
 )
+from steersman.operate.traffic_map import Graph, Passing, TrafficMap, busiest, traffic_graph
 
 
 def sample(

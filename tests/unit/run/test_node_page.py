@@ -20,7 +20,8 @@ from steersman.model.findings import Finding, Severity
 from steersman.model.names import ObjectName
 from steersman.model.node_state import NodeState
 from steersman.run.pages import node_page
-from steersman.run.pages.node_page import MOST_LISTENERS, DigestPage, NodePage
+from steersman.run.pages.digest_page import DigestPage
+from steersman.run.pages.node_page import MOST_LISTENERS, NodePage
 from steersman.run.serve.http import application
 from tests.support.builders.store import slice_
 from tests.support.http import serving

@@ -24,9 +24,10 @@ from steersman.run.observe.observers import SyncObservers
 from steersman.run.observe.service_log import ServiceLog
 from steersman.run.pages.cluster_pages import ClusterPages
 from steersman.run.pages.command_page import CommandPage
+from steersman.run.pages.digest_page import DigestPage
 from steersman.run.pages.drift_page import DriftPage
 from steersman.run.pages.history import History
-from steersman.run.pages.node_page import DigestPage, NodePage
+from steersman.run.pages.node_page import NodePage
 from steersman.run.pages.top import TopPage
 from steersman.run.process.config_reloader import ConfigReloader
 from steersman.run.process.daemon import Daemon, NodeLock, Stop

@@ -7,7 +7,8 @@ from collections.abc import Iterable
 
 from steersman.model.top import TopSample
 from steersman.operate.answer import QuestionError
-from steersman.operate.traffic import NOT_COUNTED, TrafficMap, busiest, traffic_graph
+from steersman.operate.traffic import NOT_COUNTED
+from steersman.operate.traffic_map import TrafficMap, busiest, traffic_graph
 from steersman.ui.pages.service import sampler_of
 from steersman.ui.site import Page, Query, Site
 
