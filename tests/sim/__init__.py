@@ -16,6 +16,7 @@ of the process is simulated, and it fails in every way that the real one does:
     node.py      the machine: processes and their supervisor, kill -9, SIGTERM, configuration
     life.py      what happens, as the dice say: episodes of changes, trouble and recovery
     trouble.py   everything that goes wrong
+    failing.py   endpoints that fail, and probes that are interrupted
     switches.py  live switches of the mode, disturbed in every step
     hostile.py   hostile clients of the process's servers
     objects.py   Services and slices: of tenants, and those that nobody changes

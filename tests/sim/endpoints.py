@@ -66,6 +66,11 @@ class Endpoints:
         self._faults[key] = how
         self._begun[key] = self._universe.now
 
+    def revive(self, key: str) -> None:
+        """End one fault."""
+        if self._faults.pop(key, None) is not None:
+            self._ended[key] = self._universe.now
+
     def deny(self, ips: Collection[str]) -> None:
         """Let a policy deny the probes of nodes."""
         self.denied = set(ips)

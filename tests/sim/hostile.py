@@ -62,20 +62,25 @@ def burst(life: Life) -> None:
     universe, process = life.universe, life.node.process
     server = universe.network.listening[at]
     path = life.dice.choice(("/livez", "/healthz", "/", "/metrics"))
+    user = life.dice.choice((0, 1000))  # the local socket is for root
     until = universe.now + life.dice.uniform(0.05, 0.3)
 
     def another() -> Peer | None:
-        return _request(life, at, path) if universe.now + universe.charged < until else None
+        if universe.now + universe.charged >= until:
+            return None
+        return _request(life, at, path, user)
 
     for _ in range(life.dice.randint(1, 100)):
-        server.connect(_request(life, at, path))
+        server.connect(_request(life, at, path, user))
     server.refill = another
     _probe(life, process)
     universe.run(1.0)
 
 
-def _request(life: Life, at: Address, path: str) -> Peer:
-    return Peer(life.universe, request_of(at, path))
+def _request(life: Life, at: Address, path: str, user: int) -> Peer:
+    peer = Peer(life.universe, request_of(at, path))
+    peer.credentials = (7, user)
+    return peer
 
 
 def _some_server(life: Life) -> Address | None:

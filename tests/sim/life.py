@@ -13,7 +13,7 @@ from typing import Any
 from tests.sim.cluster import ApiServer, Etcd
 from tests.sim.netlink import Address
 from tests.sim.node import NAME, SERVERS, Node
-from tests.sim.objects import NODES, canaries, endpoint, service_of, slice_of, stranger
+from tests.sim.objects import NODES, canaries, endpoint, service_of, slice_of, steady, stranger
 from tests.sim.oracle import Oracle
 from tests.sim.universe import Universe
 from tests.support.apiserver.world import Object
@@ -64,6 +64,8 @@ class Life:
         self.etcd.put(service_of("probe", "probe", 220, type="NodePort", ports=ports))
         ends = [endpoint(f"fd00:10:244:2::{number}", "node-b") for number in (1, 2)]
         self.etcd.put(slice_of("probe", "probe", "probe-6", "IPv6", ends))
+        for obj in steady():
+            self.etcd.put(obj)
         for service, slices in canaries():
             self.etcd.put(service)
             for each in slices:

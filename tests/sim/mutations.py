@@ -23,9 +23,11 @@ from steersman.model.conntrack import Stale
 from steersman.model.failover import Ejection, Observation
 from steersman.model.kube import Node
 from steersman.model.plan import NodeSettings
+from steersman.model.ruleset import Diff
 from steersman.modes.base import Mode
 from steersman.run.observe.mode_metrics import ModeMetrics
-from steersman.run.sync.state import Written
+from steersman.run.serve import connections, http
+from steersman.run.sync.state import SyncReport, Written
 from steersman.run.sync.sync import KernelKnowledge, Sync
 from steersman.source.last_node import LastNode
 
@@ -52,6 +54,25 @@ def lose_failed_writes() -> None:
 
     _replace(KernelKnowledge, "writing", writing)
     _replace(Sync, "_write", believing)
+
+
+def lose_changes_after_a_check() -> None:
+    """The next mode never sees what changed after its rehearsal: the old one has taken it."""
+    rehearsed: set[Sync] = set()
+    rehearse, run = Sync.rehearse, Sync.run
+
+    async def rehearsing(self: Sync) -> Diff:
+        rehearsed.add(self)
+        return await rehearse(self)
+
+    async def running(self: Sync) -> SyncReport | None:
+        if self in rehearsed:
+            rehearsed.discard(self)
+            self._unplanned.move(self.store.log.revision)
+        return await run(self)
+
+    _replace(Sync, "rehearse", rehearsing)
+    _replace(Sync, "run", running)
 
 
 def believe_a_missing_node() -> None:
@@ -150,6 +171,25 @@ def never_return() -> None:
     _replace(Policy, "_return", lambda *_: None)
 
 
+def forget_lost_probes() -> None:
+    """A probe that a switch of the mode cancels is never reported."""
+    _replace(Policy, "lose", lambda *_: None)
+    _replace(Policy, "_lose_all", lambda *_: None)
+
+
+# Servers
+
+
+def accept_without_a_turn() -> None:
+    """Clients that wait in the backlog are served, or sent away, without a turn of the loop."""
+
+    async def at_once(**_: bool) -> None:
+        pass
+
+    _replace(connections, "next_turn", at_once)
+    _replace(http, "next_turn", at_once)
+
+
 def _replace(owner: object, name: str, value: object) -> None:
     assert hasattr(owner, name), name
     setattr(owner, name, value)
@@ -159,6 +199,7 @@ MUTATIONS: dict[str, Callable[[], None]] = {
     each.__name__: each
     for each in (
         lose_failed_writes,
+        lose_changes_after_a_check,
         believe_a_missing_node,
         count_link_local_addresses,
         mix_families,
@@ -167,6 +208,8 @@ MUTATIONS: dict[str, Callable[[], None]] = {
         eject_all,
         eject_without_probes,
         never_return,
+        forget_lost_probes,
+        accept_without_a_turn,
     )
 }
 """By name, for `--mutation`."""

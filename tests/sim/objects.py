@@ -9,6 +9,8 @@ from tests.sim.node import NAME
 from tests.support.apiserver.world import Object
 
 NODES = (NAME, "node-b", "node-c")
+STEADY = ("10.244.1.230", "10.244.2.230", "10.244.3.230")
+"""Endpoints of a Service that fail only one at a time."""
 _READY = {"ready": True, "serving": True, "terminating": False}
 
 
@@ -83,6 +85,13 @@ def canaries() -> list[tuple[Object, list[Object]]]:
         slice_of("canary", "names", "names-x", "IPv4", [*ends, endpoint("10.244.2.249", "node-b")])
     ]
     return [*found[:-1], (services[-1], slices)]
+
+
+def steady() -> tuple[Object, Object]:
+    """A Service with one endpoint on each node."""
+    ends = [endpoint(ip, node) for ip, node in zip(STEADY, NODES, strict=True)]
+    service = service_of("steady", "steady", 221)
+    return service, slice_of("steady", "steady", "steady-x", "IPv4", ends)
 
 
 def stranger(dice: Random, number: int) -> Object:

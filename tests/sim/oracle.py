@@ -22,7 +22,7 @@ from steersman.model.failover import Ejection
 from steersman.model.findings import Finding
 from steersman.model.inputs import HostFacts, NodeConfig
 from steersman.model.kube import KubeObject
-from steersman.model.names import Family, ObjectName
+from steersman.model.names import Family, ObjectName, PlanKey
 from steersman.model.plan import NodePlan
 from steersman.model.ruleset import Diff, diff
 from steersman.modes.nftables.mode import NftablesMode, slots_of
@@ -79,8 +79,9 @@ class Oracle:
         self._protected_table = ""
         self._facts: dict[tuple[Address, ...], HostFacts] = {}
         self._reading = False
-        self._unjudged: list[tuple[str, Diff]] = []
-        """Transactions of ours during which the oracle did not know yet what may be written."""
+        self._unjudged: list[Diff | set[PlanKey]] = []
+        """Transactions of ours during which the oracle did not know yet what may be written: what
+        the mode that serves writes, and canaries that others take away."""
         self.clients = Clients(node.netlink.conntrack, universe.dice)
         node.kernel.guard = self._guard
 
@@ -254,20 +255,33 @@ class Oracle:
     def _guard(self, table: str, change: Diff) -> None:
         """See that a transaction takes nothing from the canaries."""
         if self._around and self._node.daemon is not None:
-            self._unjudged.append((table, change))
+            if table == self._mode.table:
+                self._unjudged.append(change)
+            elif gone := self._taken_away(table, change):
+                self._unjudged.append(gone)
             if not self._reading:
                 self._judge()
+
+    def _taken_away(self, table: str, change: Diff) -> set[PlanKey]:
+        """Return the canaries of which a transaction leaves nothing in another mode's table."""
+        owners = self._node.kernel.owners
+        removed = {owner for key in change.removed if (owner := owners.get(key)) is not None}
+        gone = {each for each in removed if str(each.name.object_name) in self.canaries}
+        if gone:
+            stays = self._node.kernel.table(table).keys() - change.removed.keys()
+            gone -= {owners.get(key) for key in stays}
+        return gone
 
     def _judge(self) -> None:
         """See that what was written takes nothing from the canaries."""
         changes, self._unjudged = self._unjudged, []
         if changes and self._protected_table != self._mode.table:  # another mode serves now
             self._protect_again()
-        for table, change in changes:
-            if table == self._mode.table:
+        for change in changes:
+            if isinstance(change, Diff):
                 self._judge_one(change)
             else:
-                self._judge_other(table, change)
+                self._judge_others(change)
 
     def _protect_again(self) -> None:
         """Take the rules of the canaries in the mode that serves now."""
@@ -286,18 +300,14 @@ class Oracle:
                 self._node.kernel.fail(f"{owner}: {key!r} {gone}")
                 return
 
-    def _judge_other(self, table: str, change: Diff) -> None:
-        """See that another mode's objects go only once the mode that serves has the canaries."""
-        kernel, daemon = self._node.kernel, self._node.daemon
-        assert daemon is not None
-        if not (change.removed or change.changed) or kernel.vandalized:
-            return
+    def _judge_others(self, gone: set[PlanKey]) -> None:
+        """See that another mode's canaries go only once the mode that serves has them."""
+        kernel = self._node.kernel
         serving = kernel.table(self._mode.table)
         for key, values in self.protected.items():
-            if serving.get(key, _ABSENT) not in values:
-                owner = kernel.owners.get(key, "the node")
-                text = f"objects of {table} go before {self._mode.table} serves"
-                kernel.fail(f"{text} {owner}: {key!r}")
+            owner = kernel.owners.get(key)
+            if owner in gone - kernel.vandalized and serving.get(key, _ABSENT) not in values:
+                kernel.fail(f"{owner} goes before {self._mode.name} mode has it: {key!r}")
                 return
 
     # At rest

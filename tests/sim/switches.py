@@ -69,7 +69,7 @@ class Asked:
 def live_switch(life: Life) -> None:
     """Switch the mode; something goes wrong in some step of it."""
     node, dice = life.node, life.dice
-    if not _serves(node) or node.daemon is None or node.daemon.switcher.running:
+    if not serves(node) or node.daemon is None or node.daemon.switcher.running:
         return
     calm = not (life.heals or life.lasting) and life.universe.now > life.started + 60.0
     request = SwitchRequest(
@@ -112,7 +112,8 @@ def _judge(life: Life, asked: Asked) -> None:
         life.node.kernel.fail(f"an undisturbed switch to {request.to} mode ends with {what}")
 
 
-def _serves(node: Node) -> bool:
+def serves(node: Node) -> bool:
+    """Whether one process runs, and its rules are in force."""
     daemon = node.daemon
     return daemon is not None and len(node.processes) == 1 and daemon.serving.is_set()
 

@@ -44,7 +44,27 @@ def test_nodes_survive_their_lives(first: int) -> None:
     ],
 )
 def test_an_old_defect_is_found_again(mutation: str, found: str) -> None:
-    done = simulate("--seeds=60", "--hours=1", "-j=1", f"--mutation={mutation}", "--stop")
+    _is_found("--hours=1", f"--mutation={mutation}", found=found)
+
+
+@pytest.mark.parametrize(
+    ("mutation", "troubles", "found"),
+    [
+        ("lose_changes_after_a_check", "live_switch", "not as after a fresh start"),
+        (
+            "forget_lost_probes",
+            "probes_are_interrupted,reloaded",
+            "is still ejected|is dead and not ejected",
+        ),
+        ("accept_without_a_turn", "burst", "a step held the loop"),
+    ],
+)
+def test_an_old_defect_is_found_in_such_troubles(mutation: str, troubles: str, found: str) -> None:
+    _is_found("--hours=2", f"--mutation={mutation}", f"--troubles={troubles}", found=found)
+
+
+def _is_found(*words: str, found: str) -> None:
+    done = simulate("--seeds=60", "-j=1", "--stop", *words)
     assert done.returncode == 1, done.stdout + done.stderr
     assert re.search(found, done.stdout.splitlines()[0])
 

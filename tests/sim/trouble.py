@@ -8,16 +8,12 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-from steersman.failover.watch import Failure
-from steersman.model.failover import Backend, Observation
-from steersman.model.names import Protocol
 from tests.sim.cluster import Fault
-from tests.sim.endpoints import ATTACKER, BLACKHOLES, EVERYTHING, NAMES
 from tests.sim.hostile import burst, hostile_clients
 from tests.sim.kernel import Fault as KernelFault
 from tests.sim.life import Life
 from tests.sim.node import HEALTH, NAME
-from tests.sim.objects import endpoint, service_of, slice_of
+from tests.sim.switches import live_switch
 
 
 def kernel_busy(life: Life) -> None:
@@ -271,109 +267,5 @@ TROUBLES: tuple[Callable[[Life], None], ...] = (
         mode_switch,
     ),
     *(hostile_clients, burst),
+    *(live_switch, live_switch, live_switch),
 )
-
-
-# Endpoints that fail
-
-
-def _connect(life: Life, seconds: float, rate: float = 5.0) -> None:
-    """Have clients connect for some time."""
-    until = life.universe.now + seconds
-    while life.universe.now < until:
-        if life.node.daemon is not None:
-            life.node.kernel.endpoints.connect(life.node.daemon.sync.state.plan)
-        life.universe.run(life.dice.expovariate(rate))
-
-
-def _listed(life: Life, namespace: str) -> list[Backend]:
-    """The endpoints of Services of a namespace."""
-    slices = [o for k, o in life.etcd.objects["EndpointSlice"].items() if k[0] == namespace]
-    return [
-        Backend(each["addresses"][0], port["port"], Protocol[port["protocol"]])
-        for obj in slices
-        for each in obj["endpoints"]
-        for port in obj["ports"]
-    ]
-
-
-def endpoints_fail(life: Life) -> None:
-    """Some endpoints of tenants do not answer, or refuse."""
-    found = _listed(life, "tenant")
-    for _ in range(life.dice.randint(1, 4)):
-        if found:
-            how = life.dice.choice(tuple(Observation)[1:])
-            life.node.kernel.endpoints.break_(life.dice.choice(found).ip, how)
-    _connect(life, life.dice.expovariate(1 / 20.0))
-
-
-def node_fails(life: Life) -> None:
-    life.node.kernel.endpoints.break_(life.dice.choice(("node-b", "node-c")))
-    _connect(life, life.dice.expovariate(1 / 20.0))
-
-
-def nobody_answers(life: Life) -> None:
-    """This node has lost its link, it seems."""
-    life.node.kernel.endpoints.break_(EVERYTHING)
-    _connect(life, life.dice.expovariate(1 / 30.0))
-
-
-def packets_are_lost(life: Life) -> None:
-    life.node.kernel.endpoints.loss = life.dice.choice((0.01, 0.05))
-    _connect(life, life.dice.expovariate(1 / 30.0), 20.0)
-
-
-def nothing_is_seen(life: Life) -> None:
-    """Connections cannot be watched any more."""
-    life.node.kernel.endpoints.break_watches()
-    life.recovery = max(life.recovery, 130.0)
-
-
-def attacked(life: Life) -> None:
-    """A tenant wants the endpoints of others to be ejected.
-
-    A policy drops its packets to them, or rejects them; it forges sources, and ICMP errors about
-    connections of its own. It has endpoints on the nodes of its victims that become blackholes, and
-    claims the endpoints of others for a Service of its own. Some victims deny probes.
-    """
-    endpoints, dice = life.node.kernel.endpoints, life.dice
-    victims = [each for each in _listed(life, "canary") if each.ip not in BLACKHOLES]
-    plain = {each.ip for each in victims if each.ip.endswith("240")}
-    if dice.random() < 0.5:
-        endpoints.deny(plain)
-    node = dice.choice(("node-b", "node-d"))
-    blackholes = [endpoint(ip, node) for ip in BLACKHOLES]
-    claimed = [endpoint(dice.choice(victims).ip, "node-b"), endpoint("10.244.2.77", "node-b")]
-    listed = blackholes + (claimed if dice.random() < 0.5 else [])
-    life.etcd.put(service_of("evil", "evil", 230))
-    life.etcd.put(slice_of("evil", "evil", "evil-x", "IPv4", listed))
-    life.universe.run(5.0)  # they answer a first probe
-    for ip in BLACKHOLES:
-        endpoints.break_(ip)
-    one = dice.choice(victims)
-    for _ in range(dice.randint(20, 200)):
-        victim = one if dice.random() < 0.5 else dice.choice(victims)
-        forged = f"{NAMES}{dice.randrange(2, 200)}" if dice.random() < 0.3 else ATTACKER
-        outcome = dice.choice((Observation.SILENT, Observation.SILENT, *Observation))
-        if outcome is not Observation.ANSWERED:
-            for _ in range(dice.choice((1, 1, 5))):
-                endpoints.tell(Failure(victim, outcome, forged))
-        for ip in BLACKHOLES:
-            endpoints.send(Backend(ip, 8080, Protocol.TCP), ATTACKER)
-        life.universe.run(dice.expovariate(10.0))
-        if life.node.daemon is not None:
-            endpoints.connect(life.node.daemon.sync.state.plan)
-
-    def end() -> None:
-        endpoints.denied.clear()
-        life.etcd.delete("Service", ("evil", "evil"))
-        life.etcd.delete("EndpointSlice", ("evil", "evil-x"))
-
-    life.heals.append(end)
-
-
-FAILURES: tuple[Callable[[Life], None], ...] = (
-    *(endpoints_fail, endpoints_fail, node_fails, nobody_answers, packets_are_lost),
-    *(nothing_is_seen, attacked, attacked),
-)
-"""What goes wrong where endpoints that fail are ejected."""

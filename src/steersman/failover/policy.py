@@ -6,7 +6,7 @@ states, and the theory of them.
 
 from __future__ import annotations
 
-from collections import Counter, deque
+from collections import deque
 from collections.abc import Iterator, Mapping
 from heapq import heappop, heappush
 from typing import Generic
@@ -55,8 +55,10 @@ class Policy(Generic[Pool]):
         self._endpoints = self._pools.endpoints
         self._waiting: deque[Endpoint] = deque()
         """Those that may be in the state Waiting, in order."""
-        self._counts: Counter[type[State]] = Counter()
-        """Number of endpoints in each state but Healthy."""
+        self._confirming = 0
+        """Number of those that have a series."""
+        self._follow_node = 0
+        """Number of those that are in the state NodeDead."""
         self._new: deque[Endpoint] = deque()
         """Those that have not been probed."""
         self._first_at = NEVER
@@ -104,8 +106,9 @@ class Policy(Generic[Pool]):
         before = endpoint.state
         assert type(state) in TRANSITIONS[type(before)], f"{before} -> {state}"
         endpoint.state = state
-        self._counts[type(before)] -= 1
-        self._counts[type(state)] += 1
+        series = (Suspect, Presumed)
+        self._confirming += isinstance(state, series) - isinstance(before, series)
+        self._follow_node += isinstance(state, NodeDead) - isinstance(before, NodeDead)
         if isinstance(state, Waiting):
             self._waiting.append(endpoint)
         if (due := due_of(state)) is not None:
@@ -121,7 +124,7 @@ class Policy(Generic[Pool]):
 
     def _release_node(self, node: str) -> None:
         """Take the UDP endpoints of a node back if none of the others is down any more."""
-        on_node = self._pools.on_node(node) if self._counts[NodeDead] else []
+        on_node = self._pools.on_node(node) if self._follow_node else []
         dead = [each for each in on_node if isinstance(each.state, NodeDead)]
         if dead and sum(each.ejection is not None for each in on_node) == len(dead):
             for endpoint in dead:
@@ -225,13 +228,10 @@ class Policy(Generic[Pool]):
         This answer puts an end to that, so they would get no more connections from now on; but
         their ejections may be old, and they may have recovered meanwhile.
         """
-        out = (Ejected, Returning, FailedCheck)
-        if not any(self._counts[each] for each in out):
-            return
-        mates = self._pools.mates_of(endpoint)
-        down = {each.backend: each for each in mates if isinstance(each.state, out)}
-        for _, mate in sorted(down.items()):
-            if not any(self.ejected(pool) for pool in mate.pools):
+        mates = {each.backend: each for each in self._pools.mates_of(endpoint) if each.ejection}
+        for _, mate in sorted(mates.items()):
+            in_use = not any(self.ejected(pool) for pool in mate.pools)
+            if in_use and isinstance(mate.state, Ejected | Returning | FailedCheck):
                 self._enter(mate, Waiting())
                 mate.returned_at = now
 
@@ -249,7 +249,7 @@ class Policy(Generic[Pool]):
 
     @property
     def _has_room(self) -> bool:
-        return self._counts[Suspect] + self._counts[Presumed] < tuning.MOST_SUSPECTS
+        return self._confirming < tuning.MOST_SUSPECTS
 
     def advance(self, now: float) -> list[Probe]:
         """Do all that is due; return the probes to start now.
