@@ -5,9 +5,13 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
+from importlib.metadata import packages_distributions
 from pathlib import Path
 
 import pytest
+from packaging.utils import canonicalize_name
+
+from scripts import image_lock
 
 UNUSED = (
     "aiohttp",
@@ -40,6 +44,8 @@ RARELY_USED = {
     "steersman.proxy.engine": ("userspace",),
 }
 """Modules that only these modes need before somebody asks for something."""
+IF_THERE = {"_distutils_hack", "typing_extensions"}
+"""Modules of other packages that Python's and msgspec's start import if they find them."""
 MODES = ("ebpf", "iptables", "ipvs", "nftables", "userspace")
 CODE = """
 import json, sys
@@ -62,6 +68,14 @@ import steersman.source.kubeconfig
 parse_command_line(["--proxy-mode=nftables", "--v=2"])
 load('{"apiVersion": "kubeproxy.config.k8s.io/v1alpha1", "kind": "KubeProxyConfiguration"}')
 print("yaml" in sys.modules)
+"""
+WHOLE = """
+import importlib, pkgutil, sys
+import steersman
+for each in pkgutil.walk_packages(steersman.__path__, "steersman."):
+    if not each.name.endswith("__main__") and "opentelemetry" not in each.name:
+        importlib.import_module(each.name)
+print(*sorted({name.partition(".")[0] for name in sys.modules}))
 """
 CONFIG = """apiVersion: kubeproxy.config.k8s.io/v1alpha1
 kind: KubeProxyConfiguration
@@ -90,3 +104,17 @@ def test_yaml_is_imported_only_for_files_in_yaml() -> None:
     code = [sys.executable, "-c", WITHOUT_YAML]
     done = subprocess.run(code, capture_output=True, text=True, check=True)
     assert done.stdout.strip() == "False"
+
+
+def test_the_whole_program_needs_nothing_but_its_dependencies() -> None:
+    code = [sys.executable, "-c", WHOLE]
+    done = subprocess.run(code, capture_output=True, text=True, check=True)
+    imported = set(done.stdout.split())
+    shipped = {*image_lock.runtime(), "steersman"}
+    assert {"h11", "jinja2", "msgspec", "rich", "steersman", "yaml"} <= imported
+    others = {
+        module
+        for module, packages in packages_distributions().items()
+        if not shipped & {str(canonicalize_name(package)) for package in packages}
+    }
+    assert imported & others <= IF_THERE
