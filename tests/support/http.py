@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
+import asyncio
 import secrets
 import socket
 from collections.abc import AsyncIterator, Mapping
 from contextlib import ExitStack, asynccontextmanager, suppress
 
 import aiohttp
+import h11
 
 from steersman.model.names import Protocol
-from steersman.run.serve.http import Answer, App, listen
+from steersman.run.serve.http import Answer, App, Request, listen
 
 
 def free_port() -> int:
@@ -34,6 +36,12 @@ def free_ports(count: int, protocol: Protocol = Protocol.TCP) -> list[int]:
                 sock.bind(("127.0.0.1", port))
                 ports.append(port)
     return ports
+
+
+def asking(target: str) -> Request:
+    """Return a GET request, for a page that is called without a server."""
+    head = h11.Request(method="GET", target=target, headers=[("Host", "node")])
+    return Request(head, lambda: asyncio.sleep(0), lambda: False)
 
 
 class Reply(Answer, frozen=True):

@@ -8,7 +8,6 @@ import threading
 from collections.abc import Iterator
 from typing import Any
 
-import h11
 import msgspec
 import pytest
 
@@ -19,10 +18,10 @@ from steersman.run.observe.drift import DriftLog
 from steersman.run.observe.events import Recorder
 from steersman.run.observe.metrics import Metrics
 from steersman.run.pages.drift_page import DriftPage, compare
-from steersman.run.serve.http import Request
 from steersman.run.sync.packer import Packer
 from steersman.run.sync.state import SyncReport
 from tests.support.builders.store import slice_
+from tests.support.http import asking
 from tests.support.modes.memory import World
 from tests.support.samples import value_of
 
@@ -125,11 +124,6 @@ async def test_objects_of_the_process_itself_are_no_drift(
     here.world.mode.kernel.pop("node")
     assert await here.check() is None
     assert "node" in here.world.mode.kernel
-
-
-def asking(target: str) -> Request:
-    head = h11.Request(method="GET", target=target, headers=[("Host", "node")])
-    return Request(head, lambda: asyncio.sleep(0), lambda: False)
 
 
 class SlowRead:
