@@ -279,6 +279,38 @@ async def test_a_busy_kernel_leads_back_and_no_change_is_lost(
         assert world.serving == ["ebpf"]
 
 
+async def test_what_a_mode_wrote_is_removed_though_no_way_leads_back(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async with running(tmp_path) as world:
+        new, old = world.modes["nftables"], world.modes["ebpf"]
+        # Another switch has made the engine that serves, which leaves nftables to it.
+        await world.switch("nftables")
+        await world.switch("ebpf")
+        await world.until(lambda: not new.kernel)
+
+        async def too_late() -> Ruleset:
+            raise TimeoutError("bpftool did not answer in time")
+
+        with monkeypatch.context() as patch:
+
+            async def written_but_late(change: Diff) -> None:
+                await MemoryMode.apply(new, change)
+                patch.setattr(old, "read", too_late)
+                raise TimeoutError("nft did not answer in time")
+
+            patch.setattr(new, "apply", written_but_late)
+            result = await world.switch("nftables")
+            assert result.outcome == "stuck"
+            assert "bpftool did not answer in time" in result.text
+            assert new.kernel
+            await asyncio.sleep(0.05)
+            assert new.kernel  # ebpf mode is not known to be in force
+        world.daemon._suspect()
+        await world.until(lambda: not new.kernel)
+        assert old.kernel
+
+
 async def test_new_connections_that_fail_lead_back(tmp_path: Path) -> None:
     async with running(tmp_path) as world:
         world.answers = lambda _: world.serving == ["ebpf"]

@@ -187,16 +187,25 @@ class Switcher:
             self.began.clear()
             self.ended.set()
 
-    def retire(self, old: Mode, current: Mode, drain: float) -> None:
+    def retire(
+        self,
+        old: Mode,
+        current: Mode,
+        drain: float,
+        in_force: Callable[[], bool] = lambda: True,
+    ) -> None:
         """Remove a mode in the background once its connections have ended.
 
         Args:
             old: the mode.
             current: the mode that serves.
             drain: seconds that connections get.
+            in_force: whether the rules of the mode that serves are: nothing is removed before.
         """
 
         async def retire() -> None:
+            while not in_force():  # noqa: ASYNC110 - a Sync does not notify
+                await asyncio.sleep(_PAUSE)
             await remove_leftovers([(old.name, old)], drain, current)
             await self._close(old, drain)
             self._retiring.pop(old.name, None)
@@ -228,7 +237,8 @@ class _Switch:
     request: SwitchRequest
     tell: Tell
     canary: Canary
-    retire: Callable[[Mode, Mode, float], None]
+    retire: Callable[..., None]
+    """As `Switcher.retire`."""
     left_before: bool
     """The mode has left objects that still carry connections."""
 
@@ -393,6 +403,11 @@ class _Switch:
             text = f"{old.mode.name} mode cannot be synced either: {error}"
             self._say("back", text, "failed")
             now.sync.distrust()
+            # The other one may have written something, and nobody else removes it.
+            left, drain = new.mode, 0.0
+            if now.mode is new.mode:
+                left, drain = old.mode, self.request.drain_seconds
+            self.retire(left, now.mode, drain, lambda: not now.sync.owes)
             return self._result("stuck", f"{text}; {now.mode.name} mode tries again")
         try:
             await self._leave(new.mode, again.mode, "back")
@@ -410,12 +425,15 @@ class _Switch:
             ApplyError, BusyError, OSError: the kernel does not accept it.
         """
         self.seat.prepare_machine(engine)
+        limit = asyncio.timeout(_FIRST_SYNC)
         try:
-            async with self.seat.turn, asyncio.timeout(_FIRST_SYNC):
+            async with self.seat.turn, limit:
                 report = await self._tried(engine.sync.run)
                 assert report is not None
                 await self.seat.install(engine, report)
         except TimeoutError:
+            if not limit.expired():  # a program did not answer
+                raise
             text = f"the first sync of {engine.mode.name} mode takes more than {_FIRST_SYNC:g} s"
             raise SwitchError(text) from None
         return report
