@@ -17,7 +17,7 @@ import h11
 import pytest
 
 from steersman.run.serve.connections import Bounds, ClientPool
-from steersman.run.serve.http import Answer, App, Request, application, listen
+from steersman.run.serve.http import Answer, App, Connection, Request, application, listen
 from tests.support.apiserver.certificates import Authority
 from tests.support.apiserver.reading import until
 
@@ -314,6 +314,34 @@ async def test_a_connection_keeps_little_of_what_it_is_sent() -> None:
         go.set()
         assert b" 200 OK" in await reader.readuntil(b"done")
         assert b" 404 " in await reader.readuntil(b"404 page not found\n")
+
+
+async def test_a_client_fills_little_memory(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A thousand of them may send as much as they can, and wait."""
+    most, begun, go = 0, asyncio.Event(), asyncio.Event()
+    original = Connection.data_received
+
+    def data_received(connection: Connection, data: bytes) -> None:
+        nonlocal most
+        original(connection, data)
+        most = max(most, len(connection._unread))
+
+    async def waits(_: Request) -> Answer:
+        begun.set()
+        await go.wait()
+        return Answer("done")
+
+    monkeypatch.setattr(Connection, "data_received", data_received)
+    async with serving(App(waits)) as port, connected(port) as (reader, writer):
+        writer.write(b"POST / HTTP/1.1\r\nContent-Length: 9000000\r\n" + HOST + b"\r\n")
+        writer.write(b"x" * 4_000_000)
+        await begun.wait()
+        writer.write(b"x" * 4_000_000)
+        await asyncio.sleep(0.1)
+        go.set()
+        assert b" 200 OK" in await reader.readuntil(b"done")
+        writer.transport.abort()
+    assert 0 < most <= 32_768
 
 
 # Streams

@@ -20,7 +20,7 @@ import time
 from collections.abc import AsyncGenerator, Awaitable, Callable, Iterator, Mapping
 from contextlib import suppress
 from http import HTTPStatus
-from typing import NamedTuple, TypeAlias
+from typing import NamedTuple, Protocol, TypeAlias, runtime_checkable
 from urllib.parse import parse_qsl, unquote
 
 import h11
@@ -44,7 +44,8 @@ RETRY_SECONDS = 5.0
 _MOST_HEAD = 16_384
 """Bytes of a request without its body."""
 _MOST_BODY = 1 << 20
-_MOST_UNREAD = 65_536
+_MOST_UNREAD = 16_384
+"""Bytes that wait here for a client's turn, and that are read at a time: it has twice as many."""
 _FED = 1024
 """Bytes that h11 gets at a time: 170 of the tiniest pieces of a body, for a millisecond or two."""
 _AUTHORITY = re.compile("https?://[^/?]*", re.IGNORECASE)
@@ -153,6 +154,13 @@ def application(pages: Mapping[str, Page], otherwise: Page = lambda _: NOT_FOUND
     return App(page)
 
 
+@runtime_checkable
+class _Reading(Protocol):
+    """A transport whose reads can be limited: by default, each client may fill 256 kB."""
+
+    max_size: int
+
+
 class Connection(asyncio.Protocol):
     """A client of a server."""
 
@@ -178,6 +186,8 @@ class Connection(asyncio.Protocol):
         assert isinstance(transport, asyncio.Transport)
         # Nothing but a piece that is under way may be buffered.
         transport.set_write_buffer_limits(high=1, low=0)
+        if isinstance(transport, _Reading):
+            transport.max_size = _MOST_UNREAD
         self._transport = transport
 
     def data_received(self, data: bytes) -> None:
