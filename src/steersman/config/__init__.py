@@ -7,12 +7,11 @@ Nothing here acts on a configuration, and only `read_file` touches the file syst
 
 from steersman.config.commandline import (
     Parsed,
-    default_config,
     parse_command_line,
     read_file,
     reload_file,
 )
-from steersman.config.defaults import in_mode
+from steersman.config.defaults import default_config, in_mode
 from steersman.config.errors import ConfigError, FieldError, Invalid, UsageError, findings
 from steersman.config.features import enabled
 from steersman.config.flags import FLAGS

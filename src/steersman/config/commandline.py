@@ -20,8 +20,8 @@ from steersman.config.arguments import Value, parse_arguments
 from steersman.config.defaults import (
     HEALTHZ_PORT,
     METRICS_PORT,
-    apply_defaults,
     apply_platform_defaults,
+    default_config,
     in_mode,
     with_min_sync_period,
 )
@@ -29,10 +29,7 @@ from steersman.config.errors import ConfigError, Invalid, UsageError
 from steersman.config.features import gate_warnings
 from steersman.config.flags import FLAGS, LOGGING, OWN
 from steersman.config.flags_upstream import Flag
-from steersman.config.go import (
-    Duration,
-    with_port,
-)
+from steersman.config.go import Duration, with_port
 from steersman.config.load import load
 from steersman.config.rules import validate
 from steersman.config.types import ZERO, ProxyConfig
@@ -117,11 +114,6 @@ def read_file(path: str) -> bytes:
     except (OSError, ValueError) as error:
         reason = getattr(error, "strerror", None) or str(error)
         raise ConfigError(reason) from error
-
-
-def default_config() -> ProxyConfig:
-    """Return the configuration without any flag or file, before platform defaults."""
-    return in_mode(apply_defaults(ProxyConfig()), "")
 
 
 def reload_file(parsed: Parsed, *, read: Read | None = None, mode: str = "") -> Parsed:

@@ -70,6 +70,11 @@ def apply_defaults(config: ProxyConfig) -> ProxyConfig:
     )
 
 
+def default_config() -> ProxyConfig:
+    """Return the configuration without any flag or file, before platform defaults."""
+    return in_mode(apply_defaults(ProxyConfig()), "")
+
+
 def _fill(section: _SectionT, **defaults: Any) -> _SectionT:
     """Return a section with defaults for those fields that were not given."""
     zero = type(section)()

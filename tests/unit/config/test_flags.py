@@ -4,7 +4,8 @@ from pathlib import Path
 import pytest
 
 from steersman.config.arguments import READERS, Arguments, parse_arguments, read_value
-from steersman.config.commandline import assign, default_config
+from steersman.config.commandline import assign
+from steersman.config.defaults import default_config
 from steersman.config.errors import UsageError
 from steersman.config.flags import FLAGS, LOGGING, OWN, UPSTREAM
 from steersman.config.flags_upstream import Flag
