@@ -96,7 +96,7 @@ def run_some(
         elif len(seeds) == 1:
             print(f"seed {seed}: {outcome.digest}, {outcome.hours:.2f} h")
         del outcome
-        if number % 50 == 0:
+        if number % 10 == 0:
             print(f"{number} of {len(seeds)} seeds, {lived:.0f} node-hours", flush=True)
         gc.collect()
     spent = cpu_time() - began
