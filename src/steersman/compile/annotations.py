@@ -44,8 +44,10 @@ def with_options(service: Service, plans: Plans) -> tuple[Plans, tuple[Finding, 
     which are only checked here.
     """
     given = service.metadata.annotations
+    if given is None:
+        return plans, ()  # most Services
     _, wrong = read_check(service)
-    if given is None or not (
+    if not (
         given.load_balancing
         or given.proxy_protocol
         or given.ipvs_scheduler

@@ -103,19 +103,14 @@ class ClaimIndex:
     def __init__(self) -> None:
         self._contenders: dict[Claim, PlanKey | dict[PlanKey, None]] = {}
         """A single contender is stored as itself: there are many, and so they are small."""
-        self._holders: dict[Claim, PlanKey] = {}
-        """Holders of contended claims; a single contender holds its claim."""
+        self.contended: dict[Claim, PlanKey] = {}
+        """Holders of the claims with several contenders; most clusters have none."""
         self._before: dict[Claim, PlanKey | None] = {}
         """Former holders of the claims to decide again."""
         self._reviewed: set[Claim] = set()
         self._health: set[HealthClaim] = set()
         """Health check node ports with a change."""
         self._predecessor: ClaimIndex | None = None
-
-    @property
-    def contended(self) -> Mapping[Claim, PlanKey]:
-        """Holders of the claims with several contenders; most clusters have none."""
-        return self._holders
 
     def inherit_holders(self, predecessor: ClaimIndex) -> None:
         """Start this empty index with the holders of another one."""
@@ -144,7 +139,7 @@ class ClaimIndex:
 
     def review(self, claim: Claim) -> None:
         """Decide a claim again: the precedence of a contender changed."""
-        if claim in self._holders:
+        if claim in self.contended:
             self._touch(claim)
             self._reviewed.add(claim)
 
@@ -158,7 +153,7 @@ class ClaimIndex:
         if claim in self._before:
             return self._before[claim]
         # Contended, or claimed by a single plan; otherwise ask the index of an earlier Planner.
-        found = self._holders.get(claim) or self._contenders.get(claim)
+        found = self.contended.get(claim) or self._contenders.get(claim)
         if found is None and self._predecessor is not None:
             return self._predecessor.holder(claim)
         return found if isinstance(found, PlanKey) else None
@@ -179,9 +174,9 @@ class ClaimIndex:
             now = _holder_among(claim, contenders, before, service_of) if contenders else before
             # Holders are stored only as long as a claim is contended.
             if now is not None and isinstance(contenders, dict):
-                self._holders[claim] = now
+                self.contended[claim] = now
             else:
-                self._holders.pop(claim, None)
+                self.contended.pop(claim, None)
             if claim in self._reviewed or (before is not None and now != before):
                 concerned.update(key.name.object_name for key in self.contenders(claim))
         self._before, self._reviewed, self._health = {}, set(), set()

@@ -110,7 +110,7 @@ def served_ports(
         states = endpoints.get((key.name.port, protocol), ())
         yield ServedPort(
             protocol=protocol,
-            port=_address_port(held) or 0,
+            port=next((f.port for f in held.frontends if f.address), 0),  # of all addresses
             addresses=tuple(f.address for f in held.frontends if f.address),
             node_port=next((f.port for f in held.frontends if not f.address), 0),
             endpoints=tuple(s.endpoint for s in states if s.serving or protocol is not _UDP),
@@ -157,8 +157,3 @@ def stale(
     by_node_port |= dict.fromkeys(node_ports, frozenset())
     by_address |= {key: frozenset((key[1:],)) for key in gone - node_ports}
     return Stale(family, by_address, by_node_port, own, node_ports)
-
-
-def _address_port(plan: ServicePlan) -> int | None:
-    """Return the port of the address destinations of a plan, the same for all of them."""
-    return next((f.port for f in plan.frontends if f.address), None)

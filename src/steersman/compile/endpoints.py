@@ -22,6 +22,7 @@ from __future__ import annotations
 
 import enum
 from collections.abc import Container, Iterable, Mapping, Sequence
+from operator import attrgetter
 from typing import TypeAlias
 
 from msgspec import structs
@@ -43,6 +44,7 @@ MAX_LISTED = 2 * MAX_ENDPOINTS
 _ADDRESS_TYPES = {family: family.kubernetes for family in Family}
 ADDRESS_TYPES = frozenset(_ADDRESS_TYPES.values())
 """The address types of slices that are served."""
+_SLICE_NAME = attrgetter("metadata.name")
 _IPV6 = Family.IPV6  # a member by name costs ten times as much (Python 3.11)
 _NUMBERS: dict[int, int] = {}
 """Every port number so far: those of endpoints are few, and each would be an object of 32 bytes."""
@@ -100,11 +102,13 @@ class Categories(Value, frozen=True):
 def limited_slices(
     slices: Iterable[EndpointSlice],
 ) -> tuple[list[EndpointSlice], tuple[Finding, ...]]:
-    """Return the slices of a Service that are read: the first ones, up to MAX_LISTED endpoints.
+    """Return the slices of a Service that are read, and Findings about the others.
 
-    Later slices are not even decoded.
+    These are the first ones, up to MAX_LISTED endpoints: later slices are not even decoded. Those
+    of an unknown address type have no endpoints that count (behaviour 2: FQDN is ignored).
     """
     out: list[EndpointSlice] = []
+    findings: list[Finding] = []
     room = MAX_LISTED
     for slice_ in slices:
         room -= max(1, len(slice_.endpoints or ()))
@@ -112,24 +116,14 @@ def limited_slices(
             reason = f"the Service's slices list more than {MAX_LISTED} endpoints; this one and"
             reason += " those after it are ignored"
             name = f"EndpointSlice {slice_.metadata.object_name}"
-            return out, (Finding(name, "endpoints", reason, Severity.ERROR),)
+            findings.append(Finding(name, "endpoints", reason, Severity.ERROR))
+            break
+        if slice_.address_type not in ADDRESS_TYPES:
+            reason = f"{quoted(slice_.address_type)} is not served; write IPv4 or IPv6"
+            name = f"EndpointSlice {slice_.metadata.object_name}"
+            findings.append(Finding(name, "addressType", reason))
         out.append(slice_)
-    return out, ()
-
-
-def check_address_types(slices: Iterable[EndpointSlice]) -> tuple[Finding, ...]:
-    """Report the slices of an unknown address type (behaviour 2: FQDN is ignored)."""
-    return tuple(
-        [
-            Finding(
-                f"EndpointSlice {slice_.metadata.object_name}",
-                "addressType",
-                f"{quoted(slice_.address_type)} is not served; write IPv4 or IPv6",
-            )
-            for slice_ in slices
-            if slice_.address_type not in ADDRESS_TYPES
-        ]
-    )
+    return out, tuple(findings)
 
 
 def read_endpoints(
@@ -159,7 +153,7 @@ def read_endpoints(
     findings: list[Finding] = []
     here, is_ipv6, room = node_name or _NOWHERE, family is _IPV6, MAX_ENDPOINTS
     address_type = _ADDRESS_TYPES[family]
-    for slice_ in sorted(slices, key=_slice_name):
+    for slice_ in sorted(slices, key=_SLICE_NAME):
         labels = slice_.metadata.labels
         if slice_.address_type != address_type or room < 0:
             continue
@@ -215,10 +209,6 @@ def read_endpoints(
         key: tuple([states[name] for name in sorted(states)]) for key, states in found.items()
     }
     return by_port, tuple(findings)
-
-
-def _slice_name(slice_: EndpointSlice) -> str:
-    return slice_.metadata.name
 
 
 def build_endpoints(

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 
 import msgspec
 
@@ -18,38 +18,12 @@ from steersman.model.findings import Finding, Severity
 from steersman.model.inputs import DetectLocalMode, HostFacts, NodeConfig, Snapshot
 from steersman.model.kube import Node
 from steersman.model.names import Family
-from steersman.model.plan import FamilySettings, LocalDetector, NodeSettings, Traits, Value
+from steersman.model.plan import FamilySettings, LocalDetector, NodeSettings, Traits
 
 _LOOPBACK = {Family.IPV4: "127.0.0.1", Family.IPV6: "::1"}
 _NODE_ADDRESSES = ("InternalIP", "ExternalIP")
-UNDETERMINED = _LOOPBACK
-"""The node IP by family as long as it is unknown (behaviour 1.5)."""
 PRIMARY = "primary"
 """The word in `nodePortAddresses` that stands for the node IPs."""
-
-
-class NodeIPs(Value, frozen=True):
-    """This node's own addresses (behaviour 1.5)."""
-
-    ipv4: str = UNDETERMINED[Family.IPV4]
-    ipv6: str = UNDETERMINED[Family.IPV6]
-    primary: Family | None = None
-    """The family that the Node object or the bind address puts first; None if neither does."""
-
-    def of(self, family: Family) -> str:
-        """Return the address in one family; a loopback address if it is unknown."""
-        return self.ipv4 if family is Family.IPV4 else self.ipv6
-
-
-class PlanSize(Value, frozen=True):
-    """The size of the plan, and the thresholds that were exceeded last time."""
-
-    services: int = 0
-    """Number of ServicePlans."""
-    endpoints: int = 0
-    """Number of reachable endpoints over all ServicePlans."""
-    split_dispatch: bool = False
-    large_cluster: bool = False
 
 
 def zone_of(node: Node | None) -> str:
@@ -92,8 +66,11 @@ def facts_of_node(name: str, node: Node | None) -> HostFacts:
     return HostFacts(name, {"lo": ("127.0.0.1/8", "::1/128"), "node": addresses})
 
 
-def node_ips(node: Node | None, config: NodeConfig) -> NodeIPs:
-    """Return this node's addresses from its Node object and the bind address (behaviour 1.5)."""
+def node_ips(node: Node | None, config: NodeConfig) -> dict[Family, str]:
+    """Return this node's address in each family in which it is known, the primary one first.
+
+    They come from the Node object and the bind address (behaviour 1.5).
+    """
     # The first InternalIP of a family, or else its first ExternalIP.
     addresses = (node.status.addresses if node and node.status else None) or []
     found: dict[Family, str] = {}
@@ -102,14 +79,12 @@ def node_ips(node: Node | None, config: NodeConfig) -> NodeIPs:
             ip = canonical_ip(address.address) if address.type == kind else None
             if ip is not None:
                 found.setdefault(family_of(ip), ip)
-    primary = next(iter(found), None)
     # A bind address takes precedence in its family, which becomes the primary one.
     bind = canonical_ip(config.bind_address)
     if bind is not None and bind not in ("0.0.0.0", "::"):
-        primary = family_of(bind)
-        found[primary] = bind
-    ips = UNDETERMINED | found
-    return NodeIPs(ips[Family.IPV4], ips[Family.IPV6], primary)
+        found.pop(family_of(bind), None)
+        found = {family_of(bind): bind} | found
+    return found
 
 
 def missing_cluster_cidr(config: NodeConfig) -> str:
@@ -152,17 +127,14 @@ def detectors(
 
 
 def node_settings(
-    snapshot: Snapshot,
-    config: NodeConfig,
-    facts: HostFacts,
-    traits: Traits,
-    size: PlanSize = PlanSize(),  # noqa: B008 - immutable
+    snapshot: Snapshot, config: NodeConfig, facts: HostFacts, traits: Traits
 ) -> tuple[NodeSettings, tuple[Finding, ...]]:
-    """Return the node-wide part of the plan, and the problems of the configuration."""
+    """Return the node-wide part of an empty plan, and the problems of the configuration."""
     # The primary family comes first: that of the node IP, or else the first one configured.
     ips = node_ips(snapshot.node, config)
     served = [f for f in config.families if facts.ipv6 or f is not Family.IPV6]
-    families = tuple(sorted(served, key=lambda family: family is not (ips.primary or served[0])))
+    primary = next(iter(ips), None) or next(iter(served), None)
+    families = tuple(sorted(served, key=lambda family: family is not primary))
     found, findings = detectors(config, snapshot.node)
     by_family = {
         family: msgspec.structs.replace(
@@ -201,24 +173,7 @@ def node_settings(
         if texts and family not in given and PRIMARY not in config.node_port_addresses:
             reason = f"has no {family.kubernetes} CIDR: every {family.kubernetes} address serves"
             problems.add("nodePortAddresses", f"{reason} node ports; add one to restrict them")
-    return with_thresholds(settings, config, size), findings + problems.findings
-
-
-def with_thresholds(settings: NodeSettings, config: NodeConfig, size: PlanSize) -> NodeSettings:
-    """Return the settings with the flags that depend on the size of the plan.
-
-    A flag is set above its threshold and cleared at half of it, so that a cluster near the
-    threshold does not switch back and forth; a threshold of 0 keeps it off.
-    """
-
-    def exceeds(total: int, threshold: int, before: bool) -> bool:
-        return threshold > 0 and total > (threshold // 2 if before else threshold)
-
-    split = exceeds(size.services, config.split_threshold, size.split_dispatch)
-    large = exceeds(size.endpoints, config.large_cluster_endpoints, size.large_cluster)
-    if (split, large) == (settings.split_dispatch, settings.large_cluster):
-        return settings
-    return msgspec.structs.replace(settings, split_dispatch=split, large_cluster=large)
+    return settings, findings + problems.findings
 
 
 def local_addresses(facts: HostFacts, family: Family) -> tuple[str, ...]:
@@ -233,10 +188,15 @@ def local_addresses(facts: HostFacts, family: Family) -> tuple[str, ...]:
 
 
 def _address_settings(
-    family: Family, ips: NodeIPs, config: NodeConfig, facts: HostFacts, traits: Traits
+    family: Family,
+    ips: Mapping[Family, str],
+    config: NodeConfig,
+    facts: HostFacts,
+    traits: Traits,
 ) -> FamilySettings:
     """Return the settings about this node's addresses in one family (behaviour 1.1, 1.5, 6)."""
-    ip, local = ips.of(family), local_addresses(facts, family)
+    # As long as the node's address is unknown, a loopback address stands for it.
+    ip, local = ips.get(family, _LOOPBACK[family]), local_addresses(facts, family)
     primary = PRIMARY in config.node_port_addresses
     # The CIDRs that serve node ports; () means that all addresses do.
     cidrs: tuple[str, ...] = ()

@@ -28,7 +28,7 @@ from steersman.compile.conflicts import (
     resolve,
 )
 from steersman.compile.findings import FindingIndex
-from steersman.compile.node import PlanSize, node_settings, with_thresholds, zone_of
+from steersman.compile.node import node_settings, zone_of
 from steersman.compile.service import ParsedService, parse_steps
 from steersman.compile.service_plan import plan_service, without_frontends
 from steersman.model.addresses import is_loopback
@@ -145,10 +145,9 @@ class Planner:
             names.update(snapshot.services, self._parsed)
         yield from self._update_services(names, snapshot, settings, policy_changed)
         # Thresholds depend on the size of the new plan, so they come last.
-        size = PlanSize(
-            len(self._plans), self._endpoints, settings.split_dispatch, settings.large_cluster
+        self._settings = with_thresholds(
+            settings, self.config, services=len(self._plans), endpoints=self._endpoints
         )
-        self._settings = with_thresholds(settings, self.config, size)
         if self._settings is not before and (
             before is None or _rendered(self._settings) != _rendered(before)
         ):
@@ -220,7 +219,8 @@ class Planner:
                     self._parsed[name] = parsed
                 else:
                     self._parsed.pop(name, None)
-            cost += _cost(result.plans.values())
+            reachable = sum([len(plan.reachable) for plan in result.plans.values()])
+            cost += 1 + reachable // _ENDPOINTS
         # 2. Decide conflicts, and add the other Services that win or lose a destination.
         self.failed -= compiled.keys()
         for name in self._claims.decide(self._service) - compiled.keys() - self.failed:
@@ -314,9 +314,29 @@ class Planner:
                 self.log.touch(key)
 
 
-def _cost(plans: Iterable[ServicePlan]) -> int:
-    """Return how many Services without endpoints take as long as a Service of these plans."""
-    return 1 + sum([len(plan.reachable) for plan in plans]) // _ENDPOINTS
+def with_thresholds(
+    settings: NodeSettings, config: NodeConfig, *, services: int, endpoints: int
+) -> NodeSettings:
+    """Return the settings with the flags that depend on the size of the plan.
+
+    A flag is set above its threshold and cleared at half of it, so that a cluster near the
+    threshold does not switch back and forth; a threshold of 0 keeps it off.
+
+    Args:
+        settings: with the flags of the plan before.
+        config: has the thresholds.
+        services: number of ServicePlans.
+        endpoints: number of reachable endpoints over all ServicePlans.
+    """
+
+    def exceeds(total: int, threshold: int, before: bool) -> bool:
+        return threshold > 0 and total > (threshold // 2 if before else threshold)
+
+    split = exceeds(services, config.split_threshold, settings.split_dispatch)
+    large = exceeds(endpoints, config.large_cluster_endpoints, settings.large_cluster)
+    if (split, large) == (settings.split_dispatch, settings.large_cluster):
+        return settings
+    return msgspec.structs.replace(settings, split_dispatch=split, large_cluster=large)
 
 
 def _policy(settings: NodeSettings) -> tuple[object, ...]:

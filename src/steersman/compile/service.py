@@ -244,13 +244,6 @@ def port_number(field: str, number: int, problems: FindingCollector) -> int:
     return 0
 
 
-def affinity_timeout(seconds: int | None) -> int:
-    """Return the seconds of ClientIP affinity: upstream's default if absent or out of range."""
-    if seconds is None or not 0 < seconds <= MAX_AFFINITY_SECONDS:
-        return DEFAULT_AFFINITY_SECONDS
-    return seconds
-
-
 def _cluster_ips(
     spec: ServiceSpec, families: Collection[Family], problems: FindingCollector
 ) -> dict[Family, str]:
@@ -417,12 +410,15 @@ def _common_fields(
     if spec.type == "LoadBalancer" and external_local and spec.health_check_node_port:
         field = "spec.healthCheckNodePort"
         health_port = port_number(field, spec.health_check_node_port, problems)
-    # Session affinity. The API server sets the time-out; manifests may lack it.
+    # Session affinity. The API server sets the time-out; manifests may lack it. Upstream's default
+    # is used if it is absent or out of range.
     seconds = 0
     if spec.session_affinity == "ClientIP":
         config = spec.session_affinity_config
         given = config.client_ip.timeout_seconds if config and config.client_ip else None
-        seconds = affinity_timeout(given)
+        seconds = given or 0
+        if not 0 < seconds <= MAX_AFFINITY_SECONDS:
+            seconds = DEFAULT_AFFINITY_SECONDS
         if given is not None and given != seconds:
             field = "spec.sessionAffinityConfig.clientIP.timeoutSeconds"
             limits = f"must be 1 to {MAX_AFFINITY_SECONDS}"

@@ -26,7 +26,6 @@ from steersman.compile.endpoints import (
     Categories,
     EndpointsByPort,
     categorize,
-    check_address_types,
     limited_slices,
     local_ready_count,
     read_endpoints,
@@ -96,7 +95,7 @@ def plan_service(
     traits, node_name = settings.traits, settings.node_name
     # Only the ports that the Service has are read from its slices.
     slices, more = limited_slices(slices)
-    findings = parsed.findings + more + check_address_types(slices)
+    findings = parsed.findings + more
     closes = traits.terminates_connections and closes_connections(parsed.service)
     plans: Plans = {}
     found: dict[Family, EndpointsByPort] = {}

@@ -9,7 +9,7 @@ from steersman.compile.endpoints import (
     Topology,
     build_endpoints,
     categorize,
-    check_address_types,
+    limited_slices,
     local_ready_count,
     read_endpoints,
     topology,
@@ -124,7 +124,7 @@ def test_slices_that_are_not_meant() -> None:
     assert not states(slice_(endpoint("10.0.0.1"), labels={"service.kubernetes.io/headless": ""}))
     fqdn = slice_(endpoint("example.org"), family="FQDN")
     assert not states(fqdn)
-    (finding,) = check_address_types([fqdn, slice_()])
+    _, (finding,) = limited_slices([fqdn, slice_()])
     assert (finding.object, finding.field) == ("EndpointSlice shop/cart-1", "addressType")
 
 

@@ -6,8 +6,6 @@ import msgspec
 import pytest
 
 from steersman.compile.node import (
-    NodeIPs,
-    PlanSize,
     config_of_node,
     detectors,
     facts_of_node,
@@ -17,9 +15,9 @@ from steersman.compile.node import (
     node_ips,
     node_name_of,
     node_settings,
-    with_thresholds,
     zone_of,
 )
+from steersman.compile.planner import with_thresholds
 from steersman.model.findings import Finding, Severity
 from steersman.model.inputs import DetectLocalMode, HostFacts, NodeConfig, Snapshot
 from steersman.model.kube import Node, ObjectMeta
@@ -47,27 +45,28 @@ def findings(facts: HostFacts = FACTS, **config: Any) -> tuple[Finding, ...]:
 @pytest.mark.parametrize(
     ("addresses", "bind", "expected"),
     [
-        ((), "0.0.0.0", NodeIPs("127.0.0.1", "::1", None)),
-        (((INTERNAL, "10.0.0.1"),), "0.0.0.0", NodeIPs("10.0.0.1", "::1", V4)),
+        ((), "0.0.0.0", []),
+        (((INTERNAL, "10.0.0.1"),), "0.0.0.0", [(V4, "10.0.0.1")]),
         (
             ((EXTERNAL, "192.0.2.1"), (INTERNAL, "fd00::1"), (INTERNAL, "fd00::2")),
             "::",
-            NodeIPs("192.0.2.1", "fd00::1", V6),
+            [(V6, "fd00::1"), (V4, "192.0.2.1")],
         ),
-        (((INTERNAL, "10.0.0.1"),), "fd00::5", NodeIPs("10.0.0.1", "fd00::5", V6)),
-        (((INTERNAL, "10.0.0.1"),), "10.0.0.9", NodeIPs("10.0.0.9", "::1", V4)),
-        ((("Hostname", "node-1"), (INTERNAL, "bad")), "bad", NodeIPs("127.0.0.1", "::1", None)),
+        (((INTERNAL, "10.0.0.1"),), "fd00::5", [(V6, "fd00::5"), (V4, "10.0.0.1")]),
+        (((INTERNAL, "10.0.0.1"),), "10.0.0.9", [(V4, "10.0.0.9")]),
+        ((("Hostname", "node-1"), (INTERNAL, "bad")), "bad", []),
     ],
 )
-def test_node_ips(addresses: tuple[tuple[str, str], ...], bind: str, expected: NodeIPs) -> None:
+def test_node_ips(
+    addresses: tuple[tuple[str, str], ...], bind: str, expected: list[tuple[Family, str]]
+) -> None:
     found = node_ips(node(addresses=addresses), NodeConfig(bind_address=bind))
-    assert found == expected
-    assert (found.of(V4), found.of(V6)) == (expected.ipv4, expected.ipv6)
+    assert list(found.items()) == expected
 
 
 def test_no_node_object_is_no_address() -> None:
-    assert node_ips(None, NodeConfig()) == NodeIPs()
-    assert node_ips(Node(ObjectMeta("n")), NodeConfig()) == NodeIPs()
+    assert node_ips(None, NodeConfig()) == {}
+    assert node_ips(Node(ObjectMeta("n")), NodeConfig()) == {}
 
 
 def test_name_and_zone() -> None:
@@ -270,8 +269,8 @@ def test_settings_carry_the_rest() -> None:
     [(500, False, False), (501, False, True), (251, True, True), (250, True, False)],
 )
 def test_many_services(total: int, before: bool, after: bool) -> None:
-    size = PlanSize(services=total, split_dispatch=before)
-    found, _ = node_settings(Snapshot(), NodeConfig(), FACTS, IPTABLES, size)
+    earlier = NodeSettings(split_dispatch=before)
+    found = with_thresholds(earlier, NodeConfig(), services=total, endpoints=0)
     assert found.split_dispatch is after
 
 
@@ -280,14 +279,14 @@ def test_many_services(total: int, before: bool, after: bool) -> None:
     [(1000, False, False), (1001, False, True), (501, True, True), (500, True, False)],
 )
 def test_many_endpoints(total: int, before: bool, after: bool) -> None:
-    size = PlanSize(endpoints=total, large_cluster=before)
-    assert with_thresholds(NodeSettings(), NodeConfig(), size).large_cluster is after
+    earlier = NodeSettings(large_cluster=before)
+    found = with_thresholds(earlier, NodeConfig(), services=0, endpoints=total)
+    assert found.large_cluster is after
 
 
 def test_a_threshold_of_zero_keeps_the_flag_off() -> None:
-    size = PlanSize(services=9999, split_dispatch=True)
-    config = NodeConfig(split_threshold=0)
-    assert not with_thresholds(NodeSettings(split_dispatch=True), config, size).split_dispatch
+    earlier, config = NodeSettings(split_dispatch=True), NodeConfig(split_threshold=0)
+    assert not with_thresholds(earlier, config, services=9999, endpoints=0).split_dispatch
 
 
 @pytest.mark.parametrize(

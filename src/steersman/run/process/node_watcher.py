@@ -18,10 +18,9 @@ from collections.abc import Awaitable, Callable
 
 import msgspec
 
-from steersman.compile.node import UNDETERMINED, node_ips
+from steersman.compile.node import node_ips
 from steersman.model.inputs import DetectLocalMode, NodeConfig
 from steersman.model.kube import Node
-from steersman.model.names import Family
 from steersman.source.store import Store
 
 log = logging.getLogger(__name__)
@@ -62,9 +61,7 @@ def pod_cidrs(node: Node | None) -> tuple[str, ...]:
 
 def host_ips(node: Node | None) -> tuple[str, ...]:
     """Return this node's addresses, the primary family first; () while it has none."""
-    ips = node_ips(node, NodeConfig())
-    families = sorted(Family, key=lambda family: family is not ips.primary)
-    return tuple(ips.of(f) for f in families if ips.of(f) != UNDETERMINED[f])
+    return tuple(node_ips(node, NodeConfig()).values())
 
 
 def judge(node: Node | None, waited: float, *, needs_pod_cidrs: bool) -> Wait:
