@@ -14,14 +14,16 @@ import msgspec
 
 from steersman.compile.conntrack import ServedPort, stale
 from steersman.host.sysctl import ConntrackConfig, conntrack_max, conntrack_settings
+from steersman.model.inputs import DetectLocalMode, NodeConfig
 from steersman.model.kube import Node, NodeAddress, NodeSpec, NodeStatus, ObjectMeta
 from steersman.model.names import Family, ObjectName, Protocol
 from steersman.model.plan import Endpoint
-from steersman.run.process.node_watcher import NodeTimeoutError, host_ips, pod_cidrs, wait_for_node
+from steersman.run.process.node_watcher import NodeWatcher, host_ips, pod_cidrs
 from steersman.run.serve.health import Moment, ProxyHealth, ServiceHealth
 from steersman.run.serve.http import Answer
 from steersman.run.sync.runner import Runner
-from tests.support.clock import FakeClock, settle
+from steersman.source.store import Store
+from tests.support.clock import FakeClock, PatientClock, settle
 from tests.support.stale import Entry, contains_entry
 
 Case = Mapping[str, Any]
@@ -234,24 +236,25 @@ def node_manager(case: Case) -> None:
 
 
 async def _node_manager(row: Case, updates: list[Node | None]) -> None:
-    seconds = 0.0
+    store, errors = Store("n"), list[str]()
 
-    async def sleep(duration: float) -> None:
-        nonlocal seconds
-        seconds += duration
+    class Clock(PatientClock):
+        async def wait(self, event: asyncio.Event, seconds: float) -> None:
+            await super().wait(event, seconds)
+            show()
 
-    def node() -> Node | None:
-        return updates[min(int(seconds), len(updates) - 1)]
+    clock = Clock()
 
-    error = ""
-    found = None
-    try:
-        found = await wait_for_node(
-            node, "n", needs_pod_cidrs=row["watchPodCIDRs"], clock=lambda: seconds, sleep=sleep
-        )
-    except NodeTimeoutError as failure:
-        error = str(failure)
-    assert error == row["expectedError"]
+    def show() -> None:
+        if (node := updates[min(int(clock.time()), len(updates) - 1)]) is not None:
+            store.upsert(node)
+
+    show()
+    by = DetectLocalMode.NODE_CIDR if row["watchPodCIDRs"] else DetectLocalMode.CLUSTER_CIDR
+    config = NodeConfig(node_name="n", detect_local_mode=by)
+    await NodeWatcher(config, store, errors.append).wait(clock)
+    assert "".join(errors) == row["expectedError"]
+    found = None if errors else store.snapshot.node
     assert list(host_ips(found)) == (row["expectedNodeIPs"] or [])
     assert list(pod_cidrs(found)) == (row["expectedPodCIDRs"] or [])
 

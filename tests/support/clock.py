@@ -34,6 +34,20 @@ class FakeClock:
         await settle()
 
 
+class PatientClock:
+    """Stands in for it where nobody else moves: each wait lasts as long as it may."""
+
+    def __init__(self) -> None:
+        self._now = 0.0
+
+    def time(self) -> float:
+        return self._now
+
+    async def wait(self, _event: asyncio.Event, seconds: float) -> None:
+        self._now += seconds
+        await asyncio.sleep(0)
+
+
 async def settle() -> None:
     """Let the tasks that are ready run, and those that they wake."""
     for _ in range(20):

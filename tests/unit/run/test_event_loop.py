@@ -9,9 +9,8 @@ import pytest
 
 from steersman.run.process.event_loop import (
     BUCKETS,
-    Holds,
-    InterruptibleSleep,
     MeasuredLoop,
+    MeasuringSelector,
     guarded,
     until,
 )
@@ -59,26 +58,6 @@ async def test_a_cancelled_task_is_cancelled() -> None:
     with pytest.raises(asyncio.CancelledError):
         await task
     assert not told
-
-
-async def test_news_cut_a_sleep_short_and_are_forgotten_then() -> None:
-    wake = InterruptibleSleep()
-    sleep = asyncio.create_task(wake.sleep(3600.0))
-    await asyncio.sleep(0)
-    wake.interrupt()
-    async with asyncio.timeout(60):
-        await sleep
-    with pytest.raises(TimeoutError):
-        async with asyncio.timeout(0.01):
-            await wake.sleep(3600.0)
-
-
-async def test_news_before_the_sleep_count_and_a_sleep_ends_by_itself() -> None:
-    wake = InterruptibleSleep()
-    wake.interrupt()
-    async with asyncio.timeout(60):
-        await wake.sleep(3600.0)
-        await wake.sleep(0.0)
 
 
 async def test_work_is_done_unless_it_is_to_stop() -> None:
@@ -183,11 +162,11 @@ class Clocks:
         self.wall += wall
         self.cpu += cpu
 
-    def holds(self) -> Holds:
-        return Holds(lambda: self.wall, lambda: self.cpu)
+    def holds(self) -> MeasuringSelector:
+        return MeasuringSelector(lambda: self.wall, lambda: self.cpu)
 
 
-def buckets(holds: Holds) -> dict[tuple[str, float], float]:
+def buckets(holds: MeasuringSelector) -> dict[tuple[str, float], float]:
     (family,) = holds.collect()
     return {
         (sample.labels["clock"], float(sample.labels["le"])): sample.value
@@ -196,7 +175,7 @@ def buckets(holds: Holds) -> dict[tuple[str, float], float]:
     }
 
 
-def sums(holds: Holds) -> dict[str, float]:
+def sums(holds: MeasuringSelector) -> dict[str, float]:
     (family,) = holds.collect()
     return {s.labels["clock"]: s.value for s in family.samples if s.name.endswith("_sum")}
 
@@ -204,10 +183,9 @@ def sums(holds: Holds) -> dict[str, float]:
 def test_an_iteration_is_counted_by_both_clocks() -> None:
     clocks = Clocks()
     holds = clocks.holds()
-    holds.end()  # the loop waits for the first time: nothing has run
-    holds.begin()
+    holds.select(0)  # the loop waits for the first time: nothing has run
     clocks.pass_by(0.03, 0.004)
-    holds.end()
+    holds.select(0)
     found = buckets(holds)
     assert [found["wall", bound] for bound in (0.025, 0.05, float("inf"))] == [0, 1, 1]
     assert [found["cpu", bound] for bound in (0.002, 0.005, 5.0)] == [0, 1, 1]
@@ -217,9 +195,9 @@ def test_an_iteration_is_counted_by_both_clocks() -> None:
 def test_the_longest_hold_has_a_bucket_of_its_own() -> None:
     clocks = Clocks()
     holds = clocks.holds()
-    holds.begin()
+    holds.select(0)
     clocks.pass_by(60, 60)
-    holds.end()
+    holds.select(0)
     assert buckets(holds)["wall", BUCKETS[-1]] == 0
     assert buckets(holds)["wall", float("inf")] == 1
 

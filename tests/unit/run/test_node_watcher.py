@@ -7,18 +7,9 @@ import pytest
 from steersman.model.inputs import DetectLocalMode, NodeConfig
 from steersman.model.kube import Node, NodeAddress, NodeSpec, NodeStatus, ObjectMeta
 from steersman.model.names import ObjectName
-from steersman.run.process.node_watcher import (
-    NodeTimeoutError,
-    NodeWatcher,
-    Reaction,
-    Wait,
-    host_ips,
-    judge,
-    pod_cidrs,
-    react,
-    wait_for_node,
-)
+from steersman.run.process.node_watcher import NodeWatcher, Wait, host_ips, judge, pod_cidrs
 from steersman.source.store import Store
+from tests.support.clock import FakeClock, PatientClock, settle
 
 
 def node(*ips: str, cidrs: list[str] | None = None, cidr: str | None = None) -> Node:
@@ -31,6 +22,8 @@ def node(*ips: str, cidrs: list[str] | None = None, cidr: str | None = None) -> 
 
 BARE, ADDRESSED = node(), node("192.0.2.1")
 WHOLE = node("192.0.2.1", cidrs=["10.244.1.0/24"])
+OTHER_CIDR = node("192.0.2.1", cidrs=["10.244.2.0/24"])
+MOVED = node("192.0.2.9", cidrs=["10.244.1.0/24"])
 
 
 @pytest.mark.parametrize(
@@ -66,34 +59,53 @@ def test_what_is_read_of_a_node() -> None:
 
 @pytest.mark.parametrize("seen", [None, ADDRESSED])
 async def test_waiting_in_vain_for_pod_cidrs_fails_with_upstreams_words(seen: Node | None) -> None:
-    seconds = 0.0
-
-    async def sleep(duration: float) -> None:
-        nonlocal seconds
-        seconds += duration
-
-    words = "PodCIDR allocation on" if seen else ""
-    with pytest.raises(NodeTimeoutError, match=f'timeout waiting for {words}.*node "n"'):
-        await wait_for_node(
-            lambda: seen, "n", needs_pod_cidrs=True, clock=lambda: seconds, sleep=sleep
-        )
-    assert seconds == 330
+    config = NodeConfig(node_name="n", detect_local_mode=DetectLocalMode.NODE_CIDR)
+    store, stopped, clock = Store("n"), list[str](), PatientClock()
+    if seen is not None:
+        store.upsert(seen)
+    await NodeWatcher(config, store, stopped.append).wait(clock)
+    what = 'PodCIDR allocation on node "n"' if seen else 'node "n" to exist'
+    assert (stopped, clock.time()) == ([f"timeout waiting for {what}"], 330)
 
 
-def test_changed_pod_cidrs_end_the_process_where_they_matter() -> None:
-    other = node("192.0.2.1", cidrs=["10.244.2.0/24"])
-    reaction = react(WHOLE, other, needs_pod_cidrs=True)
-    assert reaction.exits
-    assert "10.244.1.0/24 to 10.244.2.0/24" in reaction.message
-    assert react(WHOLE, other, needs_pod_cidrs=False) == Reaction()
-    assert react(WHOLE, WHOLE, needs_pod_cidrs=True) == Reaction()
+@pytest.mark.parametrize(
+    ("mode", "changed", "message", "ends"),
+    [
+        (DetectLocalMode.NODE_CIDR, OTHER_CIDR, "10.244.1.0/24 to 10.244.2.0/24", True),
+        (DetectLocalMode.CLUSTER_CIDR, OTHER_CIDR, "", False),
+        (DetectLocalMode.NODE_CIDR, WHOLE, "", False),
+        (DetectLocalMode.NODE_CIDR, MOVED, "192.0.2.1 to 192.0.2.9", False),
+    ],
+)
+async def test_only_changed_pod_cidrs_end_the_process_where_they_matter(
+    mode: DetectLocalMode,
+    changed: Node,
+    message: str,
+    ends: bool,
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    store, stopped = Store("n"), list[str]()
+    store.upsert(WHOLE)
+    own = NodeWatcher(NodeConfig(node_name="n", detect_local_mode=mode), store, stopped.append)
+    await own.wait()
+    store.upsert(changed)
+    own.follow()
+    assert len(caplog.messages) == bool(message)
+    assert message in caplog.text
+    assert stopped == (caplog.messages if ends else [])
 
 
-def test_other_changes_are_only_logged() -> None:
-    moved = react(ADDRESSED, node("192.0.2.9"), needs_pod_cidrs=False)
-    assert not moved.exits
-    assert "192.0.2.1 to 192.0.2.9" in moved.message
-    assert "none to 192.0.2.1" in react(None, ADDRESSED, needs_pod_cidrs=False).message
+async def test_a_change_ends_the_waiting_at_once() -> None:
+    store = Store("n")
+    own = NodeWatcher(NodeConfig(node_name="n"), store, pytest.fail)
+    clock = FakeClock()
+    waiting = asyncio.create_task(own.wait(clock))
+    await settle()
+    assert not waiting.done()
+    store.upsert(WHOLE)
+    own.follow()
+    await settle()
+    assert waiting.done()
 
 
 @pytest.mark.parametrize(
@@ -102,23 +114,20 @@ def test_other_changes_are_only_logged() -> None:
 async def test_going_on_without_addresses_is_said(
     found: Node | None, said: str, caplog: pytest.LogCaptureFixture
 ) -> None:
-    store, stopped, seconds = Store("n"), list[str](), [0.0]
+    store, stopped, clock = Store("n"), list[str](), PatientClock()
     if found is not None:
         store.upsert(found)
 
-    async def sleep(_: float) -> None:
-        seconds[0] += 10
-
     own = NodeWatcher(NodeConfig(node_name="n"), store, stopped.append)
-    await own.wait(sleep, lambda: seconds[0])
+    await own.wait(clock)
     assert f"{said}, going on without" in caplog.text
-    assert (seconds, stopped) == ([30.0], [])
+    assert (clock.time(), stopped) == (30, [])
 
 
 async def test_nothing_is_said_of_a_node_that_is_whole(caplog: pytest.LogCaptureFixture) -> None:
     store = Store("n")
     store.upsert(WHOLE)
-    await NodeWatcher(NodeConfig(node_name="n"), store, pytest.fail).wait(asyncio.sleep)
+    await NodeWatcher(NodeConfig(node_name="n"), store, pytest.fail).wait()
     assert caplog.text == ""
 
 
@@ -130,7 +139,7 @@ async def test_a_node_that_is_deleted_and_registered_again_is_logged_and_ends_no
     store, stopped = Store("n"), list[str]()
     store.upsert(WHOLE)
     own = NodeWatcher(config, store, stopped.append)
-    await own.wait(asyncio.sleep)
+    await own.wait()
 
     def last_line() -> str:
         own.follow()

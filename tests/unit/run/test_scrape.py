@@ -27,7 +27,7 @@ from steersman.run.observe.scraped import (
     process_state,
     source_state,
 )
-from steersman.run.process.event_loop import Holds
+from steersman.run.process.event_loop import MeasuringSelector
 from steersman.source.stats import SourceStats
 from tests.support.builders.plans import cluster_ip, endpoints, plan
 from tests.support.modes.bare import BareMode
@@ -71,7 +71,7 @@ async def lines(mode: str) -> list[str]:
     stats.kind("Node").errors["http_403"] += 2
     stats.kind("Node").received(b"{}", 90.0)
     status = NodeState(conditions=(CONDITION,), service_ports=4)
-    holds = Holds(lambda: 1.0, lambda: 1.0)
+    holds = MeasuringSelector(lambda: 1.0, lambda: 1.0)
     metrics.on_scrape(conntrack_usage(lambda: (1, 10)))
     metrics.on_scrape(nfacct_packets(lambda: dict.fromkeys(PACKETS, 5)))
     metrics.on_scrape(source_state(stats, lambda: 100.0))

@@ -28,7 +28,7 @@ from steersman.run.observe.failover import Failover
 from steersman.run.observe.findings_log import FindingsLog
 from steersman.run.observe.observers import SyncObservers
 from steersman.run.process.config_reloader import ConfigReloader
-from steersman.run.process.event_loop import InterruptibleSleep, guarded, on_signal, until
+from steersman.run.process.event_loop import guarded, on_signal, until
 from steersman.run.process.instance import Holder, Instance
 from steersman.run.process.klog import ProcessLog, v
 from steersman.run.process.machine import Machine
@@ -38,7 +38,7 @@ from steersman.run.process.startup import StartError, new_mode, node_config
 from steersman.run.process.switching import Switcher
 from steersman.run.serve.servers import Servers
 from steersman.run.sync.engine import Engine
-from steersman.run.sync.runner import Runner
+from steersman.run.sync.runner import MonotonicClock, Runner
 from steersman.run.sync.state import SyncReport
 from steersman.run.sync.sync import Sync
 from steersman.source.apiserver import ApiServerSource
@@ -149,8 +149,7 @@ class Daemon:
         self._switches: asyncio.Queue[_Asked] = asyncio.Queue(1)
         self.serving = asyncio.Event()
         """The first sync reached the kernel."""
-        self._until_change = InterruptibleSleep()
-        self._drift_timer = InterruptibleSleep()
+        self._reconfigured = asyncio.Event()
 
     @property
     def sync(self) -> Sync:
@@ -234,7 +233,7 @@ class Daemon:
         if score is not None and (warning := self._machine.set_oom_score(score)):
             log.info("%s", warning)
         if isinstance(self._source, ApiServerSource):
-            await self._node_watcher.wait(self._until_change.sleep)
+            await self._node_watcher.wait()
         log.info("Using %s Proxier", self.sync.mode.name)
         self._servers.recorder.starting()
         self._observers.started(self.engine.node.families)
@@ -280,7 +279,6 @@ class Daemon:
 
     def changed(self) -> None:
         """Sync soon: the Store changed."""
-        self._until_change.interrupt()
         if self.sync.store.synced:  # before, a run would only delay the first real one
             self._runner.request()
             self._observers.queued(self.engine.node.families)
@@ -299,7 +297,9 @@ class Daemon:
 
     async def _check_for_drift(self) -> None:
         while True:
-            await self._drift_timer.sleep(self._reloader.current.sync_period.seconds)
+            self._reconfigured.clear()
+            period = self._reloader.current.sync_period.seconds
+            await MonotonicClock().wait(self._reconfigured, period)
             self._suspect()
 
     async def _watch_for_external_changes(self, engine: Engine) -> None:
@@ -347,7 +347,7 @@ class Daemon:
         """Let the parts that are no part of the engine use a configuration."""
         self._servers.use(config)
         self._node_watcher.use(node)
-        self._drift_timer.interrupt()
+        self._reconfigured.set()
         self._runner.set_intervals(config.min_sync_interval.seconds, config.sync_period.seconds)
         self._runner.request()
 

@@ -35,8 +35,8 @@ _THREAD_SECONDS = 0.3  # that threads have to end
 _THREADS = "steersman-work"
 
 
-class Holds:
-    """Durations of loop iterations, by the wall clock and in CPU time.
+class MeasuringSelector(selectors.DefaultSelector):
+    """Measures the iterations of its loop, by the wall clock and in CPU time.
 
     The program is responsible for the CPU time of the loop's thread. If the wall time is longer,
     the process waited: for a CPU that others used or that its limit denied it, or in a system call.
@@ -48,22 +48,22 @@ class Holds:
         cpu: Callable[[], float] = time.thread_time,
     ) -> None:
         """Start at zero; the clocks are for tests."""
+        super().__init__()
         self._wall, self._cpu = wall, cpu
         self._since: tuple[float, float] | None = None
         self._counts = {clock: [0] * (len(BUCKETS) + 1) for clock in ("wall", "cpu")}
         self._sums = {"wall": 0.0, "cpu": 0.0}
 
-    def begin(self) -> None:
-        """Record that callbacks are about to run."""
-        self._since = self._wall(), self._cpu()
-
-    def end(self) -> None:
-        """Record that they have run."""
+    def select(self, timeout: float | None = None) -> list[tuple[selectors.SelectorKey, int]]:
+        """Wait for events: the callbacks of the last ones have run, others are about to run."""
         if self._since is not None:
             wall, cpu = self._since
             for clock, seconds in (("wall", self._wall() - wall), ("cpu", self._cpu() - cpu)):
                 self._counts[clock][bisect_left(BUCKETS, seconds)] += 1
                 self._sums[clock] += seconds
+        events = super().select(timeout)
+        self._since = self._wall(), self._cpu()
+        return events
 
     def collect(self) -> Iterator[Metric]:
         """Yield the histogram."""
@@ -73,27 +73,13 @@ class Holds:
         )
 
 
-class _Selector(selectors.DefaultSelector):
-    """Reports when a loop waits and when it works."""
-
-    def __init__(self, holds: Holds) -> None:
-        super().__init__()
-        self._holds = holds
-
-    def select(self, timeout: float | None = None) -> list[tuple[selectors.SelectorKey, int]]:
-        self._holds.end()
-        events = super().select(timeout)
-        self._holds.begin()
-        return events
-
-
 class MeasuredLoop(asyncio.SelectorEventLoop):
     """A loop that measures its iterations."""
 
-    def __init__(self, holds: Holds | None = None) -> None:
-        """Create a loop that reports to `holds`."""
-        self.holds = holds or Holds()
-        super().__init__(_Selector(self.holds))
+    def __init__(self, holds: MeasuringSelector | None = None) -> None:
+        """Create a loop that is measured by `holds`."""
+        self.holds = holds or MeasuringSelector()
+        super().__init__(self.holds)
 
 
 # Tasks
@@ -197,23 +183,3 @@ def on_signal(number: int, call: Callable[[], None]) -> None:
         loop.add_signal_handler(number, call)
     except NotImplementedError:
         signal.signal(number, lambda *_: loop.call_soon_threadsafe(call))
-
-
-class InterruptibleSleep:
-    """A sleep that can be cut short."""
-
-    def __init__(self) -> None:
-        self._interrupted = asyncio.Event()
-
-    def interrupt(self) -> None:
-        """End the sleep under way, or the next one."""
-        self._interrupted.set()
-
-    async def sleep(self, seconds: float) -> None:
-        """Return when interrupted, at the latest after some seconds."""
-        try:
-            async with asyncio.timeout(seconds):
-                await self._interrupted.wait()
-        except TimeoutError:
-            pass
-        self._interrupted.clear()

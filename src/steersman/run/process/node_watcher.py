@@ -1,11 +1,8 @@
 """This node's Node object: awaited at the start, watched afterwards (behaviour 13).
 
-The rules are pure functions: `judge` decides at the start whether to wait on, `react` decides
-what a later change means.
-
-    until 30 s     wait for the addresses, then start without them
-    until 330 s    wait for PodCIDRs if local pods are detected by them (NodeCIDR), then fail
-    afterwards     other PodCIDRs: restart, as the detection depends on them; addresses: log only
+until 30 s     wait for the addresses, then start without them
+until 330 s    wait for PodCIDRs if local pods are detected by them (NodeCIDR), then fail
+afterwards     other PodCIDRs: restart, as the detection depends on them; addresses: log only
 """
 
 from __future__ import annotations
@@ -13,14 +10,12 @@ from __future__ import annotations
 import asyncio
 import enum
 import logging
-import time
-from collections.abc import Awaitable, Callable
-
-import msgspec
+from collections.abc import Callable
 
 from steersman.compile.node import node_ips
 from steersman.model.inputs import DetectLocalMode, NodeConfig
 from steersman.model.kube import Node
+from steersman.run.sync.runner import Clock, MonotonicClock
 from steersman.source.store import Store
 
 log = logging.getLogger(__name__)
@@ -36,19 +31,6 @@ class Wait(enum.Enum):
     ON = "wait on"
     START = "start"
     FAIL = "fail"
-
-
-class NodeTimeoutError(Exception):
-    """This node has no PodCIDRs, without which NodeCIDR detection cannot work."""
-
-
-class Reaction(msgspec.Struct, frozen=True):
-    """The effect of a change of this node's object, apart from a new plan."""
-
-    exits: bool = False
-    """Whether the process ends with code 1, so that a supervisor restarts it."""
-    message: str = ""
-    """The message to log; "" for none."""
 
 
 def pod_cidrs(node: Node | None) -> tuple[str, ...]:
@@ -80,56 +62,6 @@ def judge(node: Node | None, waited: float, *, needs_pod_cidrs: bool) -> Wait:
     return Wait.ON
 
 
-def react(started_with: Node | None, node: Node | None, *, needs_pod_cidrs: bool) -> Reaction:
-    """Decide what a change means, compared with the object that the process started with."""
-
-    def words(values: tuple[str, ...]) -> str:
-        return ", ".join(values) or "none"
-
-    before, after = pod_cidrs(started_with), pod_cidrs(node)
-    if needs_pod_cidrs and before != after:
-        text = f"PodCIDRs of this node changed from {words(before)} to {words(after)}"
-        return Reaction(exits=True, message=f"{text}; restarting to detect local pods by them")
-    old, new = host_ips(started_with), host_ips(node)
-    if old != new:
-        text = f"addresses of this node changed from {words(old)} to {words(new)}"
-        return Reaction(message=text)
-    return Reaction()
-
-
-async def wait_for_node(
-    node: Callable[[], Node | None],
-    name: str,
-    *,
-    needs_pod_cidrs: bool,
-    clock: Callable[[], float] = time.monotonic,
-    sleep: Callable[[float], Awaitable[None]] = asyncio.sleep,
-) -> Node | None:
-    """Wait until it is time to start; return this node's object, None if it is still missing.
-
-    Args:
-        node: returns the object as last seen.
-        name: this node's name.
-        needs_pod_cidrs: local pods are detected by this node's PodCIDRs.
-        clock: monotonic seconds.
-        sleep: waits for a number of seconds.
-
-    Raises:
-        NodeTimeoutError: the PodCIDRs did not come in time.
-    """
-    began = clock()
-    while True:
-        current = node()
-        match judge(current, clock() - began, needs_pod_cidrs=needs_pod_cidrs):
-            case Wait.START:
-                return current
-            case Wait.FAIL:
-                what = f'node "{name}"'  # upstream's words, which people search for
-                what = f"PodCIDR allocation on {what}" if current else f"{what} to exist"
-                raise NodeTimeoutError(f"timeout waiting for {what}")
-        await sleep(POLL_SECONDS)
-
-
 class NodeWatcher:
     """Compares this node's object with the one at the start; requests a restart if necessary."""
 
@@ -146,30 +78,32 @@ class NodeWatcher:
         self._store = store
         self._stop = stop
         self._started_with: Node | None = None
+        self._changed = asyncio.Event()
+        """The Store has changed since `wait` looked."""
         self._logged = ""
         self._followed: object = None
         """The input of the last `follow`."""
 
-    async def wait(
-        self,
-        sleep: Callable[[float], Awaitable[None]],
-        clock: Callable[[], float] = time.monotonic,
-    ) -> None:
-        """Return when it is time to start; `sleep` waits for seconds, or for a change."""
+    async def wait(self, clock: Clock | None = None) -> None:
+        """Return when it is time to start, or end the process if that does not come."""
+        clock = clock or MonotonicClock()
         what = "PodCIDRs" if self._needs_pod_cidrs else "addresses"
         if self._store.snapshot.node is None:
             log.info('waiting for node "%s" and its %s', self._name, what)
-        try:
-            self._started_with = await wait_for_node(
-                lambda: self._store.snapshot.node,
-                self._name,
-                needs_pod_cidrs=self._needs_pod_cidrs,
-                clock=clock,
-                sleep=sleep,
-            )
-        except NodeTimeoutError as error:
-            self._stop(str(error))
+        began, decision = clock.time(), Wait.ON
+        while decision is Wait.ON:
+            node, waited = self._store.snapshot.node, clock.time() - began
+            decision = judge(node, waited, needs_pod_cidrs=self._needs_pod_cidrs)
+            if decision is Wait.ON:
+                self._changed.clear()
+                await clock.wait(self._changed, POLL_SECONDS)
+        if decision is Wait.FAIL:
+            what = f'node "{self._name}"'  # upstream's words, which people search for
+            what = f"PodCIDR allocation on {what}" if node else f"{what} to exist"
+            self._stop(f"timeout waiting for {what}")
             return
+        self._started_with = node
+        self.follow()
         if self._started_with is None:
             text = 'node "%s" is not known, going on without it; is --hostname-override its name?'
             log.warning(text, self._name)
@@ -182,7 +116,11 @@ class NodeWatcher:
         self._needs_pod_cidrs = config.detect_local_mode is DetectLocalMode.NODE_CIDR
 
     def follow(self) -> None:
-        """Log what a change of the object means; end the process if it has to be restarted."""
+        """Log what a change of the object means; end the process if it has to be restarted.
+
+        Other PodCIDRs than at the start end it if local pods are detected by them.
+        """
+        self._changed.set()
         if self._started_with is None:
             return
         # The Store keeps values that the object has lost (source/store.py): report that, too.
@@ -195,10 +133,20 @@ class NodeWatcher:
             message = "this node's object was deleted; keeping its last addresses and pod CIDRs"
         elif own.kept:
             message = f"this node's object has no {', '.join(own.kept)}; keeping the last ones"
-        reaction = react(self._started_with, own.node, needs_pod_cidrs=self._needs_pod_cidrs)
-        message = reaction.message or message
+        before, after = pod_cidrs(self._started_with), pod_cidrs(own.node)
+        old, new = host_ips(self._started_with), host_ips(own.node)
+        exits = self._needs_pod_cidrs and before != after
+        if exits:
+            text = f"PodCIDRs of this node changed from {_listed(before)} to {_listed(after)}"
+            message = f"{text}; restarting to detect local pods by them"
+        elif old != new:
+            message = f"addresses of this node changed from {_listed(old)} to {_listed(new)}"
         if message != self._logged:
             log.warning("%s", message or "this node's Node object is complete again")
         self._logged = message
-        if reaction.exits:
-            self._stop(reaction.message)
+        if exits:
+            self._stop(message)
+
+
+def _listed(values: tuple[str, ...]) -> str:
+    return ", ".join(values) or "none"

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import math
 import time
 from collections.abc import Awaitable, Callable
 from contextlib import suppress
@@ -63,7 +64,7 @@ class Runner:
         max_interval: float,
         clock: Clock | None = None,
         *,
-        first_retry: float | None = None,
+        first_retry: float = math.inf,
     ) -> None:
         """Create a runner; nothing runs before `run`.
 
@@ -73,7 +74,7 @@ class Runner:
             retry_interval: seconds until a failed run is retried.
             max_interval: seconds until the work runs without a request.
             clock: for tests.
-            first_retry: seconds until the first retry after a success.
+            first_retry: seconds until the first retry after a success, if that is shorter.
 
         Raises:
             ValueError: `max_interval` is below `min_interval`.
@@ -109,34 +110,22 @@ class Runner:
                 self._wake.clear()
                 await self._clock.wait(self._wake, left)
             self._requested = False  # a request during the run asks for another one
-            # A run without work does not delay the next one; a failed one is retried.
-            idle = await self._once() is False
+            idle, pause = False, self._max
+            try:
+                idle = await self._work() is False
+                self._failures = 0
+            except Exception as error:
+                pause = min(self._retry, self._first * 2.0 ** min(self._failures, 30))
+                pause = max(pause, self._min)
+                self._failures += 1
+                expected = isinstance(error, (BusyError, OSError))  # TimeoutError is an OSError
+                log.log(
+                    logging.WARNING if expected else logging.ERROR,
+                    "sync failed: %s; everything stays queued, retrying in %gs",
+                    *(error, pause),
+                    exc_info=None if expected else error,
+                )
             ended = self._clock.time()
-            earliest = earliest if idle else ended + self._min
-            failed = self._failures > 0
-            latest = max(ended + self._delay, earliest) if failed else ended + self._max
-
-    async def _once(self) -> bool | None:
-        try:
-            outcome = await self._work()
-        except Exception as error:
-            self._failures += 1
-            expected = isinstance(error, (BusyError, OSError))  # TimeoutError is an OSError
-            text = "sync failed: %s; everything stays queued, retrying in %gs"
-            log.log(
-                logging.WARNING if expected else logging.ERROR,
-                text,
-                error,
-                max(self._delay, self._min),
-                exc_info=None if expected else error,
-            )
-            return None
-        self._failures = 0
-        return outcome
-
-    @property
-    def _delay(self) -> float:
-        """Seconds until the next retry."""
-        if self._first is None:
-            return self._retry
-        return min(self._retry, self._first * 2.0 ** min(self._failures - 1, 30))
+            latest = ended + pause
+            if not idle:  # a run without work does not delay the next one
+                earliest = ended + self._min
