@@ -121,23 +121,14 @@ def in_mode(config: ProxyConfig, mode: str) -> ProxyConfig:
     In sections that belong to other modes they are cleared, as upstream's conversion does.
     """
     spec = spec_of(mode)
-
-    def periods(section: str) -> dict[str, Any]:
-        if section != spec.periods_section:
-            return {"sync_period": ZERO, "min_sync_period": ZERO}
-        return {"sync_period": config.sync_period, "min_sync_period": config.min_sync_period}
-
-    def masquerade_all(section: str) -> bool:
-        return config.masquerade_all and section == spec.masquerade_section
-
-    return replace(
-        config,
-        mode=mode,
-        iptables=replace(
-            config.iptables, masquerade_all=masquerade_all("iptables"), **periods("iptables")
-        ),
-        ipvs=replace(config.ipvs, **periods("ipvs")),
-        nftables=replace(
-            config.nftables, masquerade_all=masquerade_all("nftables"), **periods("nftables")
-        ),
-    )
+    sections = {}
+    for name in ("iptables", "ipvs", "nftables"):
+        is_used = name == spec.periods_section
+        changes: dict[str, Any] = {
+            "sync_period": config.sync_period if is_used else ZERO,
+            "min_sync_period": config.min_sync_period if is_used else ZERO,
+        }
+        if name != "ipvs":
+            changes["masquerade_all"] = config.masquerade_all and name == spec.masquerade_section
+        sections[name] = replace(getattr(config, name), **changes)
+    return replace(config, mode=mode, **sections)

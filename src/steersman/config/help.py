@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import textwrap
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping
 from typing import TYPE_CHECKING, Final
 
 from steersman.config.flags import FLAGS, UPSTREAM
@@ -19,11 +19,11 @@ _COLUMN: Final = 44
 _ZERO: Final = frozenset({"", "0", "0s", "false"})
 
 
-def help_text(program: str = "kube-proxy", extra: Sequence[Flag] = ()) -> str:
+def help_text(program: str = "kube-proxy") -> str:
     """Return all flags under their headings, without deprecated ones."""
     sections = [f"Usage: {program} [flags]\n"]
     for group in Group:
-        flags = [f for f in (*FLAGS.values(), *extra) if f.group is group and not f.deprecated]
+        flags = [f for f in FLAGS.values() if f.group is group and not f.deprecated]
         if not flags or group is Group.OLD:
             continue
         lines = [f"{group}:", *flag_lines(flags)]
@@ -47,10 +47,10 @@ def flag_lines(flags: Iterable[Flag]) -> Iterator[str]:
         yield from (" " * _COLUMN + line for line in rest)
 
 
-def flagz(values: Mapping[str, Value], program: str = "kube-proxy") -> str:
+def flagz(values: Mapping[str, Value]) -> str:
     """Return the body of `/flagz`: upstream's flags and their values."""
     lines = [
-        f"\n{program} flagz",
+        "\nkube-proxy flagz",
         "Warning: This endpoint is not meant to be machine parseable, has no formatting "
         "compatibility guarantees and is for debugging purposes only.",
     ]

@@ -360,11 +360,8 @@ class ProxyConfig(Section, frozen=True):
     @property
     def masquerading(self) -> IPTables | NFTables:
         """The section with `masqueradeAll` and `masqueradeBit` of the configured mode."""
-        sections: dict[str, IPTables | NFTables] = {
-            "iptables": self.iptables,
-            "nftables": self.nftables,
-        }
-        return sections[spec_of(self.mode).masquerade_section]
+        section: IPTables | NFTables = getattr(self, spec_of(self.mode).masquerade_section)
+        return section
 
     @property
     def cluster_cidrs(self) -> tuple[str, ...]:
@@ -373,9 +370,5 @@ class ProxyConfig(Section, frozen=True):
 
     @property
     def _periods(self) -> IPTables | IPVS | NFTables:
-        sections: dict[str, IPTables | IPVS | NFTables] = {
-            "iptables": self.iptables,
-            "ipvs": self.ipvs,
-            "nftables": self.nftables,
-        }
-        return sections[spec_of(self.mode).periods_section]
+        section: IPTables | IPVS | NFTables = getattr(self, spec_of(self.mode).periods_section)
+        return section

@@ -238,7 +238,6 @@ class PodSpec(Lean, frozen=True):
     """`spec` of a Pod."""
 
     node_name: str | None = None
-    host_network: bool | None = None
 
 
 class PodIP(Lean, frozen=True):
@@ -291,7 +290,6 @@ class Taint(Lean, frozen=True):
     """An entry of `spec.taints` of a Node."""
 
     key: str = ""
-    effect: str = ""
 
 
 class NodeSpec(Lean, frozen=True):

@@ -56,48 +56,7 @@ class Script(NamedTuple):
 
 def diff(have: Ruleset, want: Ruleset) -> Diff:
     """Return the Diff that turns `have` into `want`."""
-    change = Diff({}, {}, {})
-    _add_differences(have, want, *change.parts)
-    return change
-
-
-def _add_differences(
-    have: Ruleset,
-    want: Ruleset,
-    added: dict[Any, Any],
-    removed: dict[Any, Any],
-    changed: dict[Any, tuple[Any, Any]],
-) -> int:
-    """Add the steps from `have` to `want` to the parts of a Diff; return their number."""
-    if not have:  # at the start, and after a flush: nothing is to be looked up
-        added.update(want)
-        return len(want)
-    new = other = 0
-    for key, value in want.items():
-        before = have.get(key, _NOTHING)
-        if before is _NOTHING:
-            added[key] = value
-            new += 1
-        elif before != value:
-            changed[key] = (before, value)
-            other += 1
-    if len(have) + new > len(want):  # otherwise every present key is wanted
-        for key, value in have.items():
-            if key not in want:
-                removed[key] = value
-                other += 1
-    return new + other
-
-
-def patch(have: Ruleset, change: Diff) -> dict[Any, Any]:
-    """Return a copy of `have` with a Diff applied."""
-    out = dict(have)
-    for key in change.removed:
-        del out[key]
-    out.update(change.added)
-    for key, (_, new) in change.changed.items():
-        out[key] = new
-    return out
+    return diff_of_owners([(have, want)])
 
 
 def diff_of_owners(pairs: Iterable[tuple[Ruleset, Ruleset]]) -> Diff:
@@ -111,19 +70,49 @@ def diff_of_owners(pairs: Iterable[tuple[Ruleset, Ruleset]]) -> Diff:
     Raises:
         ValueError: two owners add, change or remove the same key.
     """
-    change = Diff({}, {}, {})
-    added, removed, changed = parts = change.parts
-    total = 0
+    added: dict[Any, Any] = {}
+    removed: dict[Any, Any] = {}
+    changed: dict[Any, tuple[Any, Any]] = {}
+    steps = 0
     for have, want in pairs:
-        total += _add_differences(have, want, *parts)
+        if not have:  # at the start, and after a flush: nothing is to be looked up
+            added.update(want)
+            steps += len(want)
+            continue
+        new = 0
+        for key, value in want.items():
+            before = have.get(key, _NOTHING)
+            if before is _NOTHING:
+                added[key] = value
+                new += 1
+            elif before != value:
+                changed[key] = (before, value)
+                steps += 1
+        if len(have) + new > len(want):  # otherwise every present key is wanted
+            for key, value in have.items():
+                if key not in want:
+                    removed[key] = value
+                    steps += 1
+        steps += new
     # A key of two owners in one dictionary shows in the sum of the sizes.
-    twice = len(added) + len(removed) + len(changed) != total
-    if twice or not (changed.keys().isdisjoint(added) and changed.keys().isdisjoint(removed)):
+    is_twice = len(added) + len(removed) + len(changed) != steps
+    if is_twice or changed.keys() & added.keys() or changed.keys() & removed.keys():
         raise ValueError("two owners claim the same kernel object")
     # One owner removes a key and another adds it: a Service took over a destination.
     for key in added.keys() & removed.keys():
         changed[key] = (removed.pop(key), added.pop(key))
-    return change
+    return Diff(added, removed, changed)
+
+
+def patch(have: Ruleset, change: Diff) -> dict[Any, Any]:
+    """Return a copy of `have` with a Diff applied."""
+    out = dict(have)
+    for key in change.removed:
+        del out[key]
+    out.update(change.added)
+    for key, (_, new) in change.changed.items():
+        out[key] = new
+    return out
 
 
 def format_diff(change: Diff) -> str:

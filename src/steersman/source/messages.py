@@ -192,7 +192,7 @@ _NODE_SPEC = Table(
         1: Field("pod_cidr", Kind.TEXT_OR_NONE),
         5: Field(
             "taints",
-            Table(Taint, {1: Field("key", Kind.TEXT), 3: Field("effect", Kind.TEXT)}),
+            Table(Taint, {1: Field("key", Kind.TEXT)}),
             many=True,
         ),
         7: Field("pod_cidrs", Kind.TEXT, many=True),

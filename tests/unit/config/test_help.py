@@ -3,6 +3,7 @@ from pathlib import Path
 import pytest
 
 from steersman.config import FLAGS, Flag, Group, flagz, help_text, parse_command_line
+from steersman.config.help import flag_lines
 
 GOLDEN = Path(__file__).parents[3] / "../shared/golden"
 
@@ -19,11 +20,11 @@ def test_help_has_every_flag_once_under_its_heading() -> None:
     assert "Accepted for older guides:" not in lines
 
 
-def test_help_of_a_command_with_more_flags() -> None:
+def test_lines_of_flags_of_a_command() -> None:
     flag = Flag("output", "string", "text", Group.GENERAL, "How to print.")
-    text = help_text("steersman show", [flag])
-    assert "      --output string" in text
-    assert "How to print. (default text)" in text
+    (line,) = flag_lines([flag])
+    assert line.startswith("      --output string  ")
+    assert line.endswith("  How to print. (default text)")
 
 
 def test_long_names_have_a_line_of_their_own() -> None:

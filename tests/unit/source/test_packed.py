@@ -230,7 +230,7 @@ def test_an_unserved_service_keeps_what_tells_what_it_is() -> None:
 
 def test_a_trimmed_node_keeps_zone_and_addresses() -> None:
     meta = ObjectMeta("n", uid="7", resource_version="9", labels=Labels(zone="z"))
-    spec = NodeSpec("10.1.0.0/24", ["10.1.0.0/24"], [Taint("a", "NoSchedule")])
+    spec = NodeSpec("10.1.0.0/24", ["10.1.0.0/24"], [Taint("a")])
     status = NodeStatus([NodeAddress("InternalIP", "192.0.2.1")])
     kept = trimmed_node(Node(meta, spec, status))
     assert kept == Node(
