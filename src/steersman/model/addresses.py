@@ -98,16 +98,9 @@ def is_loopback(address: str) -> bool:
     return address.startswith("127.") or address == "::1"
 
 
-_SPECIAL = re.compile(
-    r"(?P<unspecified>0\.0\.0\.0$|::$)|(?P<loopback>127\.|::1$)"
-    r"|(?P<link_local>169\.254\.|fe[89ab].:)|(?P<multicast>224\.0\.0\.|ff.2:)"
-)
-
-# The first three characters of all of these: a set look-up rules out almost every address.
-_SPECIAL_STARTS = frozenset(
-    ["127", "169", "224", "0.0", "::", "::1", "fe8", "fe9", "fea", "feb"]
-    + [f"ff{digit}" for digit in "0123456789abcdef"]
-)
+_SPECIAL = re.compile(r"(0\.0\.0\.0$|::$)|(127\.|::1$)|(169\.254\.|fe[89ab].:)|(224\.0\.0\.|ff.2:)")
+_SPECIAL_NAMES = ("", "unspecified", "loopback", "link-local", "link-local multicast")
+"""By the number of the group that matches."""
 
 
 def special_range(address: str) -> str:
@@ -116,13 +109,8 @@ def special_range(address: str) -> str:
     Endpoints and external IPs of these ranges are rejected, as by the API server's validation:
     such an address is another machine on each machine.
     """
-    if address[:3] not in _SPECIAL_STARTS:
-        return ""  # almost always: two short look-ups instead of a regular expression
     found = _SPECIAL.match(address)
-    if found is None:
-        return ""
-    words = {"link_local": "link-local", "multicast": "link-local multicast"}
-    return words.get(found.lastgroup or "", found.lastgroup or "")
+    return _SPECIAL_NAMES[found.lastindex or 0] if found else ""
 
 
 def join_host_port(address: str, port: int) -> str:
