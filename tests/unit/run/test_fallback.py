@@ -8,14 +8,15 @@ from typing import Any
 
 import pytest
 
+from steersman.config import parse_command_line
 from steersman.host.exec import Result
 from steersman.host.netlink import NetlinkError
-from steersman.modes.base import Mode, Support
+from steersman.modes.base import Support
 from steersman.modes.ipvs import probe
 from steersman.modes.ipvs.probe import check_ipset, check_matches, find_family, load_module
 from steersman.run.observe.events import Recorder
 from steersman.run.observe.metrics import Metrics
-from steersman.run.process.mode_transition import Chosen, choose, report_fallback
+from steersman.run.process.startup import Chosen, StartError, choose_mode, report_fallback
 from steersman.source.store import Store
 from tests.support.samples import value_of
 
@@ -33,37 +34,36 @@ def stub(name: str, *missing: str, usable: bool = True) -> Any:
     return Stub(name, *missing, usable=usable)
 
 
-def never(name: str) -> Mode:
-    raise AssertionError(f"{name} was made")
+async def chosen(*modes: Any, strict: bool = False) -> Chosen:
+    """Choose among these modes, of which the first is configured."""
+    by_name = {mode.name: mode for mode in modes}
+    flags = [f"--proxy-mode={modes[0].name}", *(["--strict"] if strict else [])]
+    return await choose_mode(parse_command_line(flags).config, lambda name, *_: by_name[name])
 
 
 async def test_the_mode_asked_for_if_it_can() -> None:
     ipvs = stub("ipvs", "IPv6 is not served.")
-    assert await choose(ipvs, never, strict=False) == Chosen(ipvs, "ipvs")
+    assert await chosen(ipvs) == Chosen(ipvs, "ipvs")
 
 
-async def test_iptables_for_ipvs() -> None:
+async def test_iptables_for_ipvs(caplog: pytest.LogCaptureFixture) -> None:
     iptables = stub("iptables")
-    found = await choose(
-        stub("ipvs", "No ip_vs.", usable=False),
-        lambda name: {"iptables": iptables}[name],
-        strict=False,
-    )
+    found = await chosen(stub("ipvs", "No ip_vs.", usable=False), iptables)
     assert found == Chosen(iptables, "ipvs", ("No ip_vs.",))
-    assert isinstance(found, Chosen)
     assert found.sentence == "mode ipvs cannot run here; iptables serves instead. No ip_vs."
+    assert caplog.messages == [found.sentence]
 
 
 @pytest.mark.parametrize(("name", "strict"), [("ipvs", True), ("nftables", False)])
 async def test_nothing_stands_in(name: str, strict: bool) -> None:
-    found = await choose(stub(name, "No.", usable=False), never, strict=strict)
-    assert found == Support(usable=False, missing=("No.",))
+    with pytest.raises(StartError, match=f"^{name} mode cannot run here: No.$"):
+        await chosen(stub(name, "No.", usable=False), strict=strict)
 
 
 async def test_what_stands_in_cannot_run_either() -> None:
     other = stub("iptables", "Nor this.", usable=False)
-    found = await choose(stub("ipvs", "No.", usable=False), lambda _: other, strict=False)
-    assert found == Support(usable=False, missing=("No.", "Nor this."))
+    with pytest.raises(StartError, match=r"^ipvs mode cannot run here: No\. Nor this\.$"):
+        await chosen(stub("ipvs", "No.", usable=False), other)
 
 
 class Poster:

@@ -12,13 +12,13 @@ from typing import Any
 
 import pytest
 
-from steersman.config import ProxyConfig, parse_command_line
+from steersman.config import parse_command_line
 from steersman.model.errors import BusyError
 from steersman.model.names import ObjectName
 from steersman.model.ruleset import Diff, Ruleset
 from steersman.model.switch import SwitchRequest, SwitchResult, SwitchStep
 from steersman.modes.base import Mode, Support
-from steersman.run.process import mode_transition, switching
+from steersman.run.process import daemon, mode_transition, switching
 from steersman.run.process.assemble import assemble
 from steersman.run.process.canary import Target
 from steersman.run.process.daemon import Daemon, NodeLock, Stop
@@ -404,10 +404,10 @@ async def test_a_change_of_the_configuration_during_the_switch_is_used(tmp_path:
 async def test_modes_drain_at_the_same_time(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def leftovers(_: Machine, mode: Mode, __: ProxyConfig) -> list[tuple[str, Mode]]:
-        return [(name, m) for name, m in world.modes.items() if m is not mode]
+    def leftovers(current: str, *_: object, **__: object) -> list[tuple[str, Mode]]:
+        return [(name, mode) for name, mode in world.modes.items() if name != current]
 
-    monkeypatch.setattr(Machine, "leftovers", leftovers)
+    monkeypatch.setattr(daemon, "other_modes", leftovers)
     async with running(tmp_path) as world:
         world.modes["ebpf"].open = world.modes["nftables"].open = 2
         await world.switch("nftables")
@@ -430,7 +430,8 @@ async def test_a_mode_that_only_removed_leftovers_is_closed(
     left.kernel["node"] = "left"
     unusable.usable = False
     monkeypatch.setattr(mode_transition, "_RETRY_SECONDS", 0.0)
-    monkeypatch.setattr(Machine, "leftovers", lambda *_: [("one", left), ("other", unusable)])
+    left_modes = [("one", left), ("other", unusable)]
+    monkeypatch.setattr(daemon, "other_modes", lambda *_, **__: left_modes)
     async with running(tmp_path) as world:
         await world.until(lambda: bool(left.closed and unusable.closed))
         assert (left.kernel, left.closed, unusable.closed) == ({}, 1, 1)

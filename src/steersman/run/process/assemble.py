@@ -34,12 +34,13 @@ from steersman.run.process.daemon import Daemon, NodeLock, Stop
 from steersman.run.process.event_loop import on_signal, until
 from steersman.run.process.klog import ProcessLog
 from steersman.run.process.machine import Machine
-from steersman.run.process.mode_transition import report_fallback
 from steersman.run.process.node_watcher import NodeWatcher
 from steersman.run.process.startup import (
     StartError,
+    choose_mode,
     make_source,
     node_config,
+    report_fallback,
 )
 from steersman.run.serve.control import told_in_lines
 from steersman.run.serve.http import Answer, Request
@@ -95,7 +96,7 @@ async def assemble(
         SysctlError: a start-up setting cannot be written (behaviour 1.1).
     """
     source = make_source(parsed.config, node_config(parsed.config).node_name)
-    chosen = await machine.choose_mode(parsed.config)
+    chosen = await choose_mode(parsed.config, machine.create_mode)
     mode = chosen.mode
     config = in_mode(parsed.config, mode.name)
     facts = await read_facts()

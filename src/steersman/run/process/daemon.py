@@ -17,7 +17,8 @@ from collections.abc import Callable, Coroutine
 from contextlib import suppress
 from typing import Any, NamedTuple
 
-from steersman.config import ConfigError, ProxyConfig, in_mode
+from steersman.config import ConfigError, ProxyConfig, in_mode, to_mode_options
+from steersman.host.exec import SubprocessExec
 from steersman.host.facts import watch_addresses
 from steersman.host.process import notify_supervisor
 from steersman.model.errors import BusyError
@@ -32,7 +33,7 @@ from steersman.run.process.event_loop import guarded, on_signal, until
 from steersman.run.process.instance import Holder, Instance
 from steersman.run.process.klog import ProcessLog, v
 from steersman.run.process.machine import Machine
-from steersman.run.process.mode_transition import remove_leftovers
+from steersman.run.process.mode_transition import other_modes, remove_leftovers
 from steersman.run.process.node_watcher import NodeWatcher
 from steersman.run.process.startup import StartError, new_mode, node_config
 from steersman.run.process.switching import Switcher
@@ -359,11 +360,16 @@ class Daemon:
         while True:
             engine = self.engine
             drain = engine.config.steersman.drain_period.seconds
-            left = [
-                (name, mode)
-                for name, mode in self._machine.leftovers(engine.mode, engine.config)
-                if mode.name not in engine.spared | self.switcher.retiring
-            ]
+            others = other_modes(
+                engine.mode.name,
+                SubprocessExec(),
+                engine.mode.variant,
+                to_mode_options(engine.config),
+                self._machine.create_mode,
+                may_have_left=self._machine.may_have_left,
+            )
+            spared = engine.spared | self.switcher.retiring
+            left = [(name, mode) for name, mode in others if mode.name not in spared]
             removal = remove_leftovers(left, drain, engine.mode)
             await until(self.switcher.began, removal, patience=None)
             if not self.switcher.began.is_set():  # otherwise a thread may still use their sockets

@@ -6,13 +6,12 @@ Sockets, signals, timers and threads go through the event loop, netlink through 
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Callable, Iterable
+from collections.abc import AsyncIterator, Callable
 from pathlib import Path
 
 import msgspec
 
-from steersman.config import ProxyConfig, to_mode_options
-from steersman.host.exec import SubprocessExec
+from steersman.config import ProxyConfig
 from steersman.host.process import raise_descriptor_limit, set_oom_score_adjustment
 from steersman.model.inputs import HostFacts, NodeConfig
 from steersman.model.plan import Traits
@@ -22,12 +21,7 @@ from steersman.modes.specs import ModeOptions
 from steersman.run.process.config_reloader import file_changes
 from steersman.run.process.instance import Instance
 from steersman.run.process.memory import freeze_live_objects, tune_at_start
-from steersman.run.process.mode_transition import Chosen, other_modes
-from steersman.run.process.startup import (
-    allow_localhost_node_ports,
-    choose_mode,
-    set_conntrack,
-)
+from steersman.run.process.startup import allow_localhost_node_ports, set_conntrack
 
 
 def conntrack_usage() -> tuple[int, int]:
@@ -62,23 +56,3 @@ class Machine(msgspec.Struct, frozen=True):
     """Called before the cluster is first read."""
     memory_when_loaded: Callable[[], None] = freeze_live_objects
     """Called after the first sync."""
-
-    async def choose_mode(self, config: ProxyConfig) -> Chosen:
-        """Return the mode to run: the configured one, or its fallback.
-
-        Raises:
-            StartError: something is missing.
-        """
-        return await choose_mode(config, self.create_mode)
-
-    def leftovers(self, mode: Mode, config: ProxyConfig) -> Iterable[tuple[str, Mode]]:
-        """Return the other modes whose leftovers are removed once this one serves, by name."""
-        options = to_mode_options(config)
-        return other_modes(
-            mode.name,
-            SubprocessExec(),
-            mode.variant,
-            options,
-            self.create_mode,
-            may_have_left=self.may_have_left,
-        )

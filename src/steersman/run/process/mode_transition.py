@@ -1,9 +1,8 @@
-"""From one mode to another: choose the mode to run, remove leftovers of others, clean up.
+"""From one mode to another: remove what others left, and clean up.
 
 An established connection survives a change of the mode as long as there is never a moment without a
 NAT base chain and a user of conntrack (make before break):
 
-    choose             the configured mode, or its fallback; a fallback is always reported
     first sync         the new mode serves, beside the rules of the old one
     remove_leftovers   in the background, for each other mode and variant: let its connections
                        drain, hold the NAT hooks, remove its objects; retry until all are gone
@@ -25,15 +24,11 @@ from typing import NamedTuple
 
 from steersman.host.exec import Exec
 from steersman.model.errors import ApplyError, BusyError
-from steersman.model.findings import Finding, Severity
 from steersman.model.names import Family
 from steersman.model.ruleset import diff
 from steersman.modes.base import Mode, Support
 from steersman.modes.registry import Factory, create
 from steersman.modes.specs import SPECS, ModeOptions, ModeSpec, spec_of
-from steersman.run.observe.events import Recorder
-from steersman.run.observe.metrics import Metrics
-from steersman.source.store import Store
 
 log = logging.getLogger(__name__)
 
@@ -42,63 +37,6 @@ _PROBES = 3
 """Attempts to probe a mode that cannot run: it hardly left anything, but the reason may pass."""
 _POLL = 1.0  # seconds between two counts of open connections
 _NAMED = 3  # remaining objects that a message names
-
-
-# Choose the mode
-
-
-class Chosen(NamedTuple):
-    """The mode to run."""
-
-    mode: Mode
-    wanted: str
-    """The configured mode."""
-    missing: tuple[str, ...] = ()
-    """The reasons why the configured mode cannot run, a sentence each; () if it runs."""
-
-    @property
-    def sentence(self) -> str:
-        """The fallback, for people."""
-        why = " ".join(self.missing)
-        return f"mode {self.wanted} cannot run here; {self.mode.name} serves instead. {why}"
-
-
-async def choose(wanted: Mode, make: Callable[[str], Mode], *, strict: bool) -> Chosen | Support:
-    """Return the mode to run: the configured one, or its fallback.
-
-    Args:
-        wanted: the configured mode.
-        make: builds a mode by its name.
-        strict: no fallback is allowed.
-
-    Returns:
-        The mode, or the reasons why none can run.
-    """
-    support = await wanted.probe()
-    if support.usable:
-        for sentence in support.missing:
-            log.warning("%s", sentence)
-        return Chosen(wanted, wanted.name)
-    name = spec_of(wanted.name).fallback
-    if strict or not name:
-        return support
-    other = make(name)
-    second = await other.probe()
-    if not second.usable:
-        return Support(usable=False, missing=(*support.missing, *second.missing))
-    return Chosen(other, wanted.name, support.missing)
-
-
-def report_fallback(chosen: Chosen, recorder: Recorder, store: Store, metrics: Metrics) -> None:
-    """Report a fallback by a Warning Event, a Finding and a metric; do nothing if there is none."""
-    if not chosen.missing:
-        return
-    recorder.node("Warning", "ModeFallback", "StartKubeProxy", chosen.sentence)
-    store.report("mode", (Finding("the node", "mode", chosen.sentence, Severity.ERROR),))
-    metrics.mode_fallback(chosen.wanted, chosen.mode.name).set(1)
-
-
-# Remove the leftovers of other modes
 
 
 class Removal(NamedTuple):

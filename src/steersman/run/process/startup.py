@@ -1,4 +1,4 @@
-"""Steps before the sync loop: build the source and the mode, set sysctls.
+"""Steps before the sync loop: build the source, choose the mode, set sysctls.
 
 Commands that do not run on (`explain`, `--init-only`, `--dry-run`) use the same steps.
 """
@@ -10,6 +10,7 @@ import errno
 import logging
 import os
 from pathlib import Path
+from typing import NamedTuple
 
 import msgspec
 
@@ -25,12 +26,14 @@ from steersman.host.sysctl import (
     conntrack_settings,
     iptables_settings,
 )
+from steersman.model.findings import Finding, Severity
 from steersman.model.inputs import HostFacts, NodeConfig, Snapshot
 from steersman.model.plan import Traits
-from steersman.modes.base import Mode, Support
+from steersman.modes.base import Mode
 from steersman.modes.registry import Factory, create
 from steersman.modes.specs import SPECS
-from steersman.run.process.mode_transition import Chosen, choose
+from steersman.run.observe.events import Recorder
+from steersman.run.observe.metrics import Metrics
 from steersman.source.apiserver import ApiServerSource
 from steersman.source.base import Source
 from steersman.source.fetch import fetch_objects
@@ -97,6 +100,22 @@ def new_mode(config: ProxyConfig, create: Factory = create) -> Mode:
     return create(config.mode, SubprocessExec(), to_mode_options(config))
 
 
+class Chosen(NamedTuple):
+    """The mode to run."""
+
+    mode: Mode
+    wanted: str
+    """The configured mode."""
+    missing: tuple[str, ...] = ()
+    """The reasons why the configured mode cannot run, a sentence each; () if it runs."""
+
+    @property
+    def sentence(self) -> str:
+        """The fallback, for people."""
+        why = " ".join(self.missing)
+        return f"mode {self.wanted} cannot run here; {self.mode.name} serves instead. {why}"
+
+
 async def choose_mode(config: ProxyConfig, create: Factory = create) -> Chosen:
     """Build the configured mode or its fallback, and check that it can run here.
 
@@ -104,35 +123,43 @@ async def choose_mode(config: ProxyConfig, create: Factory = create) -> Chosen:
         StartError: something is missing.
     """
     wanted = new_mode(config, create)
-    found = await choose(
-        wanted,
-        lambda name: create(name, SubprocessExec(), to_mode_options(config)),
-        strict=config.steersman.strict,
-    )
-    if isinstance(found, Support):
-        raise StartError(f"{wanted.name} mode cannot run here: {' '.join(found.missing)}")
-    if found.missing:
-        log.warning("%s", found.sentence)
-    return found
+    support = await wanted.probe()
+    if support.usable:
+        for sentence in support.missing:
+            log.warning("%s", sentence)
+        return Chosen(wanted, wanted.name)
+    missing, fallback = support.missing, SPECS[wanted.name].fallback
+    if fallback and not config.steersman.strict:
+        other = create(fallback, SubprocessExec(), to_mode_options(config))
+        support = await other.probe()
+        if support.usable:
+            chosen = Chosen(other, wanted.name, missing)
+            log.warning("%s", chosen.sentence)
+            return chosen
+        missing += support.missing
+    raise StartError(f"{wanted.name} mode cannot run here: {' '.join(missing)}")
 
 
-async def prepared_mode(config: ProxyConfig) -> Mode:
-    """Build the configured mode or its fallback, and set the sysctls of the mode.
+def report_fallback(chosen: Chosen, recorder: Recorder, store: Store, metrics: Metrics) -> None:
+    """Report a fallback by a Warning Event, a Finding and a metric; do nothing if there is none."""
+    if not chosen.missing:
+        return
+    recorder.node("Warning", "ModeFallback", "StartKubeProxy", chosen.sentence)
+    store.report("mode", (Finding("the node", "mode", chosen.sentence, Severity.ERROR),))
+    metrics.mode_fallback(chosen.wanted, chosen.mode.name).set(1)
+
+
+async def initialize(config: ProxyConfig) -> None:
+    """Set the sysctls, which takes more privileges than NET_ADMIN (behaviour 1.6).
 
     Raises:
-        StartError: something is missing.
+        StartError: the mode cannot run here.
         BusyError: a sysctl cannot be set.
     """
     mode = new_mode(config)
     if mode.needs_sysctls:
         mode = (await choose_mode(config)).mode
         mode.prepare()
-    return mode
-
-
-async def initialize(config: ProxyConfig) -> None:
-    """Set the sysctls, which takes more privileges than NET_ADMIN (behaviour 1.6)."""
-    mode = await prepared_mode(config)
     set_conntrack(config, mode.traits)
     allow_localhost_node_ports(node_config(config), mode, await read_facts())
 

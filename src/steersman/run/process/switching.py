@@ -29,7 +29,7 @@ import time
 from collections.abc import Awaitable, Callable
 from contextlib import suppress
 from dataclasses import dataclass
-from typing import NamedTuple, Protocol, TypeVar
+from typing import TYPE_CHECKING, NamedTuple, TypeVar
 
 from steersman.config import ConfigError
 from steersman.model.errors import ApplyError, BusyError
@@ -51,6 +51,9 @@ from steersman.run.process.startup import StartError
 from steersman.run.sync.engine import Engine, setting_changes
 from steersman.run.sync.state import SyncReport
 
+if TYPE_CHECKING:
+    from steersman.run.process.daemon import Daemon
+
 T = TypeVar("T")
 
 log = logging.getLogger("steersman")
@@ -63,49 +66,6 @@ _PAUSE = 1.0  # seconds between two attempts
 _POLL = 0.1  # seconds between two looks at the canary
 _NAMED = 5
 """Findings and destinations that a step names."""
-
-
-class Seat(Protocol):
-    """What a switch needs of the process that it takes place in (run/process/daemon.py)."""
-
-    @property
-    def engine(self) -> Engine:
-        """The engine that serves."""
-        ...
-
-    @property
-    def turn(self) -> asyncio.Lock:
-        """Held while the serving engine syncs."""
-        ...
-
-    @property
-    def configured_mode(self) -> str:
-        """The mode that a restart would run."""
-        ...
-
-    def new_engine(self, name: str) -> Engine:
-        """Make an engine of another mode; nothing is written.
-
-        Raises:
-            ConfigError, StartError: the configuration is invalid in that mode.
-        """
-        ...
-
-    def prepare_machine(self, engine: Engine) -> None:
-        """Set the sysctls that an engine needs.
-
-        Raises:
-            OSError: one cannot be written.
-        """
-        ...
-
-    async def install(self, engine: Engine, report: SyncReport) -> None:
-        """Let an engine serve whose first sync has this report."""
-        ...
-
-    async def compare(self) -> SyncReport | None:
-        """Read the kernel back, and repair what differs."""
-        ...
 
 
 class SwitchError(Exception):
@@ -127,15 +87,11 @@ class Retiring(NamedTuple):
 class Switcher:
     """Switches the mode, one switch at a time."""
 
-    def __init__(self, seat: Seat, dial: Dial = dial) -> None:
-        """Prepare for switches of this process.
-
-        Args:
-            seat: the process.
-            dial: opens the connections that are watched.
-        """
-        self._seat = seat
-        self.dial = dial
+    def __init__(self, daemon: Daemon) -> None:
+        """Prepare for switches of this process."""
+        self._daemon = daemon
+        self.dial: Dial = dial
+        """Opens the connections that are watched."""
         self.running = ""
         """The mode of the switch that is under way; "" if none is."""
         self.began = asyncio.Event()
@@ -178,10 +134,10 @@ class Switcher:
                 closing = asyncio.create_task(self._close(retiring.mode, retiring.drain))
                 self._closing[closing] = retiring.mode
                 closing.add_done_callback(self._closing.pop)
-            plan = self._seat.engine.sync.state.plan
+            plan = self._daemon.engine.sync.state.plan
             proxied = plan.settings.traits.terminates_connections
             canary = Canary(targets_of(plan), self.dial, proxied=proxied)
-            return await _Switch(self._seat, request, tell, canary, self.retire, left).run()
+            return await _Switch(self._daemon, request, tell, canary, self.retire, left).run()
         finally:
             self.running = ""
             self.began.clear()
@@ -233,7 +189,7 @@ class Switcher:
 class _Switch:
     """One switch."""
 
-    seat: Seat
+    daemon: Daemon
     request: SwitchRequest
     tell: Tell
     canary: Canary
@@ -243,7 +199,7 @@ class _Switch:
     """The mode has left objects that still carry connections."""
 
     def __post_init__(self) -> None:
-        self._old = self.seat.engine
+        self._old = self.daemon.engine
         self._began = time.monotonic()
 
     def _say(self, name: str, text: str, state: StepState = "ok") -> None:
@@ -256,10 +212,10 @@ class _Switch:
     def _result(self, outcome: Outcome, text: str) -> SwitchResult:
         return SwitchResult(
             outcome,
-            self.seat.engine.mode.name,
+            self.daemon.engine.mode.name,
             self._old.mode.name,
             text,
-            self.seat.configured_mode,
+            self.daemon.configured_mode,
             round(time.monotonic() - self._began, 3),
             self.canary.dials,
             self.canary.failed,
@@ -272,7 +228,7 @@ class _Switch:
         new: Engine | None = None
         try:
             known = request.to in SPECS and SPECS[request.to].platform == sys.platform
-            new = self.seat.new_engine(request.to) if known else None
+            new = self.daemon.new_engine(request.to) if known else None
             await self._check(new)
         except (*_EXPECTED, ConfigError, StartError) as error:
             self._say("check", str(error), "failed")
@@ -292,7 +248,7 @@ class _Switch:
                 self._say("back", f"{error}; going back to {old.name} mode", "failed")
                 return await self._back(new)
         # The rest is left to the background.
-        configured = self.seat.configured_mode
+        configured = self.daemon.configured_mode
         self.retire(old, new.mode, self.request.drain_seconds)
         text = f"{new.mode.name} mode serves"
         if configured != new.mode.name:
@@ -370,7 +326,7 @@ class _Switch:
         old = self._old.mode
 
         async def free_ports() -> None:  # that the old mode keeps to itself
-            async with self.seat.turn:
+            async with self.daemon.turn:
                 have = await old.read()
                 if change := diff(have, old.with_free_node_ports(have)):
                     await old.apply(change)
@@ -394,7 +350,7 @@ class _Switch:
         """Let the old mode serve again, and remove the new one."""
         # The new mode may have touched objects of the old one, so the kernel is read again; and a
         # new Engine keeps the destinations that Services hold now.
-        old, now = self._old, self.seat.engine
+        old, now = self._old, self.daemon.engine
         again = Engine(old.mode, old.config, old.node, old.sync.store, before=now)
         again.spared = frozenset({new.mode.name})
         try:
@@ -424,13 +380,13 @@ class _Switch:
             SwitchError: it takes too long.
             ApplyError, BusyError, OSError: the kernel does not accept it.
         """
-        self.seat.prepare_machine(engine)
+        self.daemon.prepare_machine(engine)
         limit = asyncio.timeout(_FIRST_SYNC)
         try:
-            async with self.seat.turn, limit:
+            async with self.daemon.turn, limit:
                 report = await self._tried(engine.sync.run)
                 assert report is not None
-                await self.seat.install(engine, report)
+                await self.daemon.install(engine, report)
         except TimeoutError:
             if not limit.expired():  # a program did not answer
                 raise
@@ -462,10 +418,10 @@ class _Switch:
 
     async def _compare(self, step: str) -> None:
         """Compare the kernel with the plan now that only one mode is in it."""
-        report = await self._tried(self.seat.compare)
+        report = await self._tried(self.daemon.compare)
         written = len(report.written) if report else 0
         if written:  # both modes may have had a part in it
-            again = await self._tried(self.seat.compare)
+            again = await self._tried(self.daemon.compare)
             if again is not None and again.written:
                 text = f"{len(again.written)} kernel objects differ again: another program writes"
                 raise SwitchError(f"{text} them")
@@ -474,7 +430,7 @@ class _Switch:
 
     async def _watch(self) -> None:
         """Watch new connections; raise SwitchError if some destination fails again and again."""
-        canary, seat = self.canary, self.seat
+        canary, daemon = self.canary, self.daemon
         canary.forget()
         end = time.monotonic() + self.request.watch_seconds
         before, dials = canary.failed, canary.dials
@@ -482,7 +438,7 @@ class _Switch:
             if failing := canary.failing:
                 names = ", ".join(map(str, failing[:_NAMED]))
                 raise SwitchError(f"new connections fail to {names}: {canary.failures[-1]}")
-            if seat.engine.sync.failed and time.monotonic() > end:
+            if daemon.engine.sync.failed and time.monotonic() > end:
                 raise SwitchError("syncs fail; see the log")
             await asyncio.sleep(_POLL)  # the canary dials meanwhile
         if canary.proven:
