@@ -18,7 +18,7 @@ from steersman.model.inputs import HostFacts, NodeConfig, Snapshot
 from steersman.model.kube import EndpointSlice, KubeObject, Service
 from steersman.model.names import NODE as NODE_PART
 from steersman.model.names import Family, PlanKey, Protocol
-from steersman.model.plan import NodePlan, ServicePlan, SourceClass, Traits, Verdict
+from steersman.model.plan import NodePlan, Pool, ServicePlan, SourceClass, Traits, Verdict
 from steersman.source.store import Store
 from tests.support.builders.objects import (
     CONFIG,
@@ -118,8 +118,9 @@ def keeps_its_promises(plan: ServicePlan, node: NodePlan) -> None:
         assert list(listed) == sorted(set(listed), key=str)
         assert all((":" in endpoint.ip) is (plan.key.family is Family.IPV6) for endpoint in listed)
     assert set(plan.reachable) == {*plan.cluster, *plan.local}
-    assert bool(plan.cluster) is plan.uses_cluster
-    assert bool(plan.local) is plan.uses_local
+    actions = [action for each in plan.frontends for action in (each.pod, each.node, each.external)]
+    used = {action.pool for action in actions if action.verdict is Verdict.FORWARD}
+    assert {pool for pool in Pool if plan.pool(pool)} == used
     assert all(endpoint.local for endpoint in plan.local)
     for frontend in plan.frontends:
         assert 0 < frontend.port < 65536

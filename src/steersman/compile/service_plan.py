@@ -169,9 +169,10 @@ def plan_port(
 
 def without_frontends(plan: ServicePlan, kept: tuple[Frontend, ...]) -> ServicePlan:
     """Return a plan with only these of its Frontends, and the endpoints that they use."""
-    fewer = ServicePlan(plan.key, kept)
-    cluster: tuple[Endpoint, ...] = plan.cluster if fewer.uses_cluster else ()
-    local: tuple[Endpoint, ...] = plan.local if fewer.uses_local else ()
+    actions = [action for each in kept for action in (each.pod, each.node, each.external)]
+    used = {action.pool for action in actions if action.verdict is Verdict.FORWARD}
+    cluster: tuple[Endpoint, ...] = plan.cluster if Pool.CLUSTER in used else ()
+    local: tuple[Endpoint, ...] = plan.local if Pool.LOCAL in used else ()
     reachable = union(cluster, local)
     return replace(plan, frontends=kept, cluster=cluster, local=local, reachable=reachable)
 

@@ -12,30 +12,26 @@ from steersman.config.commandline import (
     reload_file,
 )
 from steersman.config.defaults import default_config, in_mode
-from steersman.config.errors import ConfigError, FieldError, Invalid, UsageError, findings
+from steersman.config.errors import ConfigError, Invalid, UsageError, findings
 from steersman.config.features import enabled
 from steersman.config.flags import FLAGS
 from steersman.config.flags_upstream import Flag, Group
 from steersman.config.help import flagz, help_text
-from steersman.config.load import Loaded, load
-from steersman.config.reload import ReloadPlan, applied, reload_plan
+from steersman.config.load import load
+from steersman.config.reload import applied, reload_plan
 from steersman.config.rules import validate
 from steersman.config.settings import to_failover_settings, to_mode_options, to_node_config
 from steersman.config.types import ProxyConfig
-from steersman.config.write import CommandOutput, check_config, configz, show_config, to_yaml
+from steersman.config.write import check_config, configz, show_config, to_yaml
 
 __all__ = [
     "FLAGS",
-    "CommandOutput",
     "ConfigError",
-    "FieldError",
     "Flag",
     "Group",
     "Invalid",
-    "Loaded",
     "Parsed",
     "ProxyConfig",
-    "ReloadPlan",
     "UsageError",
     "applied",
     "check_config",

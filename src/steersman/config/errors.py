@@ -38,13 +38,6 @@ class FieldError(msgspec.Struct, frozen=True):
         parts = (self.path, self.kind, self.value, self.detail)
         return ": ".join(part for part in parts if part)
 
-    @property
-    def finding(self) -> Finding:
-        """The error as a Finding on the configuration."""
-        field = self.path.removeprefix(ROOT + ".")
-        shown = f"{self.kind} {self.value}: {self.detail}" if self.value else self.detail
-        return Finding(ROOT, field, shown, Severity.ERROR)
-
 
 class Invalid(ConfigError):
     """A configuration breaks rules; `errors` has all of them."""
@@ -61,9 +54,14 @@ def findings(error: ConfigError, name: str) -> tuple[Finding, ...]:
         error: of reading or validating it.
         name: of the file, for an error about the file as a whole.
     """
-    if isinstance(error, Invalid):
-        return tuple(broken.finding for broken in error.errors)
-    return (Finding(name, "", f"{error}; keeping the previous configuration", Severity.ERROR),)
+    if not isinstance(error, Invalid):
+        reason = f"{error}; keeping the previous configuration"
+        return (Finding(name, "", reason, Severity.ERROR),)
+    found = []
+    for broken in error.errors:
+        reason = f"{broken.kind} {broken.value}: {broken.detail}" if broken.value else broken.detail
+        found.append(Finding(ROOT, broken.path.removeprefix(f"{ROOT}."), reason, Severity.ERROR))
+    return tuple(found)
 
 
 def printed(value: object) -> str:

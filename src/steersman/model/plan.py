@@ -80,7 +80,7 @@ class Pool(enum.StrEnum):
     LOCAL = "local"
 
 
-_CLUSTER, _FORWARD = Pool.CLUSTER, Verdict.FORWARD
+_CLUSTER = Pool.CLUSTER
 
 
 class Action(Value, frozen=True):
@@ -152,7 +152,8 @@ class ServicePlan(Value, frozen=True):
     frontends: tuple[Frontend, ...]
     """clusterIP first, then external IPs, load balancer IPs and the node port."""
     cluster: tuple[Endpoint, ...] = ()
-    """Endpoints of Pool.CLUSTER, sorted by their printed form; all equally likely."""
+    """Endpoints of Pool.CLUSTER, sorted by their printed form; all equally likely. Empty if no
+    Action forwards to them, as is `local`."""
     local: tuple[Endpoint, ...] = ()
     """Endpoints of Pool.LOCAL, in the same order."""
     reachable: tuple[Endpoint, ...] = ()
@@ -172,23 +173,6 @@ class ServicePlan(Value, frozen=True):
     """Use Maglev hashing for external clients, if the mode supports it."""
     scheduling: Scheduling = Scheduling()
     proxy: ProxyOptions = ProxyOptions()
-
-    @property
-    def uses_cluster(self) -> bool:
-        """Whether some Action forwards to Pool.CLUSTER."""
-        return self._uses(Pool.CLUSTER)
-
-    @property
-    def uses_local(self) -> bool:
-        """Whether some Action forwards to Pool.LOCAL."""
-        return self._uses(Pool.LOCAL)
-
-    def _uses(self, pool: Pool) -> bool:
-        for frontend in self.frontends:
-            for action in (frontend.pod, frontend.node, frontend.external):
-                if action.pool is pool and action.verdict is _FORWARD:
-                    return True
-        return False
 
     def pool(self, pool: Pool) -> tuple[Endpoint, ...]:
         """Return the endpoints of a pool."""

@@ -130,12 +130,13 @@ def random_plan(rng: Random, number: int, family: Family) -> ServicePlan:
         ]
     if rng.random() < 0.5:
         frontends.append(node_port(30000 + number, external))
-    draft = ServicePlan(name, tuple(frontends))
+    actions = [action for each in frontends for action in (each.pod, each.node, each.external)]
+    used = {action.pool for action in actions if action.verdict is Verdict.FORWARD}
     return plan(
         name,
         *frontends,
-        cluster=some if draft.uses_cluster else (),
-        local=local if draft.uses_local else (),
+        cluster=some if Pool.CLUSTER in used else (),
+        local=local if Pool.LOCAL in used else (),
         affinity=rng.choice([0, 0, 10800]),
         health=rng.choice([0, 0, 0, 32000 + number]),
     )

@@ -4,7 +4,7 @@ from msgspec.structs import replace
 from steersman.config import ProxyConfig, load, to_failover_settings, validate
 from steersman.config.commandline import assign
 from steersman.config.defaults import apply_platform_defaults, in_mode
-from steersman.config.errors import FieldError, printed
+from steersman.config.errors import FieldError, Invalid, findings, printed
 from steersman.config.features import enabled, gate_warnings
 from steersman.config.go import Duration, Quantity
 from steersman.config.rules import _FAILOVER_RANGES, parse_port_range, validate_dual_stack_cidrs
@@ -257,12 +257,12 @@ def test_port_ranges(text: str, ports: tuple[int, int] | None) -> None:
 
 def test_an_error_is_a_finding() -> None:
     (error,) = validate(replace(GOOD, mode="foo"))
-    finding = error.finding
+    missing = FieldError("KubeProxyConfiguration.a", "Required value", "", "give it")
+    finding, other = findings(Invalid([error, missing]), "file.yaml")
     assert (finding.object, finding.field) == ("KubeProxyConfiguration", "Mode.ProxyMode")
     assert finding.reason.startswith('Invalid value "foo": must be')
     assert finding.severity is Severity.ERROR
-    missing = FieldError("KubeProxyConfiguration.a", "Required value", "", "give it")
-    assert missing.finding.reason == "give it"
+    assert (other.field, other.reason) == ("a", "give it")
 
 
 @pytest.mark.parametrize(

@@ -3,7 +3,6 @@ import json
 from msgspec.structs import replace
 
 from steersman.config import (
-    CommandOutput,
     ConfigError,
     Invalid,
     check_config,
@@ -19,6 +18,7 @@ from steersman.config import (
 )
 from steersman.config.commandline import assign
 from steersman.config.defaults import apply_platform_defaults
+from steersman.config.write import CommandOutput
 
 HEAD = "apiVersion: kubeproxy.config.k8s.io/v1alpha1\nkind: KubeProxyConfiguration\n"
 BASE = apply_platform_defaults(default_config())

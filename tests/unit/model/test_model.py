@@ -160,11 +160,6 @@ def test_a_plan_knows_which_lists_it_uses() -> None:
     frontend = Frontend(FrontendKind.NODE_PORT, "", 30000, drop, there, here)
     one, two = Endpoint("10.0.0.1", 1), Endpoint("10.0.0.2", 2)
     plan = ServicePlan(key, (frontend,), (one,), (two,), (one, two))
-    assert plan.uses_cluster
-    assert plan.uses_local
-    assert not ServicePlan(key, ()).uses_cluster
-    dropping = Frontend(FrontendKind.NODE_PORT, "", 30000, drop, drop, drop)
-    assert not ServicePlan(key, (dropping,)).uses_local
     assert plan.pool(Pool.CLUSTER) == (one,)
     assert plan.pool(Pool.LOCAL) == (two,)
     assert [frontend.action(source) for source in SourceClass] == [drop, there, here]

@@ -101,13 +101,12 @@ def render_service(plan: ServicePlan) -> dict[bytes, bytes]:
         out[Kind.FRONTEND + key] = FrontendValue(actions, flags, name).pack()
         for cidr in frontend.source_ranges:
             out[Kind.RANGE + pack_cidr(cidr) + name] = b""
-    # Endpoints only matter if a frontend leads to them.
     if out:
-        cluster = _endpoints(plan.cluster) if plan.cluster and plan.uses_cluster else b""
-        local = _endpoints(plan.local) if plan.local and plan.uses_local else b""
+        cluster = _endpoints(plan.cluster) if plan.cluster else b""
+        local = _endpoints(plan.local) if plan.local else b""
         value = ServiceValue(plan.affinity_seconds, cluster, local)
         out[Kind.SERVICE + name] = value.pack()
-        if plan.maglev and plan.uses_cluster and plan.cluster:
+        if plan.maglev and plan.cluster:
             out[Kind.MAGLEV + name] = maglev_table([*map(layout.pack_endpoint, plan.cluster)])
     return out
 

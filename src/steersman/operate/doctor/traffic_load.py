@@ -171,7 +171,7 @@ def reason_of(
     new, now = counts
     in_use = [count for state, count in zip(ready, new, strict=True) if str(state.endpoint) in used]
     if unused and not uneven(in_use):
-        if plan.uses_cluster:
+        if plan.cluster:
             return (
                 f"topology hints leave {len(unused)} of {len(ready)} ready endpoints out on this "
                 "node",
@@ -180,7 +180,7 @@ def reason_of(
         return _only_local(len(used), len(ready))
     elsewhere = [c for state, c in zip(ready, new, strict=True) if not state.endpoint.local]
     here = [c for state, c in zip(ready, new, strict=True) if state.endpoint.local]
-    if plan.uses_local and here and elsewhere and max(elsewhere) < min(here):
+    if plan.local and here and elsewhere and max(elsewhere) < min(here):
         return _only_local(len(here), len(ready))
     if plan.affinity_seconds:
         return (
