@@ -116,18 +116,17 @@ def read_file(path: str) -> bytes:
         raise ConfigError(reason) from error
 
 
-def reload_file(parsed: Parsed, *, read: Read | None = None, mode: str = "") -> Parsed:
+def reload_file(parsed: Parsed, *, mode: str = "") -> Parsed:
     """Read the configuration file of a running process again, under the same command line.
 
     Args:
         parsed: the command line; without a file it is resolved again.
-        read: reads a file.
         mode: the mode that runs, if it is not the configured one: defaults depend on it.
 
     Raises:
         ConfigError: the file is invalid; the previous configuration should stay in force.
     """
-    return _resolve(parsed.values, parsed.arguments, read or read_file, mode)
+    return _resolve(parsed.values, parsed.arguments, read_file, mode)
 
 
 def _resolve(

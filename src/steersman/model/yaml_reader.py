@@ -18,6 +18,7 @@ import re
 from collections.abc import Iterator
 from typing import Any, NamedTuple, TypeAlias
 
+import msgspec
 import yaml
 
 Plain: TypeAlias = "dict[str, Plain] | list[Plain] | str | int | float | bool | None"
@@ -62,12 +63,11 @@ class Document(NamedTuple):
     """A sentence for each key that its mapping had before; the last one counts."""
 
 
-class Budget:
+class Budget(msgspec.Struct):
     """The nodes that texts may still have, with all aliases expanded, and their nesting."""
 
-    def __init__(self, nodes: int, deepest: int) -> None:
-        self.nodes = nodes
-        self.deepest = deepest
+    nodes: int
+    deepest: int
 
 
 def read_yaml(text: str, budget: Budget) -> Iterator[Document]:
@@ -114,41 +114,25 @@ class _Anchored(NamedTuple):
     """Levels of collections in it."""
 
 
-class _Collection:
+class _Collection(msgspec.Struct):
     """A mapping or sequence whose end has not been read."""
 
-    __slots__ = (
-        "anchor",
-        "entries",
-        "height",
-        "key",
-        "key_line",
-        "left",
-        "line",
-        "lines",
-        "merged",
-        "merges",
-    )
-
-    def __init__(
-        self, entries: dict[str, Plain] | list[Plain], anchor: str | None, line: int, left: int
-    ) -> None:
-        self.entries = entries
-        self.anchor = anchor
-        self.line = line
-        self.left = left
-        """The budget at its start."""
-        self.height = 1
-        """Levels of collections in it, itself included."""
-        self.key: str | None = None
-        """The key of the next value; None if a key is next."""
-        self.key_line = 0
-        self.merges = False
-        """Whether that key is `<<`."""
-        self.merged: dict[str, Plain] = {}
-        """The entries of the mappings under `<<`."""
-        self.lines: list[int] = []
-        """The first lines of its entries, for `items`."""
+    entries: dict[str, Plain] | list[Plain]
+    anchor: str | None
+    line: int
+    left: int
+    """The budget at its start."""
+    height: int = 1
+    """Levels of collections in it, itself included."""
+    key: str | None = None
+    """The key of the next value; None if a key is next."""
+    key_line: int = 0
+    merges: bool = False
+    """Whether that key is `<<`."""
+    merged: dict[str, Plain] = {}
+    """The entries of the mappings under `<<`."""
+    lines: list[int] = []
+    """The first lines of its entries, for `items`."""
 
 
 class _Builder:

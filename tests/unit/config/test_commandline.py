@@ -1,3 +1,5 @@
+from pathlib import Path
+
 import pytest
 from msgspec.structs import replace
 
@@ -207,14 +209,17 @@ def test_a_bad_file_is_named() -> None:
         parsed("--config=f", file="mode: 5\n")
 
 
-def test_reading_the_file_again() -> None:
-    old = parsed("--config=f", "--v=3", "--hostname-override=n", file="mode: ipvs\n")
-    new = reload_file(old, read=lambda _: (HEAD + "mode: ipvs\nbindAddress: '::'\n").encode())
-    assert new.config == replace(
+def test_reading_the_file_again(tmp_path: Path) -> None:
+    file = tmp_path / "config.yaml"
+    file.write_text(HEAD + "mode: ipvs\n")
+    old = parse_command_line([f"--config={file}", "--v=3", "--hostname-override=n"])
+    file.write_text(HEAD + "mode: ipvs\nbindAddress: '::'\n")
+    assert reload_file(old).config == replace(
         old.config,
         bind_address="::",
         healthz_bind_address="[::]:10256",
         metrics_bind_address="[::1]:10249",
     )
+    file.write_text(HEAD + "mode: x\n")
     with pytest.raises(Invalid):
-        reload_file(old, read=lambda _: (HEAD + "mode: x\n").encode())
+        reload_file(old)
