@@ -16,7 +16,7 @@ from steersman.compile.findings import FindingCollector
 from steersman.compile.service import PROTOCOLS
 from steersman.model.addresses import canonical_ip
 from steersman.model.findings import Finding, listed, quoted
-from steersman.model.kube import EndpointSlice, Service
+from steersman.model.kube import Annotations, EndpointSlice, Service
 from steersman.model.names import SCHEDULER_FLAGS, PlanKey, Protocol
 from steersman.model.plan import ServicePlan
 
@@ -36,16 +36,15 @@ _SCHEDULERS = (None, "", "rr", "wrr", "lc", "wlc", "sed", "nq", "fo", "ovf", "tw
 """The schedulers of net/netfilter/ipvs up to Linux 6.12; the kernel rejects one that it lacks."""
 
 
-def with_options(service: Service, plans: Plans) -> tuple[Plans, tuple[Finding, ...]]:
+def with_options(
+    service: Service, given: Annotations, plans: Plans
+) -> tuple[Plans, tuple[Finding, ...]]:
     """Return plans with the options of the Service's annotations, and the problems of those.
 
     `steersman/load-balancing`, `steersman/ipvs-scheduler`, `steersman/ipvs-scheduler-flags`,
     `steersman/proxy-protocol`, `steersman/metrics`, and `steersman/eject` and `steersman/probe`,
     which are only checked here.
     """
-    given = service.metadata.annotations
-    if given is None:
-        return plans, ()  # most Services
     _, wrong = read_check(service)
     if not (
         given.load_balancing
@@ -111,8 +110,6 @@ def with_weights(
         plans: the Service's plans.
         wanted: the ports of the Service; other ports of the slices do not count.
     """
-    if not any(slice_.metadata.annotations for slice_ in slices):
-        return plans, ()  # almost always
     by_port: dict[int, dict[str, int]] = {}
     findings: list[Finding] = []
     # 1. Weights by port number, as the slices of the Service give them.

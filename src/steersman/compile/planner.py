@@ -80,7 +80,8 @@ class Planner:
         self._planned_by = config
         self._unfinished = False
         """Whether the last `steps` did not run to the end."""
-        self._settings: NodeSettings | None = None
+        self.settings = NodeSettings()
+        """The node-wide part, as of the last update."""
         self._zone = ""
         self._node_input: tuple[Node | None, tuple[str, ...], HostFacts] | None = None
         self._plans: Plans = {}
@@ -96,11 +97,6 @@ class Planner:
     def inherit_holders(self, predecessor: Planner) -> None:
         """Let Services keep the destinations that they hold in another Planner's plan."""
         self._claims.inherit_holders(predecessor._claims)
-
-    @property
-    def settings(self) -> NodeSettings:
-        """The node-wide part, as of the last update."""
-        return self._settings or NodeSettings()
 
     @property
     def services(self) -> Mapping[PlanKey, ServicePlan]:
@@ -138,18 +134,18 @@ class Planner:
         if self._unfinished or self.config != self._planned_by:
             self._start_over()
         self._unfinished = True
-        before = self._settings
+        before = self.settings if self._node_input else None
         settings, policy_changed = self._update_node(snapshot, facts)
         names = set(dirty)
         if policy_changed:
             names.update(snapshot.services, self._parsed)
         yield from self._update_services(names, snapshot, settings, policy_changed)
         # Thresholds depend on the size of the new plan, so they come last.
-        self._settings = with_thresholds(
+        self.settings = with_thresholds(
             settings, self.config, services=len(self._plans), endpoints=self._endpoints
         )
-        if self._settings is not before and (
-            before is None or _rendered(self._settings) != _rendered(before)
+        if before is None or (
+            self.settings is not before and _rendered(self.settings) != _rendered(before)
         ):
             self.log.touch(NODE)
             for key in self._plans:
@@ -161,7 +157,7 @@ class Planner:
         claims = ClaimIndex()
         claims.inherit_holders(self._claims)
         self._claims, self._planned_by = claims, self.config
-        self._settings, self._node_input = None, None
+        self.settings, self._node_input = NodeSettings(), None
         self._parsed, self._lost, self._endpoints = {}, {}, 0
         self._findings = FindingIndex()
         for key in self._plans:
@@ -171,14 +167,14 @@ class Planner:
     def _update_node(self, snapshot: Snapshot, facts: HostFacts) -> tuple[NodeSettings, bool]:
         """Return the settings with the last thresholds, and whether plans depend on the change."""
         # Node status updates come every few minutes; most of them change none of the input.
-        before, zone_before = self._settings, self._zone
+        before, zone_before = self.settings, self._zone
         node_input = (snapshot.node, snapshot.service_cidrs, facts)
-        if before is not None and node_input == self._node_input:
+        if node_input == self._node_input:
             return before, False
-        self._node_input = node_input
+        first, self._node_input = self._node_input is None, node_input
         settings, self._node_findings = node_settings(snapshot, self.config, facts, self._traits)
         self._zone = zone_of(snapshot.node)
-        if before is None:
+        if first:
             return settings, True
         settings = msgspec.structs.replace(
             settings, split_dispatch=before.split_dispatch, large_cluster=before.large_cluster

@@ -123,9 +123,13 @@ def plan_service(
     if traits.assigns_vips:
         plans, more = without_own_addresses(parsed.service, plans, settings)
         findings += more
-    plans, more = with_weights(slices, plans, parsed.wanted)
-    plans, wrong = with_options(parsed.service, plans)
-    return plans, findings + more + wrong
+    if any(slice_.metadata.annotations for slice_ in slices):
+        plans, more = with_weights(slices, plans, parsed.wanted)
+        findings += more
+    if parsed.service.metadata.annotations is not None:
+        plans, more = with_options(parsed.service, parsed.service.metadata.annotations, plans)
+        findings += more
+    return plans, findings
 
 
 def plan_port(

@@ -49,50 +49,13 @@ class Renderer:
         self._ledger = ledger
         self.broken: dict[Owner, str] = {}
         """The error of each owner whose objects could not be rendered."""
-        self._rendered: set[Owner] = set()
-
-    def take_count(self) -> int:
-        """Return the number of plans rendered since the last call."""
-        count, self._rendered = len(self._rendered), set()
-        return count
+        self.rendered: set[Owner] = set()
+        """Plans that were rendered; its reader clears it."""
 
     async def render(self, owners: Collection[Owner], settings: NodeSettings) -> None:
         """Render the parts of some owners, a few milliseconds at a time."""
         # Such a mode fills an empty kernel in parts: the objects are never all unpacked.
         packed = self._mode.writes_in_parts and len(owners) >= _PACKED_FROM
-        await self._render(owners, settings, packed=packed)
-        if self.broken:
-            self._ledger.drop_claimed(self.broken)
-
-    async def parts(
-        self, owners: Iterable[Owner], settings: NodeSettings
-    ) -> AsyncGenerator[Ruleset]:
-        """Render owners into an empty ledger, and yield their objects in parts; see `Mode.fill`.
-
-        Raises:
-            ApplyError: two owners claim one object; everything is rendered.
-        """
-        size, number = _FIRST_PART, 0
-        first = {owner: None for owner in owners if self._comes_first(owner)}
-        rest = iter([owner for owner in owners if owner not in first])
-        part: list[Owner] = [NODE, *(owner for owner in first if owner != NODE)]
-        while part:
-            await self._render(part, settings)
-            objects = self._ledger.wanted(part)
-            number += len(objects)
-            yield objects
-            part = list(islice(rest, size))
-            size += size // 2
-        if len(self._ledger.wanted()) != number:
-            raise ApplyError("two Services claim the same kernel object")
-
-    def _comes_first(self, owner: Owner) -> bool:
-        plan = self._plans.get(owner) if isinstance(owner, PlanKey) else None
-        return plan is None or self._mode.comes_first(plan)
-
-    async def _render(
-        self, owners: Iterable[Owner], settings: NodeSettings, *, packed: bool = False
-    ) -> None:
         cost = 0
         for owner in owners:
             if cost >= _SLICE:
@@ -114,4 +77,32 @@ class Renderer:
             self._ledger.put(owner, objects, packed=packed and owner != NODE)
             if plan is not None:
                 cost += 1 + len(plan.reachable) // 16
-                self._rendered.add(owner)
+                self.rendered.add(owner)
+        if self.broken:
+            self._ledger.drop_claimed(self.broken)
+
+    async def parts(
+        self, owners: Iterable[Owner], settings: NodeSettings
+    ) -> AsyncGenerator[Ruleset]:
+        """Render owners into an empty ledger, and yield their objects in parts; see `Mode.fill`.
+
+        Raises:
+            ApplyError: two owners claim one object; everything is rendered.
+        """
+        size, number = _FIRST_PART, 0
+        first = {owner: None for owner in owners if self._comes_first(owner)}
+        rest = iter([owner for owner in owners if owner not in first])
+        part: list[Owner] = [NODE, *(owner for owner in first if owner != NODE)]
+        while part:
+            await self.render(part, settings)
+            objects = self._ledger.wanted(part)
+            number += len(objects)
+            yield objects
+            part = list(islice(rest, size))
+            size += size // 2
+        if len(self._ledger.wanted()) != number:
+            raise ApplyError("two Services claim the same kernel object")
+
+    def _comes_first(self, owner: Owner) -> bool:
+        plan = self._plans.get(owner) if isinstance(owner, PlanKey) else None
+        return plan is None or self._mode.comes_first(plan)

@@ -136,6 +136,8 @@ class Sync:
         self._ledger = ObjectLedger()
         self._bisector = Bisector(self._apply, self._read, self._ledger)
         self._renderer = Renderer(mode, planner.services, self._ledger)
+        self.broken: Mapping[Owner, str] = self._renderer.broken
+        """The error of each owner whose objects could not be rendered."""
         self._seen: tuple[Hashable | None, Ruleset] | None = None
         """The fingerprint and the objects of the kernel, if they were read before rendering."""
         self._clock = clock
@@ -147,11 +149,6 @@ class Sync:
         self._running = asyncio.Lock()
         self.drift: Drift | None = None
         """Changes by other programs that were found and are not repaired yet."""
-
-    @property
-    def broken(self) -> Mapping[Owner, str]:
-        """The error of each owner whose objects could not be rendered."""
-        return self._renderer.broken
 
     @property
     def owes(self) -> bool:
@@ -201,7 +198,8 @@ class Sync:
             self.failed = True
             raise
         self.failed = False
-        dirty = self._renderer.take_count()
+        dirty = len(self._renderer.rendered)
+        self._renderer.rendered.clear()
         result = SyncResult(
             revision=self.state.revision + 1,
             # On a busy node changes come along with each comparison: they are no drift.
