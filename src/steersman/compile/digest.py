@@ -20,13 +20,7 @@ _MODULUS = 1 << 64
 
 
 def digest_of(name: ObjectName, service: Service, slices: Iterable[EndpointSlice]) -> int:
-    """Return the digest of a Service, of 64 bits; 0 is never one.
-
-    Args:
-        name: its name.
-        service: its frontends.
-        slices: its EndpointSlices, in any order.
-    """
+    """Return the digest of a Service, of 64 bits; 0 is never one."""
     spec, status = service.spec, service.status
     balancer = status.load_balancer if status else None
     ports = {

@@ -47,20 +47,11 @@ class EndpointReport(Value, frozen=True):
     findings: tuple[Finding, ...] = ()
     """The problems of the EndpointSlices."""
 
-
-def why_endpoints(
-    service: Service,
-    slices: Iterable[EndpointSlice],
-    settings: NodeSettings,
-    zone: str,
-    port: PlanKey,
-    *,
-    ejections: tuple[Ejection, ...] = (),
-) -> tuple[str, ...]:
-    """Return the lines of the report on one ServicePort; see `ServiceReports` for the arguments."""
-    report = ServiceReports(service, slices, settings, zone, ejections=ejections).of(port)
-    lines = (f"{each.endpoint}: {each.why}" for each in report.endpoints)
-    return (*report.notes, *lines, *map(str, report.findings))
+    @property
+    def lines(self) -> tuple[str, ...]:
+        """The report for people."""
+        endpoints = (f"{each.endpoint}: {each.why}" for each in self.endpoints)
+        return (*self.notes, *endpoints, *map(str, self.findings))
 
 
 class ServiceReports:
@@ -75,15 +66,7 @@ class ServiceReports:
         *,
         ejections: tuple[Ejection, ...] = (),
     ) -> None:
-        """Report nothing yet.
-
-        Args:
-            service: the Service.
-            slices: its EndpointSlices.
-            settings: of this node.
-            zone: of this node; "" if it has none.
-            ejections: endpoints of the Service that do not answer.
-        """
+        """Report nothing yet; `ejections` are endpoints of the Service that do not answer."""
         self.slices = tuple(slices)
         self._service = service
         self._settings = settings

@@ -96,14 +96,7 @@ def watched_pools(
     families: Sequence[Family],
     node_name: str,
 ) -> dict[PlanKey, dict[Backend, str]]:
-    """Return the ready endpoints of each ServicePort, with the names of their nodes ("": unknown).
-
-    Args:
-        service: a Service that is served.
-        slices: its EndpointSlices.
-        families: the families that this node serves.
-        node_name: this node.
-    """
+    """Return the ready endpoints of each ServicePort, with their nodes ("" for an unknown one)."""
     kept, _ = limited_slices(slices)
     nodes = {
         canonical_ip(end.addresses[0]): end.node_name or ""

@@ -228,12 +228,9 @@ def port_names(
     return dict.fromkeys(_cluster_ips(service.spec, families, problems), names)
 
 
-def service_ports(
-    service: Service, family: Family, *, allow_external_ips: bool = True
-) -> PortSpecs:
+def service_ports(service: Service, family: Family) -> PortSpecs:
     """Return the ServicePorts of a Service in one family; {} if it is not served there."""
-    parsed = parse_service(service, (family,), allow_external_ips=allow_external_ips)
-    return {key.name: spec for key, spec in parsed.ports}
+    return {key.name: spec for key, spec in parse_service(service, (family,)).ports}
 
 
 def port_number(field: str, number: int, problems: FindingCollector) -> int:

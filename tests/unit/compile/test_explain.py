@@ -4,7 +4,7 @@ from typing import Any
 
 import pytest
 
-from steersman.compile.explain import ServiceReports, why_endpoints
+from steersman.compile.explain import ServiceReports
 from steersman.model.failover import Backend, Ejection, Observation
 from steersman.model.kube import EndpointSlice, Service
 from steersman.model.names import Family, PlanKey, Protocol
@@ -31,10 +31,7 @@ LOCAL: dict[str, Any] = {
 def why(
     *slices: EndpointSlice, zone: str = "z1", key: PlanKey = KEY, obj: Service | None = None
 ) -> tuple[str, ...]:
-    return why_endpoints(obj or service(), slices, settings_of(), zone, key)
-
-
-# why_endpoints
+    return ServiceReports(obj or service(), slices, settings_of(), zone).of(key).lines
 
 
 @pytest.mark.parametrize(
@@ -182,8 +179,9 @@ def test_a_service_without_a_selector_needs_somebody_who_writes_its_slices() -> 
 def test_an_ejection_is_a_reason(reason: Observation, node: str, says: str) -> None:
     backend = Backend("10.0.0.2", 8080, Protocol.TCP)
     ejection = Ejection(backend, reason, 1_700_000_000, 1_700_000_010, 1, node=node)
-    lines = why_endpoints(
-        service(), [slice_(HERE, THERE)], settings_of(), "z1", KEY, ejections=(ejection,)
+    reports = ServiceReports(
+        service(), [slice_(HERE, THERE)], settings_of(), "z1", ejections=(ejection,)
     )
+    lines = reports.of(KEY).lines
     when = "since 22:13:20 UTC; this node tries it again from 22:13:30"
     assert lines[1] == f"10.0.0.2:8080: out: ejected: {says} {when}"

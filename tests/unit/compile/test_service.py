@@ -188,7 +188,7 @@ def test_a_range_of_everything_allows_everyone_in_its_family() -> None:
 
 def test_external_ips_can_be_turned_off() -> None:
     obj = service(externalIPs=["198.51.100.7"])
-    (spec,) = service_ports(obj, Family.IPV4, allow_external_ips=False).values()
+    ((_, spec),) = parse_service(obj, BOTH, allow_external_ips=False).ports
     assert spec.external_ips == ()
 
 

@@ -7,7 +7,7 @@ from difflib import get_close_matches
 
 from steersman.compile.conflicts import describe
 from steersman.compile.endpoints import EndpointState, read_endpoints, with_ejections
-from steersman.compile.explain import why_endpoints
+from steersman.compile.explain import ServiceReports
 from steersman.compile.node import zone_of
 from steersman.model.findings import Severity, printable
 from steersman.model.kube import EndpointSlice, Service
@@ -146,9 +146,10 @@ class Endpoints:
         self.why: tuple[str, ...] = ()
         if service is not None:
             zone = zone_of(world.snapshot.node)
-            self.why = why_endpoints(
-                service, self.slices, world.plan.settings, zone, plan.key, ejections=ejections
+            reports = ServiceReports(
+                service, self.slices, world.plan.settings, zone, ejections=ejections
             )
+            self.why = reports.of(plan.key).lines
 
 
 async def service_endpoints(context: Context) -> Iterable[CheckResult]:

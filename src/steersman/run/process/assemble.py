@@ -54,11 +54,6 @@ log = logging.getLogger("steersman")
 async def run_daemon(parsed: Parsed, logs: ProcessLog, machine: Machine) -> None:
     """Run the process until SIGTERM or SIGINT; the rules stay in force.
 
-    Args:
-        parsed: the command line.
-        logs: the process's log.
-        machine: the machine it runs on.
-
     Raises:
         StartError: it cannot run here, or a supervisor has to restart it.
         SysctlError: a start-up setting cannot be written (behaviour 1.1).

@@ -40,15 +40,7 @@ class ConfigReloader:
         file_changes: Callable[[Path], AsyncIterator[None]],
         set_conntrack: Callable[[ProxyConfig, Traits], None],
     ) -> None:
-        """Start with the configuration of the command line.
-
-        Args:
-            parsed: the command line.
-            store: receives Findings about the file.
-            traits: traits of the mode.
-            file_changes: yields each time that a file changed, as the function of that name.
-            set_conntrack: applies conntrack's settings.
-        """
+        """Start with the configuration of the command line; the Store gets Findings of the file."""
         self.current = parsed.config
         self._parsed = parsed
         self._file = parsed.config_file

@@ -384,10 +384,6 @@ class Daemon:
     async def switch(self, request: SwitchRequest, tell: Tell) -> SwitchResult:
         """Switch the mode; it goes on if the caller is cancelled.
 
-        Args:
-            request: the mode, and how.
-            tell: called with each step as soon as it is done.
-
         Raises:
             BusyError: another switch is under way.
         """

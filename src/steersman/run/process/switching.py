@@ -107,11 +107,7 @@ class Switcher:
         return frozenset(self._retiring)
 
     async def switch(self, request: SwitchRequest, tell: Tell) -> SwitchResult:
-        """Switch as asked for.
-
-        Args:
-            request: the mode, and how.
-            tell: called with each step as soon as it is done.
+        """Switch as asked for, and `tell` each step as soon as it is done.
 
         Raises:
             BusyError: another switch is under way.

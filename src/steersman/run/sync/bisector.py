@@ -43,13 +43,7 @@ class Bisector:
         read: Callable[[], Awaitable[Ruleset]],
         ledger: ObjectLedger,
     ) -> None:
-        """Create a bisector.
-
-        Args:
-            apply: writes a Diff; raises ApplyError if the kernel refuses it.
-            read: returns the objects in the kernel.
-            ledger: the objects of each owner; updated after each attempt.
-        """
+        """Create a bisector; `apply` raises ApplyError if the kernel refuses a Diff."""
         self._apply = apply
         self._read = read
         self._ledger = ledger

@@ -33,13 +33,7 @@ class Engine:
     ) -> None:
         """Create it; nothing is read or written before its Sync runs.
 
-        Args:
-            mode: the mode.
-            config: the configuration in force, whose mode is this one.
-            node: the part of it that shapes plans.
-            store: the cluster's objects, and this machine.
-            before: the engine that serves until now: its Services keep the ports and addresses
-                that they hold.
+        Services keep the ports and addresses that they hold in `before`, the engine until now.
         """
         planner = Planner(node, mode.traits)
         if before is not None:

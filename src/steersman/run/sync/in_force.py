@@ -69,12 +69,7 @@ class InForce:
         self.refused = refused
 
     def has_newest(self, name: ObjectName, log: ChangeLog[Change]) -> bool:
-        """Return whether the Store's version of a Service and its endpoints is in force.
-
-        Args:
-            name: the Service.
-            log: of the Store.
-        """
+        """Return whether the Store's version of a Service and its endpoints is in force."""
         newest = max(log.revision_of(Change(kind, name)) for kind in KINDS_OF_SERVICE)
         return newest <= self._changes and name not in self.refused
 

@@ -37,13 +37,7 @@ class Renderer:
     def __init__(
         self, mode: Mode, plans: Mapping[PlanKey, ServicePlan], ledger: ObjectLedger
     ) -> None:
-        """Render nothing yet.
-
-        Args:
-            mode: renders.
-            plans: a live view of all plans.
-            ledger: takes the kernel objects.
-        """
+        """Render nothing yet; `plans` is a live view of all plans."""
         self._mode = mode
         self._plans = plans
         self._ledger = ledger

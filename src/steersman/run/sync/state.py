@@ -140,10 +140,7 @@ def unwritten_findings(
 ) -> FindingIndex:
     """Return Findings about owners without their objects, bounded as those of plans.
 
-    Args:
-        mode: name of the mode.
-        rejected: the kernel's error, by owner.
-        broken: the error of each owner whose objects could not be rendered.
+    `rejected` has the errors of the kernel, `broken` those of rendering.
     """
     by_object: dict[ObjectName, list[Finding]] = {}
     reasons = [
