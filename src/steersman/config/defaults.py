@@ -104,10 +104,7 @@ def apply_platform_defaults(config: ProxyConfig) -> ProxyConfig:
 def with_min_sync_period(block: Steersman, mode: str, asked: Duration) -> Steersman:
     """Return our block with the mode's short minimum period, unless the operator gave one.
 
-    Args:
-        block: the block `steersman`.
-        mode: the configured mode.
-        asked: the minimum period of the mode's section or flag; 0 if not given.
+    `asked` is the minimum period of the mode's section or flag, 0 if it was not given.
     """
     short = spec_of(mode).min_sync_seconds
     if block.min_sync_period is not None or asked or short is None:

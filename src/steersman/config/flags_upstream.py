@@ -74,14 +74,9 @@ _DEFAULTS = default_config()
 
 
 def setting(name: str, group: Group, target: str, text: str, **more: Any) -> Flag:
-    """Return the flag that sets a field, with its default.
+    """Return the flag that sets a field of ProxyConfig, with its type and default.
 
-    Args:
-        name: of the flag.
-        group: its heading in `--help`.
-        target: path of the field in ProxyConfig.
-        text: the help.
-        more: other fields of the Flag: `kind`, if the type of the field does not tell it.
+    `more` are other fields of the Flag: the kind, if the type of the field does not tell it.
     """
     value = attrgetter(target)(_DEFAULTS)
     if isinstance(value, bool):

@@ -39,9 +39,7 @@ class Loaded(msgspec.Struct, frozen=True):
 def load(data: bytes | str, mode: str = "") -> Loaded:
     """Decode a configuration and fill in defaults; rules.py validates it.
 
-    Args:
-        data: the file.
-        mode: overrides the file's mode, on which sections and defaults depend.
+    A mode that is given overrides the file's: sections and defaults depend on it.
 
     Raises:
         ConfigError: it cannot be decoded, not even leniently.

@@ -63,24 +63,6 @@ class ChangeLog(Generic[Name]):
         """Return the revision of the last change; 0 if none is known."""
         return self._revisions.get(name, 0)
 
-    def since(self, revision: int, until: int | None = None) -> list[Name]:
-        """Return the names that changed after a revision, oldest first.
-
-        Costs as much as there are names after it.
-
-        Args:
-            revision: of a cursor; 0 returns all names.
-            until: leave out names that changed after this revision.
-        """
-        names = []
-        for name, touched in reversed(self._revisions.items()):
-            if touched <= revision:
-                break
-            if until is None or touched <= until:
-                names.append(name)
-        names.reverse()
-        return names
-
     def cursor(self) -> Cursor[Name]:
         """Return the place of a new consumer: everything has changed for it."""
         cursor = Cursor(self)
@@ -118,10 +100,21 @@ class Cursor(Generic[Name]):
     def changed(self, until: int | None = None) -> tuple[list[Name], int]:
         """Return what changed since, oldest first, and where to move to once it is done.
 
+        Costs as much as there are names.
+
         Args:
             until: leave out names that changed after this revision.
         """
-        return self._log.since(self.at, until), self._log.revision if until is None else until
+        if until is None:
+            until = self._log.revision
+        names = []
+        for name, touched in reversed(self._log._revisions.items()):
+            if touched <= self.at:
+                break
+            if touched <= until:
+                names.append(name)
+        names.reverse()
+        return names, until
 
     def move(self, revision: int) -> None:
         """Record that everything up to a revision is done."""

@@ -27,9 +27,6 @@ class Diff(msgspec.Struct, frozen=True):
     changed: dict[Any, tuple[Any, Any]] = {}
     """Objects to replace: (present value, wanted value)."""
 
-    def __bool__(self) -> bool:
-        return bool(self.added or self.removed or self.changed)
-
     def __len__(self) -> int:
         return len(self.added) + len(self.removed) + len(self.changed)
 
@@ -62,10 +59,8 @@ def diff(have: Ruleset, want: Ruleset) -> Diff:
 def diff_of_owners(pairs: Iterable[tuple[Ruleset, Ruleset]]) -> Diff:
     """Return one Diff for several owners.
 
-    A key that one owner drops and another wants becomes a change of its value.
-
-    Args:
-        pairs: what each owner has and wants.
+    A key that one owner drops and another wants becomes a change of its value. Each pair is what
+    an owner has and wants.
 
     Raises:
         ValueError: two owners add, change or remove the same key.
