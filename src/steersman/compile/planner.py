@@ -37,7 +37,7 @@ from steersman.model.findings import Finding, Severity
 from steersman.model.inputs import HostFacts, NodeConfig, Snapshot
 from steersman.model.kube import EndpointSlice, Node, Service
 from steersman.model.names import NODE, ObjectName, Owner, PlanKey
-from steersman.model.plan import NodePlan, NodeSettings, ServicePlan, Traits
+from steersman.model.plan import NodePlan, NodeSettings, Traits
 
 _NO_SLICES: Mapping[str, EndpointSlice] = {}
 _SLICE = 48
@@ -84,7 +84,8 @@ class Planner:
         """The node-wide part, as of the last update."""
         self._zone = ""
         self._node_input: tuple[Node | None, tuple[str, ...], HostFacts] | None = None
-        self._plans: Plans = {}
+        self.services: Plans = {}
+        """The plans; only the Planner changes them."""
         self._parsed: dict[ObjectName, ParsedService] = {}
         self._claims = ClaimIndex()
         self._lost: dict[PlanKey, tuple[Claim, ...]] = {}
@@ -99,15 +100,10 @@ class Planner:
         self._claims.inherit_holders(predecessor._claims)
 
     @property
-    def services(self) -> Mapping[PlanKey, ServicePlan]:
-        """The plans: a live view."""
-        return self._plans
-
-    @property
     def plan(self) -> NodePlan:
         """The plan; `services` is a live view, the rest is as of the last update."""
         findings = (*self._node_findings, *self._findings.listed)
-        return NodePlan(self.settings, self._plans, findings, self._findings.unlisted)
+        return NodePlan(self.settings, self.services, findings, self._findings.unlisted)
 
     def update(
         self, snapshot: Snapshot, facts: HostFacts, dirty: Iterable[ObjectName] = ()
@@ -142,13 +138,13 @@ class Planner:
         yield from self._update_services(names, snapshot, settings, policy_changed)
         # Thresholds depend on the size of the new plan, so they come last.
         self.settings = with_thresholds(
-            settings, self.config, services=len(self._plans), endpoints=self._endpoints
+            settings, self.config, services=len(self.services), endpoints=self._endpoints
         )
         if before is None or (
             self.settings is not before and _rendered(self.settings) != _rendered(before)
         ):
             self.log.touch(NODE)
-            for key in self._plans:
+            for key in self.services:
                 self.log.touch(key)
         self._unfinished = False
 
@@ -160,9 +156,9 @@ class Planner:
         self.settings, self._node_input = NodeSettings(), None
         self._parsed, self._lost, self._endpoints = {}, {}, 0
         self._findings = FindingIndex()
-        for key in self._plans:
+        for key in self.services:
             self.log.touch(key)
-        self._plans.clear()
+        self.services.clear()
 
     def _update_node(self, snapshot: Snapshot, facts: HostFacts) -> tuple[NodeSettings, bool]:
         """Return the settings with the last thresholds, and whether plans depend on the change."""
@@ -266,7 +262,7 @@ class Planner:
         old: set[tuple[Claim, PlanKey]] = set()
         for key, _ in known.ports if known is not None else ():
             # claims at the last update: those in force, and those that were lost
-            old.update((claim, key) for claim in claims_of(self._plans[key]))
+            old.update((claim, key) for claim in claims_of(self.services[key]))
             old.update((claim, key) for claim in self._lost.get(key, ()))
         for claim, key in old.difference(new):
             claims.remove(claim, key)
@@ -299,14 +295,14 @@ class Planner:
         # Store, and touch what differs.
         if before is not None and before is not self._parsed.get(name):
             for key in [key for key, _ in before.ports if key not in plans]:
-                self._endpoints -= len(self._plans.pop(key).reachable)
+                self._endpoints -= len(self.services.pop(key).reachable)
                 self._lost.pop(key, None)
                 self.log.touch(key)
         for key, plan in plans.items():
-            old = self._plans.get(key)
+            old = self.services.get(key)
             if old != plan:
                 self._endpoints += len(plan.reachable) - (len(old.reachable) if old else 0)
-                self._plans[key] = plan
+                self.services[key] = plan
                 self.log.touch(key)
 
 
@@ -316,13 +312,8 @@ def with_thresholds(
     """Return the settings with the flags that depend on the size of the plan.
 
     A flag is set above its threshold and cleared at half of it, so that a cluster near the
-    threshold does not switch back and forth; a threshold of 0 keeps it off.
-
-    Args:
-        settings: with the flags of the plan before.
-        config: has the thresholds.
-        services: number of ServicePlans.
-        endpoints: number of reachable endpoints over all ServicePlans.
+    threshold does not switch back and forth; a threshold of 0 keeps it off. `settings` has the
+    flags of the plan before, `services` and `endpoints` are numbers.
     """
 
     def exceeds(total: int, threshold: int, before: bool) -> bool:

@@ -133,11 +133,7 @@ class Instance:
     ) -> None:
         """Describe this process; nothing happens before `claim`.
 
-        Args:
-            mode: the proxy mode.
-            host: name of this machine.
-            take_over: whether to take over from a running instance.
-            patience: seconds that it has to release the lock.
+        With `take_over` a running instance has `patience` seconds to release the lock.
         """
         name = host.encode("ascii", "replace").decode()[:64] or "?"
         self._me = Holder(os.getpid(), "".join(name.split()), mode, int(time.time()))

@@ -310,15 +310,7 @@ class ProcessLog:
         root: logging.Logger | None = None,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        """Configure the root logger.
-
-        Args:
-            form: `text` or `json`.
-            verbosity: `-v`.
-            vmodule: `--vmodule`.
-            stream: standard error if None, as upstream.
-            root: for tests.
-            clock: monotonic seconds.
+        """Configure the root logger; without a stream it writes to standard error, as upstream.
 
         Raises:
             ValueError: `form` or `vmodule` is not understood.

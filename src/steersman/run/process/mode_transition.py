@@ -95,13 +95,8 @@ async def remove_leftovers(
 ) -> None:
     """Retry until every other mode's leftovers are removed: a lock may be held, a rule in use.
 
-    The modes stay open: one may carry connections in this process.
-
-    Args:
-        modes: as of `other_modes`.
-        drain: seconds that established connections get to end.
-        current: the mode that serves.
-        sleep: waits between attempts.
+    The modes stay open: one may carry connections in this process. `remove_leftovers_once` has the
+    arguments; `sleep` waits between attempts.
     """
     left, attempts = list(modes), 0
     while left:

@@ -66,13 +66,7 @@ class NodeWatcher:
     """Compares this node's object with the one at the start; requests a restart if necessary."""
 
     def __init__(self, config: NodeConfig, store: Store, stop: Callable[[str], None]) -> None:
-        """Create a watcher.
-
-        Args:
-            config: the name of the Node, and how local pods are detected.
-            store: has the Node.
-            stop: ends the process with a reason, so that a supervisor restarts it.
-        """
+        """Create a watcher; `stop` ends the process with a reason, so that it is restarted."""
         self._name = config.node_name
         self._needs_pod_cidrs = config.detect_local_mode is DetectLocalMode.NODE_CIDR
         self._store = store

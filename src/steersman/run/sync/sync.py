@@ -110,14 +110,8 @@ class Sync:
     ) -> None:
         """Create the loop body; nothing is read or written before `run`.
 
-        Args:
-            store: the cluster's objects.
-            planner: makes the plans.
-            mode: renders them, and writes to the kernel.
-            in_force: takes the plans that are in force after each run; None for one of its own.
-            revision: number of the last sync, if another mode served before.
-            clock: monotonic seconds.
-            wall: seconds since 1970.
+        If another mode served before, `in_force` has its plans and `revision` is the number of its
+        last sync. `wall` returns seconds since 1970.
         """
         self.store = store
         self.planner = planner
