@@ -11,7 +11,6 @@ from hypothesis import strategies as st
 
 from steersman.config import (
     ConfigError,
-    applied,
     check_config,
     configz,
     flagz,
@@ -158,7 +157,7 @@ def test_what_is_written_is_read_again(config: ProxyConfig) -> None:
 @relaxed
 def test_a_reload_leaves_only_what_needs_a_restart(old: ProxyConfig, new: ProxyConfig) -> None:
     new = msgspec.structs.replace(new, mode=old.mode)
-    after = applied(old, new)
+    after = reload_plan(old, new).config
     assert reload_plan(old, after).needs_restart == []
     assert reload_plan(after, new).applied_live == []
     assert reload_plan(after, new).needs_restart == reload_plan(old, new).needs_restart

@@ -18,7 +18,7 @@ from steersman.config.flags import FLAGS
 from steersman.config.flags_upstream import Flag, Group
 from steersman.config.help import flagz, help_text
 from steersman.config.load import load
-from steersman.config.reload import applied, reload_plan
+from steersman.config.reload import reload_plan
 from steersman.config.rules import validate
 from steersman.config.settings import to_failover_settings, to_mode_options, to_node_config
 from steersman.config.types import ProxyConfig
@@ -33,7 +33,6 @@ __all__ = [
     "Parsed",
     "ProxyConfig",
     "UsageError",
-    "applied",
     "check_config",
     "configz",
     "default_config",

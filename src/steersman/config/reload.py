@@ -6,21 +6,25 @@ types.py marks the fields that are read once, at the start (RESTART); all others
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import Annotated, NamedTuple, TypeVar, get_origin
+from operator import attrgetter
+from typing import Annotated, NamedTuple, get_origin
 
 import msgspec
 from msgspec.structs import FieldInfo
 
+from steersman.config.commandline import assign
 from steersman.config.types import RESTART, ProxyConfig
-
-_Section = TypeVar("_Section", bound=msgspec.Struct)
 
 
 class ReloadPlan(NamedTuple):
-    """The fields that changed, by their paths in the document, in its order."""
+    """What a reload does."""
 
     applied_live: list[str]
+    """Paths in the document of changed fields, in its order."""
     needs_restart: list[str]
+    """Paths of those that wait for a restart."""
+    config: ProxyConfig
+    """The configuration in force after it: the new one, but the old values of fields that wait."""
 
 
 def reload_plan(old: ProxyConfig, new: ProxyConfig) -> ReloadPlan:
@@ -29,41 +33,29 @@ def reload_plan(old: ProxyConfig, new: ProxyConfig) -> ReloadPlan:
     If the mode changes, everything waits for the restart: defaults and sections depend on it.
     """
     if new.mode != old.mode:
-        return ReloadPlan([], ["mode"])
-    plan = ReloadPlan([], [])
-    for path, restart in _changed_fields(old, new):
-        (plan.needs_restart if restart else plan.applied_live).append(path)
+        return ReloadPlan([], ["mode"], old)
+    plan = ReloadPlan([], [], new)
+    for path, shown, waits in _changed_fields(old, new):
+        if waits:
+            plan.needs_restart.append(shown)
+            plan = plan._replace(config=assign(plan.config, path, attrgetter(path)(old)))
+        else:
+            plan.applied_live.append(shown)
     return plan
 
 
-def applied(old: ProxyConfig, new: ProxyConfig) -> ProxyConfig:
-    """Return the configuration in force after a reload: `new`, but restart-only fields of `old`."""
-    return old if new.mode != old.mode else _with_old_fields(old, new)
-
-
-def _with_old_fields(old: _Section, new: _Section) -> _Section:
-    """Return a section of `new` with the restart-only fields of `old`, at any depth."""
-    kept = {}
-    for field in msgspec.structs.fields(old):
-        before, after = getattr(old, field.name), getattr(new, field.name)
-        if needs_restart(field):
-            kept[field.name] = before
-        elif isinstance(before, msgspec.Struct):
-            kept[field.name] = _with_old_fields(before, after)
-    return msgspec.structs.replace(new, **kept)
-
-
 def _changed_fields(
-    old: msgspec.Struct, new: msgspec.Struct, prefix: str = "", *, restart: bool = False
-) -> Iterator[tuple[str, bool]]:
-    """Yield the paths of fields that differ, and whether the field or its section is marked."""
+    old: msgspec.Struct, new: msgspec.Struct, *, restart: bool = False
+) -> Iterator[tuple[str, str, bool]]:
+    """Yield fields that differ: path, path in the document, and whether it waits for a restart."""
     for field in msgspec.structs.fields(old):
         before, after = getattr(old, field.name), getattr(new, field.name)
-        path, marked = prefix + field.encode_name, restart or needs_restart(field)
+        waits = restart or needs_restart(field)
         if isinstance(before, msgspec.Struct):
-            yield from _changed_fields(before, after, f"{path}.", restart=marked)
+            for path, shown, inner in _changed_fields(before, after, restart=waits):
+                yield f"{field.name}.{path}", f"{field.encode_name}.{shown}", inner
         elif before != after:
-            yield path, marked
+            yield field.name, field.encode_name, waits
 
 
 def needs_restart(field: FieldInfo) -> bool:

@@ -13,7 +13,7 @@ import sys
 from collections.abc import AsyncIterator, Callable
 from pathlib import Path
 
-from steersman.config import ConfigError, Parsed, ProxyConfig, applied, reload_file, reload_plan
+from steersman.config import ConfigError, Parsed, ProxyConfig, reload_file, reload_plan
 from steersman.config import findings as config_findings
 from steersman.host.files import Inotify, Polling
 from steersman.host.sysctl import SysctlError
@@ -121,7 +121,7 @@ class ConfigReloader:
         if not plan.applied_live:
             return None
         log.info("applied: %s", ", ".join(plan.applied_live))
-        self.current = applied(self.current, fresh)
+        self.current = plan.config
         try:
             self._set_conntrack(self.current, self._traits)
         except SysctlError as error:
