@@ -47,7 +47,7 @@ def test_the_kernel_has_what_is_in_force(
                 kernel = patch(kernel, ledger.part(kernel, part))
                 ledger.accept(part)
             if packs:
-                ledger.pack()
+                ledger.use_packed(ledger.packed())
         kernel = patch(kernel, ledger.part(kernel, [STALE]))
         assert kernel == ledger.effective() == dict(ledger.in_force())
         assert ledger.objects == len(list(ledger.in_force()))
@@ -61,7 +61,7 @@ def test_a_change_may_come_before_what_is_in_force_is_packed() -> None:
     ledger.put("a", {1: 1})
     ledger.mark_written()
     ledger.put("a", {1: 2})
-    ledger.pack()
+    ledger.use_packed(ledger.packed())
     assert dict(ledger.in_force()) == {1: 1}
     change = ledger.changes()
     assert change is not None
@@ -102,7 +102,7 @@ def test_changes_lead_from_one_world_to_the_next(
     put(ledger, first)
     ledger.mark_written()
     if packs:
-        ledger.pack()
+        ledger.use_packed(ledger.packed())
     have: dict[Any, Any] = ledger.effective()
     put(ledger, second)
     change = ledger.changes()

@@ -33,7 +33,12 @@ class StoreFollower:
     """A consumer of a Store that succeeds each time."""
 
     def __init__(self, store: Store) -> None:
-        """Follow from now on."""
+        """Complete its lists, and follow it from now on: before, the lists are one change."""
+        if not store.synced:
+            slices = store.snapshot.slices.items()
+            names = {ObjectName(owner.namespace, name) for owner, of in slices for name in of}
+            store.retain("Service", (*store.snapshot.services, *store.unserved))
+            store.retain("EndpointSlice", names)
         self._cursor = store.log.cursor()
         self.take()
 

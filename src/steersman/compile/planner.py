@@ -71,7 +71,7 @@ class Planner:
     def __init__(self, config: NodeConfig, traits: Traits) -> None:
         self.config = config
         """The configuration to plan by; another one plans everything again."""
-        self.log: ChangeLog[Owner] = ChangeLog(keeps=False)
+        self.log: ChangeLog[Owner] = ChangeLog()
         """What changed: plans that are new, differ or are gone; NODE if the settings that rendering
         reads do, and then every plan, as it may render differently."""
         self.failed: set[ObjectName] = set()

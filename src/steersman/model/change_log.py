@@ -8,9 +8,11 @@ has a Cursor, and works on the present:
     cursor.move(revision)                 # only after that succeeded
 
 A failure, a cancellation or a crash in between leaves the cursor where it was, so the same names
-come again: nothing is lost, and no code says so. A new consumer starts at 0 and gets everything.
-A name that is touched a hundred times has one entry, so a log is never longer than what it is
-about. What it costs: something that changed and changed back is looked at for nothing.
+come again: nothing is lost, and no code says so. A name that is touched a hundred times has one
+entry, and is dropped once every cursor has passed it. So a log is never longer than what it is
+about, and mostly empty. A new consumer is behind: it looks at everything that there is, and
+follows the log from there. What it costs: something that changed and changed back is looked at for
+nothing.
 """
 
 from __future__ import annotations
@@ -24,21 +26,14 @@ Name = TypeVar("Name", bound=Hashable)
 
 
 class ChangeLog(Generic[Name]):
-    """The names that changed, each once, in the order of their last change."""
+    """The names that changed and that somebody still has to look at, each once."""
 
-    def __init__(self, *, keeps: bool = True) -> None:
-        """Start empty.
-
-        Args:
-            keeps: keep a name until it is `forgotten`, for consumers that come later. Otherwise
-                it is dropped once every cursor has passed it.
-        """
+    def __init__(self) -> None:
+        """Start empty."""
         self.revision = 0
         """Grows with each touch."""
-        self._keeps = keeps
         self._revisions: dict[Name, int] = {}
-        self._leaving: dict[Name, int] = {}
-        """Names to drop once every cursor has passed their revision, oldest first."""
+        """The revision of the last change of each name, in its order."""
         self._cursors: WeakSet[Cursor[Name]] = WeakSet()
 
     def __len__(self) -> int:
@@ -49,38 +44,25 @@ class ChangeLog(Generic[Name]):
         self.revision += 1
         self._revisions.pop(name, None)
         self._revisions[name] = self.revision
-        self._leaving.pop(name, None)
-        if not self._keeps:
-            self._leaving[name] = self.revision
-
-    def forget(self, name: Name) -> None:
-        """Drop a name once every cursor has passed it: it is gone, unless touched again."""
-        if (revision := self._revisions.get(name)) is not None:
-            self._leaving.setdefault(name, revision)
-            self.drop_passed()
 
     def revision_of(self, name: Name) -> int:
-        """Return the revision of the last change; 0 if none is known."""
+        """Return the revision of the last change; 0 if every cursor has passed it."""
         return self._revisions.get(name, 0)
 
     def cursor(self) -> Cursor[Name]:
-        """Return the place of a new consumer: everything has changed for it."""
+        """Return the place of a new consumer, at the beginning."""
         cursor = Cursor(self)
         self._cursors.add(cursor)
         return cursor
 
     def drop_passed(self) -> None:
         """Drop the names that no cursor needs any more; `Cursor.move` calls it."""
-        if not self._leaving:
-            return
         passed = min((cursor.at for cursor in self._cursors), default=self.revision)
-        for name, _ in [*takewhile(lambda each: each[1] <= passed, self._leaving.items())]:
-            del self._leaving[name], self._revisions[name]
-        # An emptied dictionary keeps its size, and is searched from its first place to its last.
-        if not self._leaving:
-            self._leaving = {}
-        if not self._revisions:
-            self._revisions = {}
+        if passed == self.revision:
+            self._revisions = {}  # an emptied one would keep its size
+            return
+        for name, _ in [*takewhile(lambda each: each[1] <= passed, self._revisions.items())]:
+            del self._revisions[name]
 
 
 class Cursor(Generic[Name]):

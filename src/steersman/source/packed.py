@@ -196,56 +196,66 @@ class PackedSlices(Mapping[ObjectName, Mapping[str, EndpointSlice]]):
     """EndpointSlices by the Service they belong to, then by their own name."""
 
     def __init__(self) -> None:
-        self._held: dict[ObjectName, dict[str, bytes]] = {}
-        self._owners: dict[ObjectName, ObjectName] = {}  # the Service of each slice
+        self._slices: dict[ObjectName, tuple[ObjectName, bytes]] = {}
+        """The Service of each slice, and the slice."""
+        self._names: dict[ObjectName, tuple[str, ...]] = {}
+        """The names of each Service's slices, sorted."""
         self._unpack: Callable[[bytes], EndpointSlice] = _unpacked_plan_part
 
     @property
     def with_targets(self) -> PackedSlices:
         """A live view of the same slices, with the targetRefs of their endpoints."""
         view = PackedSlices()
-        view._held, view._owners, view._unpack = self._held, self._owners, unpacked
+        view._slices, view._names, view._unpack = self._slices, self._names, unpacked
         return view
 
     def __getitem__(self, service: ObjectName) -> Mapping[str, EndpointSlice]:
-        return _ServiceSlices(self._held[service], self._unpack)
+        return self._of(service, self._names[service])
 
     def get(self, service: ObjectName, default: Any = None) -> Any:
         """Return the slices of a Service; the inherited method takes twice as long."""
-        held = self._held.get(service)
-        return default if held is None else _ServiceSlices(held, self._unpack)
+        names = self._names.get(service)
+        return default if names is None else self._of(service, names)
+
+    def _of(self, service: ObjectName, names: tuple[str, ...]) -> _ServiceSlices:
+        held = {name: self._slices[ObjectName(service.namespace, name)][1] for name in names}
+        return _ServiceSlices(held, self._unpack)
 
     def __contains__(self, service: object) -> bool:
-        return service in self._held
+        return service in self._names
 
     def __iter__(self) -> Iterator[ObjectName]:
-        return iter(self._held)
+        return iter(self._names)
 
     def __len__(self) -> int:
-        return len(self._held)
+        return len(self._names)
 
     @property
     def count(self) -> int:
         """Number of slices."""
-        return len(self._owners)
+        return len(self._slices)
 
     def names(self) -> Iterator[ObjectName]:
         """Yield the names of all slices."""
-        return iter(self._owners)
+        return iter(self._slices)
 
     @property
     def packed(self) -> list[bytes]:
         """All slices as of this call; the bytes are no msgpack, but input of `unpacked`."""
-        return self.packed_of(self._held)
+        return self.packed_of(self._names)
 
     def packed_of(self, services: Iterable[ObjectName]) -> list[bytes]:
         """Return the slices of some Services as of this call, in the form of `packed`."""
-        held = (self._held.get(service, {}) for service in services)
-        return [slices[name] for slices in held for name in sorted(slices)]
+        return [
+            self._slices[ObjectName(service.namespace, name)][1]
+            for service in services
+            for name in self._names.get(service, ())
+        ]
 
     def owner(self, name: ObjectName) -> ObjectName | None:
         """Return the Service that a slice belongs to; None if there is no such slice."""
-        return self._owners.get(name)
+        found = self._slices.get(name)
+        return found[0] if found is not None else None
 
     def put(self, owner: ObjectName, slice_: EndpointSlice) -> bool:
         """Add or replace a slice of a Service; return whether it is new or different to plans.
@@ -253,23 +263,23 @@ class PackedSlices(Mapping[ObjectName, Mapping[str, EndpointSlice]]):
         No other Service may have one of this name.
         """
         name = ObjectName(owner.namespace, slice_.metadata.name)
-        held = self._held.setdefault(owner, {})
-        old = held.get(name.name)
         part = _ENCODER.encode(trimmed_slice(slice_))
         start = len(part).to_bytes(_LENGTH) + part
-        held[name.name] = start + _targets(slice_)
+        old = self._slices.get(name)
+        self._slices[name] = (owner if old is None else old[0], start + _targets(slice_))
         if old is None:
-            self._owners[name] = owner
-        return old is None or not old.startswith(start)
+            self._names[owner] = tuple(sorted((*self._names.get(owner, ()), name.name)))
+        return old is None or not old[1].startswith(start)
 
     def remove(self, name: ObjectName) -> ObjectName | None:
         """Remove a slice; return the Service that it belonged to, None if there is no such one."""
-        owner = self._owners.pop(name, None)
-        if owner is not None:
-            held = self._held[owner]
-            del held[name.name]
-            if not held:
-                del self._held[owner]
+        if (found := self._slices.pop(name, None)) is None:
+            return None
+        owner = found[0]
+        if names := tuple(each for each in self._names[owner] if each != name.name):
+            self._names[owner] = names
+        else:
+            del self._names[owner]
         return owner
 
 
@@ -286,7 +296,7 @@ class _ServiceSlices(Mapping[str, EndpointSlice]):
         return self._unpack(self._held[name])
 
     def __iter__(self) -> Iterator[str]:
-        return iter(sorted(self._held))
+        return iter(self._held)
 
     def __len__(self) -> int:
         return len(self._held)

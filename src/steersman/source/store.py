@@ -52,6 +52,7 @@ class Change(NamedTuple):
 EJECTIONS = "failover"
 """Kind of a change of a Service's ejected endpoints."""
 CONFIGURATION = Change("configuration", ObjectName("", ""))
+_LISTS = Change("the first lists", ObjectName("", ""))
 _FACTS = Change("machine", ObjectName("", ""))
 KINDS_OF_SERVICE = frozenset({"Service", "EndpointSlice", EJECTIONS})
 _COUNTED = frozenset({"Service", "EndpointSlice"})
@@ -239,7 +240,7 @@ class Store:
         if ejections:
             self._ejected[service] = ejections
         if {each.backend for each in before} != {each.backend for each in ejections}:
-            self._touch(Change(EJECTIONS, service), gone=not ejections)
+            self._touch(Change(EJECTIONS, service))
             self._on_change()
 
     # The interface of EventHandler
@@ -281,20 +282,13 @@ class Store:
             self._on_change()
         return changed
 
-    def _touch(self, change: Change, *, gone: bool = False, trigger_time: str = "") -> None:
-        """Record a change.
-
-        Args:
-            change: what changed.
-            gone: there is nothing of this name any more.
-            trigger_time: annotation of the slice that changed.
-        """
-        self.log.touch(change)
-        if gone:
-            self.log.forget(change)
+    def _touch(self, change: Change, trigger_time: str = "") -> None:
+        """Record a change, of a slice with its annotation."""
         if change.kind in _COUNTED:
             self.seen[change.kind] += 1
-        if self.synced:  # the first lists say how long the start takes, nothing about changes
+        # The first lists are one change: nobody can have planned anything before.
+        self.log.touch(change if self.synced else _LISTS)
+        if self.synced:
             arrivals = self._arrivals.setdefault(change.name, [])
             if len(arrivals) < _MOST_TRIGGERS:
                 arrivals.append(_Arrival(self.log.revision, self._clock(), trigger_time))
@@ -351,7 +345,7 @@ class Store:
         was = (self._sync_fields(old) if old else None) or None
         now = (self._sync_fields(service) if service else None) or None
         if was != now:
-            self._touch(Change("Service", name), gone=now is None)
+            self._touch(Change("Service", name))
         if service is None or now is None:
             self._services.pop(name, None)
         else:
@@ -378,7 +372,7 @@ class Store:
             return moved
         annotations = meta.annotations  # for the metric network_programming_duration_seconds
         trigger_time = (annotations.trigger_time if annotations is not None else None) or ""
-        self._touch(Change("EndpointSlice", owner), trigger_time=trigger_time)
+        self._touch(Change("EndpointSlice", owner), trigger_time)
         return True
 
     def _remove_slice(self, name: ObjectName) -> bool:
@@ -387,7 +381,7 @@ class Store:
             return False
         if arrivals := self._arrivals.get(owner):  # as upstream: nothing measures a removal
             self._arrivals[owner] = [each._replace(trigger_time="") for each in arrivals]
-        self._touch(Change("EndpointSlice", owner), gone=not self._slices.get(owner))
+        self._touch(Change("EndpointSlice", owner))
         return True
 
     def _put_node(self, node: Node | None) -> bool:
@@ -405,5 +399,5 @@ class Store:
             self._cidrs[name] = obj
         changed = (old.spec if old else None) != (obj.spec if obj else None)
         if changed:
-            self._touch(Change("ServiceCIDR", name), gone=obj is None)
+            self._touch(Change("ServiceCIDR", name))
         return changed

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -57,35 +56,32 @@ def test_what_comes_later_can_be_left_out() -> None:
     assert cursor.changed(until=2) == (["b"], 2)
 
 
-@pytest.mark.parametrize("keeps", [True, False])
-def test_a_name_is_dropped_once_the_slowest_has_passed_it(keeps: bool) -> None:
-    log: ChangeLog[str] = ChangeLog(keeps=keeps)
+def test_a_name_is_dropped_once_the_slowest_has_passed_it() -> None:
+    log: ChangeLog[str] = ChangeLog()
     fast, slow = log.cursor(), log.cursor()
     for name in "ab":
         log.touch(name)
-    log.forget("a")
-    log.forget("never seen")
     fast.move(2)
     assert len(log) == 2
     slow.move(1)
     assert entries(log) == ["b"]
+    assert (log.revision_of("a"), log.revision_of("b")) == (0, 2)
     slow.move(2)
-    assert entries(log) == (["b"] if keeps else [])
-    assert log.revision_of("b") == (2 if keeps else 0)
+    assert entries(log) == []
 
 
-def test_a_name_that_is_touched_again_is_not_gone() -> None:
+def test_a_new_consumer_is_behind_though_all_names_are_dropped() -> None:
     log: ChangeLog[str] = ChangeLog()
     cursor = log.cursor()
     log.touch("a")
-    log.forget("a")
-    log.touch("a")
-    cursor.move(2)
-    assert entries(log) == ["a"]
+    cursor.move(1)
+    late = log.cursor()
+    assert late.behind
+    assert late.changed() == ([], 1)
 
 
 def test_a_consumer_that_is_gone_holds_nothing_up() -> None:
-    log: ChangeLog[str] = ChangeLog(keeps=False)
+    log: ChangeLog[str] = ChangeLog()
     log.cursor()  # nobody holds it
     cursor = log.cursor()
     log.touch("a")
@@ -96,7 +92,6 @@ def test_a_consumer_that_is_gone_holds_nothing_up() -> None:
 STEPS = st.lists(
     st.one_of(
         st.tuples(st.just("touch"), st.sampled_from("abcd")),
-        st.tuples(st.just("forget"), st.sampled_from("abcd")),
         st.tuples(st.just("work"), st.sampled_from("012")),
         st.tuples(st.just("fail"), st.sampled_from("012")),
     ),
@@ -104,9 +99,9 @@ STEPS = st.lists(
 )
 
 
-@given(STEPS, st.booleans())
-def test_no_interleaving_loses_a_name(steps: list[tuple[str, str]], keeps: bool) -> None:
-    log: ChangeLog[str] = ChangeLog(keeps=keeps)
+@given(STEPS)
+def test_no_interleaving_loses_a_name(steps: list[tuple[str, str]]) -> None:
+    log: ChangeLog[str] = ChangeLog()
     cursors: list[Cursor[str]] = [log.cursor() for _ in range(3)]
     unseen: list[dict[str, None]] = [{} for _ in cursors]
     for what, which in steps:
@@ -116,8 +111,6 @@ def test_no_interleaving_loses_a_name(steps: list[tuple[str, str]], keeps: bool)
                 for names in unseen:
                     names.pop(which, None)
                     names[which] = None
-            case "forget":
-                log.forget(which)
             case "work":
                 found, revision = cursors[int(which)].changed()
                 assert found == [*unseen[int(which)]]

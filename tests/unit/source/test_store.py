@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -41,7 +42,7 @@ def test_nothing_is_synced_before_both_initial_lists() -> None:
 
 
 def test_a_change_of_service_or_slice_names_the_service_once() -> None:
-    store = Store()
+    store = synced()
     follower = StoreFollower(store)
     assert store.upsert(service())
     assert store.upsert(slice_())
@@ -53,7 +54,7 @@ def test_a_change_of_service_or_slice_names_the_service_once() -> None:
 
 
 def test_what_makes_no_difference_is_no_change() -> None:
-    store = Store()
+    store = synced()
     follower = StoreFollower(store)
     store.upsert(service())
     store.upsert(slice_())
@@ -64,7 +65,7 @@ def test_what_makes_no_difference_is_no_change() -> None:
 
 
 def test_a_service_that_returns_to_what_it_was_is_named_all_the_same() -> None:
-    store = Store()
+    store = synced()
     follower = StoreFollower(store)
     store.upsert(service())
     follower.take()
@@ -74,7 +75,7 @@ def test_a_service_that_returns_to_what_it_was_is_named_all_the_same() -> None:
 
 
 def test_a_slice_that_returns_to_what_it_was_is_reported_all_the_same() -> None:
-    store = Store()
+    store = synced()
     follower = StoreFollower(store)
     store.upsert(slice_())
     follower.take()
@@ -95,7 +96,7 @@ def test_services_that_are_not_ours_are_not_held() -> None:
 
 
 def test_a_service_that_stops_being_ours_is_gone() -> None:
-    store = Store()
+    store = synced()
     follower = StoreFollower(store)
     store.upsert(service())
     follower.take()
@@ -112,7 +113,7 @@ def test_slices_without_service_or_headless_are_ignored() -> None:
 
 
 def test_a_slice_that_moves_to_another_service_leaves_the_first() -> None:
-    store = Store()
+    store = synced()
     follower = StoreFollower(store)
     store.upsert(slice_())
     follower.take()
@@ -130,7 +131,7 @@ def test_delete_of_the_unknown_is_no_change() -> None:
 
 
 def test_a_list_is_a_difference_not_a_new_world() -> None:
-    store = Store()
+    store = synced()
     follower = StoreFollower(store)
     store.replace("Service", [service(), service("api", clusterIP="10.96.0.2")])
     store.replace("EndpointSlice", [slice_()])
@@ -142,7 +143,7 @@ def test_a_list_is_a_difference_not_a_new_world() -> None:
 
 def test_listeners_hear_only_of_changes() -> None:
     heard: list[int] = []
-    store = Store("me", on_change=lambda: heard.append(1))
+    store = synced("me", on_change=lambda: heard.append(1))
     follower = StoreFollower(store)
     store.replace("Service", [service()])
     follower.take()
@@ -152,11 +153,14 @@ def test_listeners_hear_only_of_changes() -> None:
     assert len(heard) == 1
 
 
-def synced(**options: Any) -> Store:
-    """A Store with complete, empty lists."""
-    store = Store("", **options)
+def synced(
+    node_name: str = "", *, on_change: Callable[[], None] = lambda: None, **options: Any
+) -> Store:
+    """A Store with complete, empty lists, listened to from then on."""
+    store = Store(node_name, **options)
     store.replace("Service", [])
     store.replace("EndpointSlice", [])
+    store.listen(on_change, lambda: None)
     return store
 
 
@@ -190,7 +194,7 @@ def test_what_comes_before_the_lists_are_complete_has_no_arrival() -> None:
 
 
 def test_only_this_node_and_only_what_matters_of_it() -> None:
-    store = Store("me")
+    store = synced("me")
     follower = StoreFollower(store)
     assert not store.upsert(node("other"))
     assert store.upsert(node())
@@ -203,7 +207,7 @@ def test_only_this_node_and_only_what_matters_of_it() -> None:
 @pytest.mark.parametrize("listed", [False, True])
 def test_a_node_that_is_deleted_stays_in_force(listed: bool) -> None:
     told: list[bool] = []
-    store = Store("me", on_change=lambda: told.append(store.own_node.deleted))
+    store = synced("me", on_change=lambda: told.append(store.own_node.deleted))
     follower = StoreFollower(store)
     store.replace("Node", [node()])
     follower.take()
@@ -217,7 +221,7 @@ def test_a_node_that_is_deleted_stays_in_force(listed: bool) -> None:
 
 
 def test_services_of_others_are_kept_to_be_explained() -> None:
-    store = Store("me")
+    store = synced("me")
     follower = StoreFollower(store)
     name = ObjectName("shop", "web")
     store.upsert(service(clusterIP="None"))
@@ -236,7 +240,7 @@ def test_services_of_others_are_kept_to_be_explained() -> None:
 
 
 def test_other_nodes_are_known_and_no_change() -> None:
-    store = Store("me")
+    store = synced("me")
     follower = StoreFollower(store)
     store.retain("Node", ())
     follower.take()
@@ -261,7 +265,7 @@ def test_the_pods_behind_endpoints_are_in_the_detailed_snapshot() -> None:
 
 
 def test_service_cidrs_are_united_and_canonical() -> None:
-    store = Store()
+    store = synced()
     follower = StoreFollower(store)
     spec = {"cidrs": ["10.96.0.1/16", "fd00::/112", "junk"]}
     store.upsert(make("ServiceCIDR", {"metadata": {"name": "a"}, "spec": spec}))
@@ -358,7 +362,7 @@ def test_the_first_change_has_its_time() -> None:
 
 
 def test_every_consumer_sees_every_change() -> None:
-    store = Store()
+    store = synced()
     early = StoreFollower(store)
     store.upsert(service())
     late = store.log.cursor()
@@ -366,22 +370,8 @@ def test_every_consumer_sees_every_change() -> None:
     assert Change("Service", WEB) in late.changed()[0]
 
 
-def test_a_name_stays_in_the_log_until_everybody_knows_that_it_is_gone() -> None:
-    store = Store()
-    cursor = store.log.cursor()
-    size = len(store.log)
-    store.upsert(service())
-    store.upsert(slice_())
-    store.delete("EndpointSlice", ObjectName("shop", "web-1"))
-    store.delete("Service", WEB)
-    names, revision = cursor.changed()
-    assert {Change("Service", WEB), Change("EndpointSlice", WEB)} <= set(names)
-    cursor.move(revision)
-    assert len(store.log) == size
-
-
 def test_facts_are_a_name_of_their_own() -> None:
-    store = Store()
+    store = synced()
     follower = StoreFollower(store)
     facts = HostFacts("me", {"eth0": ("192.0.2.9/24",)})
     assert store.use_facts(facts)
@@ -397,7 +387,7 @@ def ejection(ip: str, strikes: int = 1) -> Ejection:
 
 def test_an_ejection_is_a_change() -> None:
     calls: list[str] = []
-    store = Store(on_change=lambda: calls.append("changed"))
+    store = synced(on_change=lambda: calls.append("changed"))
     follower = StoreFollower(store)
     store.eject(WEB, (ejection("10.0.0.1"),))
     assert follower.take() == Changed(ejections=frozenset({WEB}))

@@ -109,7 +109,7 @@ class Failover:
         """Whether Services are watched that do not say whether they want it."""
         self._state: State | None = None
         """Of the last sync. Its report would keep everything that the sync planned and wrote."""
-        self._services: ChangeLog[ObjectName] = ChangeLog(keeps=False)
+        self._services: ChangeLog[ObjectName] = ChangeLog()
         """Services to give to the policy: those that changed, or all."""
         self._read = self._services.cursor()
         self._pools: dict[ObjectName, tuple[PlanKey, ...]] = {}

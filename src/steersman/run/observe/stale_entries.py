@@ -98,9 +98,9 @@ class Debts:
         Args:
             again: whether changed Services are cleaned once more, `AGAIN` seconds later.
         """
-        self._changed: ChangeLog[Key] = ChangeLog(keeps=False)
+        self._changed: ChangeLog[Key] = ChangeLog()
         """What changed: it comes first."""
-        self._due: ChangeLog[Key] = ChangeLog(keeps=False)
+        self._due: ChangeLog[Key] = ChangeLog()
         """Services and destinations to clean for another reason."""
         self._changed_paid, self._due_paid = self._changed.cursor(), self._due.cursor()
         self._again: dict[Key, float] | None = {} if again else None

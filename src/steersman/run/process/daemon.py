@@ -254,14 +254,16 @@ class Daemon:
                 self._observers.failed(self.engine.node.families, why)
                 raise
             self._servers.states.failure = ""
+            result = None
             if report is not None:
                 await self._observers.observe(report)
+                result = report.result
+                del report  # it holds the objects that are packed now
                 await sync.pack()
         if sync.store.synced and sync.owes:  # before, the awaited list requests a run
             self._runner.request()
-        if report is None or (result := report.result) is None:
+        if result is None:
             return False
-        del report  # no one holds the plans of this sync any more
         if first or result.wrote:
             log.log(v(2) if result.reason == "changes" else logging.INFO, "%s", result)
         if first:

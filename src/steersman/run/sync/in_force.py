@@ -25,7 +25,7 @@ class InForce:
     def __init__(self) -> None:
         """Start with an empty kernel."""
         self.plans: dict[PlanKey, ServicePlan] = {}
-        self.log: ChangeLog[Name] = ChangeLog(keeps=False)
+        self.log: ChangeLog[Name] = ChangeLog()
         self.refused: frozenset[ObjectName] = frozenset()
         """Services of which the kernel has another version than the Store: it refuses theirs, or a
         defect keeps them from being planned or rendered."""

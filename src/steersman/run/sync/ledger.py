@@ -14,7 +14,7 @@ from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Iterator, Mapping
 from itertools import chain
-from typing import Any
+from typing import Any, NamedTuple
 
 from steersman.model.change_log import ChangeLog
 from steersman.model.errors import ApplyError
@@ -33,8 +33,15 @@ need them: the kernel does not tell which of them its last version was made of."
 _SMALLEST_PART, _MOST_PARTS = 1000, 25
 """Services in each part of a Diff at least, and the most parts: see `ObjectLedger.parts`. Small
 ones take little memory, but many of them more of the kernel's time."""
-_FEW = 1000
-"""Owners that are packed in any order."""
+
+
+class PackedParts(NamedTuple):
+    """The objects of some owners, packed into one piece of memory."""
+
+    owners: list[Owner]
+    data: bytearray
+    ends: list[int]
+    """Where the bytes of each owner end."""
 
 
 class ObjectLedger:
@@ -51,9 +58,9 @@ class ObjectLedger:
         self._want: dict[Owner, Ruleset | bytes] = {}
         self._have: dict[Owner, Ruleset | bytes] = {}
         self._packer = Packer()
-        self._loose: set[Owner] = set()
+        self._loose: dict[Owner, None] = {}
         """Owners that were accepted since the last `pack`."""
-        self.log: ChangeLog[Owner] = ChangeLog(keeps=False)
+        self.log: ChangeLog[Owner] = ChangeLog()
         """Owners that were rendered."""
         self._written = self.log.cursor()
         self._adopters: set[Owner] = set()
@@ -205,7 +212,7 @@ class ObjectLedger:
                     del self._have[owner]
                 else:
                     self._have[owner] = want
-                    self._loose.add(owner)
+                    self._loose[owner] = None
             if losers:
                 taken.update(self.wants(owner))
         for loser in losers:
@@ -281,23 +288,32 @@ class ObjectLedger:
         """Number of owners that `pack` would pack."""
         return len(self._loose)
 
-    def pack(self) -> None:
-        """Keep the objects that are in force as bytes until somebody asks for them."""
-        # In the order in which they were rendered, and all before the first one is dropped: memory
-        # that was allocated together is then free together, and goes back to the system. Otherwise
-        # each arena of Python would be kept for a few packed parts (16 MB at 10,000 Services).
-        ordered = (
-            self._loose
-            if len(self._loose) < _FEW
-            else filter(self._loose.__contains__, [*self._want])
-        )
-        packed = {}
-        for owner in ordered:
+    def packed(self) -> PackedParts:
+        """Pack the objects that are in force, and keep them as they are; see `use_packed`."""
+        owners, data, ends = [], bytearray(), []
+        for owner in self._loose:
             part = self._have.get(owner)
             if part is self._want.get(owner) and part and not isinstance(part, bytes):
-                packed[owner] = self._packer.pack(part)
-        self._want.update(packed)
-        self._have.update(packed)
+                packed = self._packer.pack(part)
+                if isinstance(packed, bytes):
+                    data += packed
+                    owners.append(owner)
+                    ends.append(len(data))
+        return PackedParts(owners, data, ends)
+
+    def use_packed(self, parts: PackedParts) -> None:
+        """Keep objects as bytes until somebody asks for them.
+
+        All are dropped before the first bytes take their place: memory that was allocated together
+        is then free together. Otherwise each arena of Python would be kept for a few packed parts
+        (16 MB at 10,000 Services).
+        """
+        for owner in parts.owners:
+            self._want[owner] = self._have[owner] = _NO_OBJECTS
+        begin = 0
+        for owner, end in zip(parts.owners, parts.ends, strict=True):
+            self._want[owner] = self._have[owner] = bytes(parts.data[begin:end])
+            begin = end
         self._loose.clear()
 
     def _size(self, parts: Mapping[Owner, Ruleset | bytes], owner: Owner) -> int:

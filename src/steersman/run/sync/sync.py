@@ -215,7 +215,8 @@ class Sync:
     async def pack(self) -> None:
         """Keep what the last syncs wrote in little memory."""
         async with self._running:
-            await in_thread(self._ledger.pack, self._ledger.unpacked)
+            ledger = self._ledger
+            ledger.use_packed(await in_thread(ledger.packed, ledger.unpacked))
 
     @contextlib.asynccontextmanager
     async def between_runs(self) -> AsyncIterator[Iterable[tuple[Any, Any]] | None]:
@@ -249,10 +250,11 @@ class Sync:
     # Plan and render, a few milliseconds at a time
 
     async def _plan(self) -> None:
+        # A new Planner plans everything, whatever is named.
         changes, revision = self._unplanned.changed()
         # A defect may have had a reason that is gone: each comparison tries again.
         retried = self.planner.failed if self._kernel.suspected else ()
-        if changes or retried:
+        if self._unplanned.behind or retried:
             names = {change.name for change in changes if change.of_service}.union(retried)
             with self._timed("plan"):
                 store = self.store
