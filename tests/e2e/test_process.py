@@ -68,22 +68,6 @@ async def watches(server: ApiServer) -> bool:
     return len({request.kind for request in server.requests(verb="watch")}) == 4
 
 
-def test_files_in_yaml_leave_no_parser_in_the_process(tmp_path: Path) -> None:
-    async def body() -> None:
-        async with ApiServer([*world(), node()]) as server:
-            kubeconfig, config = tmp_path / "kubeconfig", tmp_path / "config.yaml"
-            kubeconfig.write_text(
-                f"clusters: [{{name: c, cluster: {{server: {server.url}}}}}]\n"
-                "contexts: [{name: x, context: {cluster: c}}]\ncurrent-context: x\n"
-            )
-            config.write_text(f"{CONFIG}clientConnection: {{kubeconfig: {kubeconfig}}}\n")
-            async with steersman(tmp_path, f"--config={config}") as proxy:
-                await proxy.said("sync 1 (start)")
-                assert "yaml" not in sh(f"cat /proc/{proxy.process.pid}/maps")
-
-    in_namespace(body)
-
-
 @pytest.mark.parametrize("abstract", [False, True], ids=["file", "abstract"])
 def test_systemd_is_told_when_the_rules_are_in_force(tmp_path: Path, abstract: bool) -> None:
     """The first sync reached the kernel; and it stops."""

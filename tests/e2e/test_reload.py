@@ -122,6 +122,8 @@ def test_what_stands_in_for_ipvs_stays_what_it_is(tmp_path: Path) -> None:
             assert "has no local endpoints" in before
             write(tmp_path, text + "logging: {verbosity: 2}\n")
             await proxy.said("applied: logging.verbosity")
+            slice_["endpoints"].append({"addresses": ["10.244.9.99"], "nodeName": "elsewhere"})
+            manifests(tmp_path / "m", service, slice_)
             await until(synced_again)
             assert rules("filter") == before
             assert '"mode":"iptables"' in (await get("/configz"))[1]
