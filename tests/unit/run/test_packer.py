@@ -14,6 +14,7 @@ from steersman.model.plan import NodeSettings
 from steersman.modes.ebpf import render as ebpf
 from steersman.modes.iptables import render as iptables
 from steersman.modes.nftables import render as nftables
+from steersman.run.sync.ledger import ObjectLedger
 from steersman.run.sync.packer import Packer
 from tests.support.builders import plans
 
@@ -54,3 +55,13 @@ def test_a_part_with_values_of_other_types_stays_as_it_is() -> None:
     packer = Packer()
     assert packer.pack(part) is part
     assert packer.unpack(part) is part
+
+
+def test_objects_that_cannot_be_packed_stay_in_the_ledger_as_they_are() -> None:
+    ledger = ObjectLedger()
+    ledger.put("the node", {"family": Family.IPV4})
+    ledger.put("other", {"number": 1})
+    ledger.mark_written()
+    ledger.use_packed(ledger.packed())
+    assert dict(ledger.in_force()) == {"family": Family.IPV4, "number": 1}
+    assert ledger.unpacked == 0
