@@ -70,7 +70,8 @@ def test_an_old_defect_is_found_in_such_troubles(mutation: str, troubles: str, f
 def _is_found(*words: str, found: str) -> None:
     done = simulate("--seeds=60", "-j=1", "--stop", *words)
     assert done.returncode == 1, done.stdout + done.stderr
-    assert re.search(found, done.stdout.splitlines()[0])
+    (failure,) = (line for line in done.stdout.splitlines() if " FAILED after " in line)
+    assert re.search(found, failure)
 
 
 def test_a_seed_replays_exactly() -> None:
