@@ -245,7 +245,7 @@ def test_no_mode_is_imported_by_another_one() -> None:
 @pytest.mark.parametrize(
     ("text", "modes"),
     [
-        ("from steersman.modes.ipvs.names import DEVICE", {"ipvs"}),
+        ("from steersman.modes.ipvs.objects import DEVICE", {"ipvs"}),
         ("from steersman.modes.ebpf import layout", {"ebpf"}),
         ("from steersman.modes.base import Mode", set()),
     ],

@@ -14,7 +14,7 @@ from steersman.compile.planner import compile_all
 from steersman.host.exec import SubprocessExec
 from steersman.model.plan import NodePlan
 from steersman.modes.ipvs.mode import IpvsMode
-from steersman.modes.ipvs.names import DEVICE, ServerKey
+from steersman.modes.ipvs.objects import DEVICE, ServerKey
 from tests.conformance.world import world
 
 Case = Mapping[str, Any]

@@ -13,8 +13,9 @@ import pytest
 
 from steersman.host.netlink import Netlink, NetlinkError
 from steersman.model.errors import BusyError
-from steersman.modes.iptables.mode import COUNTERS, PacketCounters
+from steersman.modes.iptables.mode import COUNTERS
 from steersman.modes.iptables.names import INVALID_DROPPED, LOCALHOST_ACCEPTED
+from steersman.netfilter.nfacct import PacketCounters
 from steersman.run.observe.scraped import NFACCT
 from tests.support.apiserver.reading import service, slice_
 from tests.support.lab.namespace import in_namespace, sh
@@ -66,10 +67,10 @@ def test_packets_to_node_ports_on_loopback_are_a_metric(tmp_path: Path, variant:
         async with steersman(tmp_path, *flags, name="again") as proxy:
             await proxy.said("0 added, 0 changed, 0 removed")
             assert await counted(LOCALHOST_ACCEPTED) == 1, "a restart keeps what was counted"
-        assert PacketCounters().packets().keys() == set(COUNTERS)
+        assert PacketCounters(COUNTERS).packets().keys() == set(COUNTERS)
         status, out, _ = await command("cleanup")
         assert status == 0, out
-        assert PacketCounters().packets() == {}
+        assert PacketCounters(COUNTERS).packets() == {}
         assert "nfacct" not in sh(f"iptables-{variant}-save")
 
     in_namespace(body)
@@ -77,7 +78,7 @@ def test_packets_to_node_ports_on_loopback_are_a_metric(tmp_path: Path, variant:
 
 def test_counters_are_created_once_and_stay_while_rules_use_them() -> None:
     async def body() -> None:
-        counters = PacketCounters()
+        counters = PacketCounters(COUNTERS)
         assert counters.supported()
         assert counters.packets() == {}, "asking creates nothing"
         counters.create()
@@ -99,7 +100,7 @@ def test_a_kernel_without_counters_is_not_supported(code: int) -> None:
     def refuse() -> Netlink:
         raise NetlinkError(code, "refused")
 
-    counters = PacketCounters(refuse)
+    counters = PacketCounters(COUNTERS, refuse)
     assert not counters.supported()
     assert counters.packets() == {}
     with pytest.raises(BusyError, match="cannot be created"):

@@ -12,9 +12,10 @@ from steersman.model.names import Family
 from steersman.model.plan import NodeSettings, ServicePlan
 from steersman.model.ruleset import Ruleset, Script, diff
 from steersman.modes.base import Mode
-from steersman.modes.iptables.mode import IptablesMode, IptablesOptions, PacketCounters
+from steersman.modes.iptables.mode import COUNTERS, IptablesMode, IptablesOptions
 from steersman.modes.nftables.layout import Kind, kind_of
 from steersman.modes.nftables.mode import NftablesMode
+from steersman.netfilter.nfacct import PacketCounters
 from tests.support.builders import nftables_plans
 from tests.support.builders.plans import SETTINGS, random_plan
 from tests.support.lab.namespace import in_namespace, sh
@@ -91,7 +92,7 @@ def test_iptables_restore_accepts_every_script_and_carries_it_out(variant: str, 
             scripts = mode.scripts(have, diff(have, want))
             for script in scripts:
                 if script.tool == "nfacct":  # not installed everywhere
-                    PacketCounters().create()
+                    PacketCounters(COUNTERS).create()
                     continue
                 assert script.tool in ("iptables-restore", "ip6tables-restore")
                 run(script, "--test")

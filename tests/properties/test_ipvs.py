@@ -12,7 +12,7 @@ from steersman.model.names import Protocol
 from steersman.model.ruleset import diff
 from steersman.modes.ipvs.changes import ChangeSet, assigned_addresses, only_endpoints
 from steersman.modes.ipvs.counters import Counted, MonotonicStats, ServerOwners
-from steersman.modes.ipvs.names import Server, ServerKey
+from steersman.modes.ipvs.objects import Server, ServerKey
 from steersman.modes.ipvs.wire import Command, ServerStats, read_service, service
 from tests.support.builders.plans import cluster_ip, endpoints, key, node_port, plan
 

@@ -16,7 +16,6 @@ import sys
 from collections.abc import Iterator
 from typing import NamedTuple
 
-NLMSG_NOOP = 1
 NLMSG_ERROR = 2
 NLMSG_DONE = 3
 

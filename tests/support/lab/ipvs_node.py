@@ -15,7 +15,7 @@ from steersman.model.names import Protocol
 from steersman.model.plan import NodePlan, ServicePlan
 from steersman.model.ruleset import Ruleset, diff
 from steersman.modes.ipvs.mode import IpvsMode
-from steersman.modes.ipvs.names import Server, ServerKey
+from steersman.modes.ipvs.objects import Server, ServerKey
 from steersman.modes.specs import IpvsOptions
 from tests.support.builders.plans import SETTINGS, cluster_ip, endpoints, key, plan
 from tests.support.modes.ipvs import mode_behind

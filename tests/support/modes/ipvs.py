@@ -10,7 +10,7 @@ from steersman.model.names import Protocol
 from steersman.model.plan import NodePlan
 from steersman.modes.base import Mode
 from steersman.modes.ipvs.mode import IpvsMode
-from steersman.modes.ipvs.names import MemberKey, Server, ServerKey, SetKey
+from steersman.modes.ipvs.objects import MemberKey, Server, ServerKey, SetKey
 from steersman.modes.specs import IpvsOptions
 from tests.support.lab.sockets import Netns
 from tests.support.modes.registry import ModeUnderTest

@@ -6,7 +6,7 @@ from collections.abc import Callable, Sequence
 
 from steersman.host.exec import Result
 from steersman.host.netlink import NetlinkError
-from steersman.host.nlmsg import NLMSG_NOOP, Request
+from steersman.host.nlmsg import NLM_F_ACK, Request
 from steersman.modes.ipvs.backends import VirtualServers
 from steersman.modes.ipvs.wire import Command
 
@@ -19,12 +19,9 @@ class FakeNetlink:
         self.seen: list[Request] = []
 
     def batch(self, requests: Sequence[Request]) -> dict[int, NetlinkError]:
-        if len(requests) > 1:
-            assert requests[0].kind == NLMSG_NOOP, "a refused first message ends the wait"
+        assert len(requests) == 1 or requests[0].flags & NLM_F_ACK, "its error ends the wait"
         refused = {}
         for index, request in enumerate(requests):
-            if request.kind == NLMSG_NOOP:
-                continue
             code = self.refusals.get(len(self.seen))
             if code:
                 refused[index] = NetlinkError(code, "refused")

@@ -17,7 +17,7 @@ from steersman.model.names import ObjectName, Protocol
 from steersman.model.ruleset import Ruleset
 from steersman.model.world import World
 from steersman.modes.base import Mode, Support
-from steersman.modes.ipvs.names import MemberKey, ServerKey
+from steersman.modes.ipvs.objects import MemberKey, ServerKey
 from steersman.modes.nftables.layout import Kind, pack_address, pack_port, prefix
 from steersman.modes.nftables.words import NftablesWords
 from steersman.operate import dump

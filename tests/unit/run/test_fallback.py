@@ -14,6 +14,7 @@ from steersman.host.netlink import NetlinkError
 from steersman.modes.base import Support
 from steersman.modes.ipvs import probe
 from steersman.modes.ipvs.probe import check_ipset, check_matches, find_family, load_module
+from steersman.netfilter.iptables import Iptables, Tool
 from steersman.run.observe.events import Recorder
 from steersman.run.observe.metrics import Metrics
 from steersman.run.process.startup import Chosen, StartError, choose_mode, report_fallback
@@ -170,10 +171,28 @@ async def test_the_module_is_loaded_where_it_may_be(
     assert bool(said) == (not family)
 
 
+HELD = Result(4, b"", b"Another app is currently holding the xtables lock.\n")
+
+
+async def matches(says: Says) -> str:
+    """What is said of the matches of iptables-legacy."""
+    return await check_matches(says, Iptables(says, Tool("iptables", "legacy", (1, 8, 9))))
+
+
+async def test_a_held_lock_is_no_reason_for_another_mode() -> None:
+    moment = Says(OK, HELD, HELD, OK, OK)
+    assert await matches(moment) == ""
+    assert [argv[0] for argv in moment.asked] == ["ipset", *["iptables-restore"] * 3, "ipset"]
+    assert moment.asked[1][1:3] == ["-w", "5"]
+    assert await matches(Says(OK, HELD, HELD, HELD, OK)) == "", "it may be held for long"
+    lacking = Says(OK, HELD, Result(2, b"", b"Couldn't load match `set'\n"), OK)
+    assert "`set'" in await matches(lacking)
+
+
 async def test_matches_that_iptables_lacks() -> None:
-    assert await check_matches(Says(OK, OK, OK), "iptables") == ""
+    assert await matches(Says(OK, OK, OK)) == ""
     lacking = Says(OK, Result(2, b"", b"Couldn't load match `bpf'\n"), OK)
-    said = await check_matches(lacking, "iptables")
+    said = await matches(lacking)
     assert "`bpf'" in said
     assert "modprobe xt_bpf" in said
     assert [argv[0] for argv in lacking.asked] == ["ipset", "iptables-restore", "ipset"]

@@ -18,7 +18,7 @@ from steersman.model.names import Protocol
 from steersman.model.plan import NodePlan
 from steersman.model.ruleset import diff
 from steersman.modes.ipvs.mode import IpvsMode
-from steersman.modes.ipvs.names import ServerKey
+from steersman.modes.ipvs.objects import ServerKey
 from steersman.modes.ipvs.wire import Command, destination, resolve
 from tests.support.builders.plans import SETTINGS, simple
 from tests.support.lab.namespace import in_namespace, sh

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import errno
 from collections.abc import AsyncIterator, Callable, Hashable, Iterable, Mapping
 from contextlib import suppress
 from typing import TYPE_CHECKING
@@ -12,12 +11,9 @@ import msgspec
 
 from steersman.failover.watch import FailureWatch
 from steersman.host.exec import Exec, SubprocessExec
-from steersman.host.netlink import NETLINK_NETFILTER, Netlink, NetlinkError
-from steersman.host.nlmsg import NLM_F_CREATE, Request, attributes, text
 from steersman.host.process import descriptor_limit
 from steersman.host.sysctl import SysctlError, read
 from steersman.model.drift import Writer
-from steersman.model.errors import BusyError
 from steersman.model.names import Family
 from steersman.model.plan import NodeSettings, ServicePlan, Traits
 from steersman.model.ruleset import Diff, Ruleset, Script
@@ -41,112 +37,15 @@ from steersman.netfilter.nf_tables import (
     digest_rules,
     legacy_left,
 )
+from steersman.netfilter.nfacct import PacketCounters
 from steersman.netfilter.rule_text import LIMITS, UNCUT, Run, Step, more_text, open_text
 
 if TYPE_CHECKING:
     from steersman.modes.iptables.words import IptablesWords
 
-# -- Packet counters -------------------------------------------------------------------------------
-#
-# The packet counters of rules with `-m nfacct`, by the names that upstream gives them.
-#
-# They are objects of the kernel's nfnetlink_acct, separate in each network namespace. A rule can
-# only name a counter that exists: so they are created before the rules, and deleted after them.
-
 COUNTERS = (INVALID_DROPPED, LOCALHOST_ACCEPTED)
 COUNTERS_TEXT = "".join(f"{{ pkts = {0:020}, bytes = {0:020} }} = {name};\n" for name in COUNTERS)
-"""The counters as input of `nfacct restore`."""
-
-_NEW, _GET, _DELETE = ((7 << 8) | kind for kind in (0, 1, 3))  # NFNL_SUBSYS_ACCT
-_NAME, _PACKETS = 1, 2  # NFACCT_*, linux/netfilter/nfnetlink_acct.h
-_HEADER = bytes(4)  # struct nfgenmsg
-_ATTEMPTS, _PAUSE = 40, 0.05  # nf_tables frees the objects of a deleted rule a moment later
-
-
-def open_netlink() -> Netlink:
-    """Open a socket in the network namespace of the calling thread."""
-    return Netlink(NETLINK_NETFILTER, buffer=1 << 16)
-
-
-class PacketCounters:
-    """The counters in one network namespace."""
-
-    def __init__(self, connect: Callable[[], Netlink] = open_netlink) -> None:
-        """Create an accessor; connect: opens a socket in that namespace."""
-        self._connect = connect
-
-    def supported(self) -> bool:
-        """Return whether the kernel has such counters; none is created."""
-        try:
-            self._request(_GET, INVALID_DROPPED)
-        except NetlinkError as error:
-            return error.errno == errno.ENOENT
-        except OSError:
-            return False
-        return True
-
-    def packets(self) -> dict[str, int]:
-        """Return packets by counter, for those that exist."""
-        found = {}
-        for name in COUNTERS:
-            try:
-                (reply,) = self._request(_GET, name)
-            except (OSError, ValueError):
-                continue
-            found[name] = int.from_bytes(attributes(reply, 4).get(_PACKETS, b""), "big")
-        return found
-
-    def create(self) -> None:
-        """Create the counters that do not exist.
-
-        Raises:
-            BusyError: the kernel refuses.
-        """
-        for name in COUNTERS:
-            try:
-                self._request(_NEW, name, NLM_F_CREATE)
-            except OSError as error:
-                if error.errno not in (errno.EEXIST, errno.EBUSY):  # EBUSY: it exists, too
-                    raise BusyError(
-                        f"the packet counter {name} cannot be created: {error}"
-                    ) from error
-
-    async def delete(self) -> None:
-        """Delete the counters; one that foreign rules use stays."""
-        left = list(COUNTERS)
-        for _ in range(_ATTEMPTS):  # EBUSY for as long as a rule uses one
-            for name in tuple(left):
-                try:
-                    self._request(_DELETE, name)
-                except OSError as error:
-                    if error.errno == errno.EBUSY:
-                        continue
-                left.remove(name)
-            if not left:
-                return
-            await asyncio.sleep(_PAUSE)
-
-    def _request(self, kind: int, name: str, flags: int = 0) -> list[bytes]:
-        with self._connect() as netlink:
-            request = Request(kind, _HEADER + text(_NAME, name), flags)
-            return [reply.payload for reply in netlink.request(request)]
-
-
-def needs_counters(change: Diff) -> bool:
-    """Return whether a Diff writes rules that name these counters."""
-    written = (*change.added.values(), *(new for _, new in change.changed.values()))
-    return any("--nfacct-name" in rules for rules in written)
-
-
-def removes_everything(change: Diff) -> bool:
-    """Return whether a Diff only removes, the node's rules included: the mode is being left."""
-    if change.added or change.changed:
-        return False
-    return any(key[1:3] == (FILTER, FORWARD) for key in change.removed)
-
-
-# -- The mode --------------------------------------------------------------------------------------
-
+"""The packet counters of our rules as input of `nfacct restore`."""
 _MOST_RULES = 10_000
 """Rules above which rule by rule takes too long: a new connection passes half of a long list."""
 _ENOUGH_DESCRIPTORS = 64
@@ -192,7 +91,7 @@ class IptablesMode(Mode):
         """
         self._execute = execute
         self._same_namespace = isinstance(execute, SubprocessExec) and not execute.prefix
-        self._counters = counters or (PacketCounters() if self._same_namespace else None)
+        self._counters = counters or (PacketCounters(COUNTERS) if self._same_namespace else None)
         self._options = options or IptablesOptions()
         self.features = self._options.features or Features()
         self.families: tuple[Family, ...] = tuple(Family)
@@ -429,6 +328,19 @@ class IptablesMode(Mode):
         return NetfilterTracer(
             self._execute, lambda table, chain: is_ours(table.partition(" ")[2], chain)
         )
+
+
+def needs_counters(change: Diff) -> bool:
+    """Return whether a Diff writes rules that name these counters."""
+    written = (*change.added.values(), *(new for _, new in change.changed.values()))
+    return any("--nfacct-name" in rules for rules in written)
+
+
+def removes_everything(change: Diff) -> bool:
+    """Return whether a Diff only removes, the node's rules included: the mode is being left."""
+    if change.added or change.changed:
+        return False
+    return any(key[1:3] == (FILTER, FORWARD) for key in change.removed)
 
 
 def create(execute: Exec, options: ModeOptions) -> IptablesMode:

@@ -17,7 +17,7 @@ from typing import Any, NamedTuple, TypeAlias, TypeVar
 
 from steersman.host.exec import Exec, run_program
 from steersman.host.netlink import Netlink, NetlinkError
-from steersman.host.nlmsg import NLMSG_NOOP, Request, u8
+from steersman.host.nlmsg import Request, u8
 from steersman.host.rtnetlink import (
     LIST_ADDRESSES,
     delete_address,
@@ -32,16 +32,8 @@ from steersman.model.addresses import canonical_ip
 from steersman.model.errors import TRANSIENT_ERRNOS, ApplyError, BusyError
 from steersman.model.names import Protocol
 from steersman.modes.ipvs.changes import ServerChange
-from steersman.modes.ipvs.names import (
-    MemberKey,
-    RealServer,
-    Server,
-    ServerKey,
-    SetKey,
-    Target,
-    parse_servers,
-    parse_sets,
-)
+from steersman.modes.ipvs.listings import RealServer, parse_servers, parse_sets
+from steersman.modes.ipvs.objects import MemberKey, Server, ServerKey, SetKey, Target
 from steersman.modes.ipvs.wire import (
     Command,
     destination,
@@ -85,7 +77,6 @@ class NamespaceSockets:
 # Sending
 
 _BATCH = 100
-_NOTHING = Request(NLMSG_NOOP, b"")
 _GONE = (errno.ESRCH, errno.ENOENT)
 _BUSY = TRANSIENT_ERRNOS | {errno.EBUSY}
 
@@ -112,12 +103,10 @@ def send(netlink: Netlink, requests: Iterable[TolerantRequest]) -> None:
     requests = list(requests)
     for start in range(0, len(requests), _BATCH):
         part = requests[start : start + _BATCH]
-        # An error for the first message ends the wait for the others, so send an empty one first.
-        lead = [_NOTHING] if len(part) > 1 else []
-        refused = netlink.batch([*lead, *[each.request for each in part]])
+        refused = netlink.batch([each.request for each in part])
         others: list[TolerantRequest] = []
         for index, error in refused.items():
-            sent = part[index - len(lead)]
+            sent = part[index]
             if sent.instead is not None and error.errno == sent.instead[0]:
                 others.append(TolerantRequest(sent.describe, sent.instead[1]()))
             elif error.errno not in sent.harmless:

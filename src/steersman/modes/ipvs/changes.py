@@ -9,7 +9,7 @@ from typing import Any, NamedTuple, TypeAlias
 from steersman.model.addresses import family_of, join_host_port
 from steersman.model.names import Protocol
 from steersman.model.ruleset import Diff, Ruleset, patch
-from steersman.modes.ipvs.names import (
+from steersman.modes.ipvs.objects import (
     ADDRESS_SETS,
     ADDRESSES,
     DEVICE,

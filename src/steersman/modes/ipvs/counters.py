@@ -24,7 +24,7 @@ from steersman.model.stats import (
     frontend_label,
 )
 from steersman.modes.ipvs.backends import InNamespace
-from steersman.modes.ipvs.names import ServerKey, Target
+from steersman.modes.ipvs.objects import ServerKey, Target
 from steersman.modes.ipvs.wire import ServerStats, list_destinations, list_services, resolve
 
 _STATS = Path("/proc/thread-self/net/ip_vs_stats")

@@ -31,7 +31,7 @@ from steersman.model.errors import BusyError
 from steersman.model.failover import Backend, Observation
 from steersman.model.names import Protocol
 from steersman.modes.ipvs.backends import InNamespace
-from steersman.modes.ipvs.names import ServerKey, Target
+from steersman.modes.ipvs.objects import ServerKey, Target
 from steersman.modes.ipvs.wire import ServerStats, list_destinations, list_services, resolve
 from steersman.netfilter.conntrack.unanswered import delete_unanswered
 from steersman.netfilter.failure_log import FailureLog

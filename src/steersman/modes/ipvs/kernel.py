@@ -26,7 +26,8 @@ from steersman.modes.ipvs.changes import (
     only_endpoints,
     rule_steps,
 )
-from steersman.modes.ipvs.names import (
+from steersman.modes.ipvs.listings import digest_servers, has_drained, parse_rules
+from steersman.modes.ipvs.objects import (
     ADDRESS_SETS,
     ADDRESSES,
     DEVICE,
@@ -35,9 +36,6 @@ from steersman.modes.ipvs.names import (
     Server,
     ServerKey,
     SetKey,
-    digest_servers,
-    has_drained,
-    parse_rules,
     role_set,
 )
 from steersman.netfilter.nf_tables import digest_rules, generation

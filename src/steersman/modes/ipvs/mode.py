@@ -6,24 +6,20 @@ import asyncio
 import logging
 import os
 import re
-from collections.abc import Collection, Hashable, Iterable, Mapping
-from pathlib import Path
+from collections.abc import Collection, Hashable, Iterable
 
 import msgspec
-from msgspec.structs import replace
 
 from steersman.failover.watch import FailureWatch
 from steersman.host.exec import Exec
 from steersman.host.facts import has_interface
 from steersman.host.netlink import NETLINK_GENERIC, NETLINK_NETFILTER, NETLINK_ROUTE
 from steersman.host.sysctl import SysctlError, apply, ipvs_settings
-from steersman.model.addresses import join_host_port
 from steersman.model.errors import ApplyError, BusyError
 from steersman.model.names import Family
 from steersman.model.plan import NodeSettings, ServicePlan, Traits
 from steersman.model.ruleset import Diff, Ruleset, Script
 from steersman.model.stats import ConnectionStats, NodeTotals
-from steersman.model.tracing import TraceStep, WatchedFlow
 from steersman.modes.base import Mode, Probed, Requirements, Support, Tracer
 from steersman.modes.ipvs.backends import (
     AddressDevice,
@@ -37,7 +33,8 @@ from steersman.modes.ipvs.backends import (
 from steersman.modes.ipvs.changes import rule_steps, texts
 from steersman.modes.ipvs.counters import ServerCounters
 from steersman.modes.ipvs.kernel import IpvsKernel
-from steersman.modes.ipvs.names import (
+from steersman.modes.ipvs.listings import parse_servers
+from steersman.modes.ipvs.objects import (
     ADDRESS_SETS,
     CHAINS,
     DEVICE,
@@ -46,95 +43,16 @@ from steersman.modes.ipvs.names import (
     Server,
     ServerKey,
     SetKey,
-    Target,
-    parse_servers,
 )
 from steersman.modes.ipvs.probe import check_ipset, check_matches, check_scheduler, find_family
 from steersman.modes.ipvs.render import render_node, render_service
+from steersman.modes.ipvs.tracer import IpvsTracer
 from steersman.modes.ipvs.wire import get_info, timeouts
 from steersman.modes.ipvs.words import IpvsWords
-from steersman.modes.netfilter_tracer import NetfilterTracer
 from steersman.modes.specs import IpvsOptions, ModeOptions
 from steersman.netfilter.iptables import Iptables, choose_tool, restore_scripts
 from steersman.netfilter.nf_tables import chains_left
 from steersman.netfilter.rule_text import UNCUT, write_steps
-
-# -- Tracing ---------------------------------------------------------------------------------------
-#
-# Follow a packet in ipvs mode: netfilter's rules, and the virtual server that took it.
-#
-# IPVS reports no packet. Conntrack has the real server that got it; without an entry there, it is
-# the one that has more connections than before. (Those counts are exact at once. The statistics
-# over netlink are up to two seconds old.)
-
-_HOOKS = ("input", "output")
-"""The hooks in which IPVS takes packets: to this node, and of this node."""
-
-
-class IpvsTracer(NetfilterTracer):
-    """Also names the real server of the virtual server at the destination."""
-
-    translates_to_endpoint = False
-
-    def __init__(self, execute: Exec) -> None:
-        """Create a tracer; execute: runs the programs that print rules."""
-        super().__init__(execute, lambda table, chain: (table.partition(" ")[2], chain) in CHAINS)
-        self._before: Mapping[Target, int] = {}
-
-    async def start(self, flow: WatchedFlow) -> None:
-        """Count connections, then follow the first packet."""
-        self._before = await asyncio.to_thread(connections_of, flow)
-        await super().start(flow)
-
-    async def steps(self) -> tuple[TraceStep, ...]:
-        """Return the steps, with that of IPVS behind those of the hook in which it took over."""
-        assert self.flow is not None
-        steps = list(await super().steps())
-        servers = await asyncio.to_thread(connections_of, self.flow)
-        # IPVS takes packets to this node behind the input chains, its own behind the output chains.
-        # The change of the destination is no rule's: it belongs to the step of IPVS.
-        steps = [step if step.handle else replace(step, note="") for step in steps]
-        own = [step for step in steps if step.direction == "original"]
-        hook = next((step.hook for step in own if step.hook in _HOOKS), _HOOKS[0])
-        first = next((n for n, step in enumerate(own) if step.hook == hook), len(own))
-        at = next((n for n in range(first, len(own)) if own[n].hook != hook), len(own))
-        if any(step.ends for step in own[:at]):
-            return tuple(steps)
-        entry = await self.connection(self.flow)
-        chosen = [
-            target for target, count in servers.items() if count > self._before.get(target, 0)
-        ]
-        if entry is not None and (entry.endpoint, entry.endpoint_port) in servers:
-            chosen = [(entry.endpoint, entry.endpoint_port)]
-        server = f"{self.flow.protocol} {join_host_port(self.flow.destination, self.flow.port)}"
-        found = [
-            TraceStep(
-                hook=hook,
-                chain=f"virtual server {server}",
-                rule=f"-> {join_host_port(*target)}",
-                verdict="forward",
-                table="ip_vs",
-                note=""
-                if len(chosen) == 1
-                else f"one of {len(chosen)} that got connections meanwhile",
-                endpoint=join_host_port(*target),
-            )
-            for target in chosen
-        ]
-        return (*steps[:at], *found, *steps[at:])
-
-
-def connections_of(flow: WatchedFlow, proc: Path = Path("/proc")) -> dict[Target, int]:
-    """Return the connections of the real servers behind a destination; {} if there are none."""
-    try:
-        table = parse_servers((proc / "thread-self/net/ip_vs").read_text())
-    except OSError:  # ip_vs is not loaded
-        return {}
-    key = ServerKey(flow.protocol, flow.destination, flow.port)
-    return {each.target: each.active + each.inactive for each in table.get(key, ())}
-
-
-# -- The mode --------------------------------------------------------------------------------------
 
 log = logging.getLogger(__name__)
 _NUMBER = re.compile(r"\d+")
@@ -192,11 +110,10 @@ class IpvsMode(Mode):
         choice = await choose_tool(self._execute, options.iptables_variant, leftovers=not loads)
         if choice.tool is None:
             return Support(usable=False, missing=choice.missing)
-        if loads:
-            command = choice.tool.of(choice.families[0])
-            if missing := await check_matches(self._execute, command):
-                self._disconnect()
-                return Support(usable=False, missing=(missing,))
+        iptables = Iptables(self._execute, choice.tool)
+        if loads and (missing := await check_matches(self._execute, iptables)):
+            self._disconnect()
+            return Support(usable=False, missing=(missing,))
 
         self._families = choice.families
         self._random_fully = choice.tool.random_fully
@@ -204,7 +121,7 @@ class IpvsMode(Mode):
             VirtualServers(netlink, family, self._sockets.inside),
             AddressDevice(self._sockets.get(NETLINK_ROUTE), DEVICE),
             Ipsets(self._execute),
-            Iptables(self._execute, choice.tool),
+            iptables,
             self._sockets.get(NETLINK_NETFILTER),
         )
         self._kernel.found = IpvsKernel(backends, choice.families, options.exclude_cidrs)

@@ -3,19 +3,26 @@
 from __future__ import annotations
 
 import errno
+import logging
 import re
 
 from steersman.host.exec import Exec, failure_reason, run_program
 from steersman.host.netlink import Netlink, NetlinkError
 from steersman.model.errors import ApplyError, BusyError
-from steersman.model.names import Protocol
+from steersman.model.names import Family, Protocol
 from steersman.modes.ipvs.backends import InNamespace, VirtualServers
-from steersman.modes.ipvs.names import Server, ServerKey
+from steersman.modes.ipvs.objects import Server, ServerKey
 from steersman.modes.ipvs.wire import list_services, resolve
+from steersman.netfilter.iptables import Iptables
+from steersman.netfilter.rule_text import Run
+
+log = logging.getLogger(__name__)
 
 _TRIAL = ServerKey(Protocol.TCP, "198.51.100.0", 20000)
 """An unused virtual server (RFC 5737); creating it loads its scheduler (behaviour 10)."""
 _TRIAL_SET = "KUBE-IPVS-TRIAL"
+_TRIAL_ATTEMPTS = 3
+"""Each waits some seconds for the lock of iptables-legacy."""
 _TRIAL_RULES = f"""*filter
 :{_TRIAL_SET} - [0:0]
 -A {_TRIAL_SET} -m set --match-set {_TRIAL_SET} dst -j RETURN
@@ -25,7 +32,7 @@ COMMIT
 -F {_TRIAL_SET}
 -X {_TRIAL_SET}
 COMMIT
-""".encode()
+"""
 _IPSET = re.compile(r"v(\d+)\.(\d+)")
 
 
@@ -73,25 +80,33 @@ async def check_ipset(execute: Exec) -> str:
     return ""
 
 
-async def check_matches(execute: Exec, iptables: str) -> str:
+async def check_matches(execute: Exec, iptables: Iptables) -> str:
     """Return why the matches that our rules need do not work, or "".
 
     Rules with both are made and removed in one run, in a chain that nothing leads to, and so is
-    their set: `iptables-restore --test` would not ask the kernel.
+    their set: `iptables-restore --test` would not ask the kernel. If another program holds the lock
+    all the time, the matches count as present: a mode must not be given up for that.
     """
+    hint = "run `modprobe xt_set` and `modprobe xt_bpf` on the host"
     try:
         create = ["ipset", "-exist", "create", _TRIAL_SET, "hash:ip"]
         made = await run_program(execute, create, package="ipset")
-        restore = [f"{iptables}-restore", "--noflush"]
-        result = await run_program(execute, restore, _TRIAL_RULES, package="iptables")
+        if made.returncode:
+            return f"ipset cannot make a set ({made.message}); {hint}."
+        missing = ""
+        for _ in range(_TRIAL_ATTEMPTS):
+            try:
+                await iptables.restore(Run(Family.IPV4, _TRIAL_RULES))
+            except BusyError as error:
+                log.info("cannot check the matches of iptables now: %s", error)
+                continue
+            except ApplyError as error:
+                missing = f"iptables cannot match sets and BPF programs ({error}); {hint}."
+            break
         await run_program(execute, ["ipset", "destroy", _TRIAL_SET], package="ipset")
     except BusyError as error:
         return f"{error}."
-    if not (made.returncode or result.returncode):
-        return ""
-    detail = result.message or made.message
-    hint = "run `modprobe xt_set` and `modprobe xt_bpf` on the host"
-    return f"{iptables} cannot match sets and BPF programs ({detail}); {hint}."
+    return missing
 
 
 def check_scheduler(netlink: Netlink, family: int, scheduler: str, inside: InNamespace) -> str:

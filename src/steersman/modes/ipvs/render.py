@@ -26,7 +26,7 @@ from steersman.model.plan import (
     SourceClass,
     Verdict,
 )
-from steersman.modes.ipvs.names import (
+from steersman.modes.ipvs.objects import (
     ACCESS,
     ADDRESSES,
     ALLOWED,

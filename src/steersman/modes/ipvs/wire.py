@@ -26,7 +26,7 @@ from steersman.host.nlmsg import (
 )
 from steersman.model.addresses import canonical_ip
 from steersman.model.names import PROTOCOL_BY_NUMBER
-from steersman.modes.ipvs.names import Server, ServerKey, Target
+from steersman.modes.ipvs.objects import Server, ServerKey, Target
 
 _GENL_ID_CTRL = 16
 _CTRL_CMD_GETFAMILY, _CTRL_ATTR_FAMILY_ID, _CTRL_ATTR_FAMILY_NAME = 3, 1, 2

@@ -9,7 +9,7 @@ from steersman.model.addresses import join_host_port
 from steersman.model.names import PROTOCOL_BY_NUMBER, Family
 from steersman.model.plan import ServicePlan, SourceClass, Verdict
 from steersman.model.ruleset import Ruleset
-from steersman.modes.ipvs.names import (
+from steersman.modes.ipvs.objects import (
     ACCESS,
     ADDRESSES,
     ALLOWED,

@@ -6,11 +6,11 @@ import errno
 
 import pytest
 
-from steersman.host.nlmsg import Request
+from steersman.host.nlmsg import NLM_F_ACK, Request
 from steersman.model.errors import ApplyError, BusyError
 from steersman.model.names import Protocol
 from steersman.modes.ipvs.backends import Ipsets, TolerantRequest, send
-from steersman.modes.ipvs.names import Server, ServerKey
+from steersman.modes.ipvs.objects import Server, ServerKey
 from steersman.modes.ipvs.wire import Command
 from tests.support.modes.ipvs_fakes import FakeIpset, FakeNetlink, servers
 
@@ -21,7 +21,8 @@ ONE, TWO = ("10.244.0.1", 8080), ("10.244.0.2", 8080)
 
 def step(number: int, *harmless: int, instead: Request | None = None) -> TolerantRequest:
     other = (errno.EEXIST, lambda: instead) if instead else None
-    return TolerantRequest(lambda: f"step {number}", Request(100 + number, b""), harmless, other)
+    request = Request(100 + number, b"", NLM_F_ACK)
+    return TolerantRequest(lambda: f"step {number}", request, harmless, other)
 
 
 def deliver(kernel: FakeNetlink, *steps: TolerantRequest) -> list[int]:

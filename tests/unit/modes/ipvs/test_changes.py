@@ -11,7 +11,7 @@ from steersman.modes.ipvs.changes import (
     only_endpoints,
     rule_steps,
 )
-from steersman.modes.ipvs.names import DEVICE, DeviceKey, MemberKey, Server, ServerKey, SetKey
+from steersman.modes.ipvs.objects import DEVICE, DeviceKey, MemberKey, Server, ServerKey, SetKey
 
 VIP = ServerKey(Protocol.TCP, "10.96.0.1", 80)
 ONE, TWO = ("10.244.0.1", 8080), ("10.244.0.2", 8080)

@@ -21,7 +21,7 @@ from steersman.modes.ipvs.counters import (
     ServerOwners,
     parse_totals,
 )
-from steersman.modes.ipvs.names import ServerKey
+from steersman.modes.ipvs.objects import ServerKey
 from steersman.modes.ipvs.wire import ServerStats
 from tests.support.builders.plans import cluster_ip, endpoints, key, node_port, plan
 

@@ -16,7 +16,7 @@ from steersman.model.failover import Backend, Observation
 from steersman.model.names import Protocol
 from steersman.modes.ipvs import failures
 from steersman.modes.ipvs.failures import CounterWatch, judge, watch_servers
-from steersman.modes.ipvs.names import ServerKey, Target
+from steersman.modes.ipvs.objects import ServerKey, Target
 from steersman.modes.ipvs.wire import ServerStats
 
 TCP, UDP = Protocol.TCP, Protocol.UDP

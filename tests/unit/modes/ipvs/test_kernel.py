@@ -14,7 +14,7 @@ from steersman.model.ruleset import Diff, diff
 from steersman.modes.ipvs.backends import Backends, Ipsets
 from steersman.modes.ipvs.kernel import IpvsKernel
 from steersman.modes.ipvs.mode import IpvsMode
-from steersman.modes.ipvs.names import DEVICE, DeviceKey, MemberKey, Server, ServerKey, SetKey
+from steersman.modes.ipvs.objects import DEVICE, DeviceKey, MemberKey, Server, ServerKey, SetKey
 from tests.support.builders.plans import SETTINGS
 from tests.support.modes.ipvs_fakes import FakeIpset, FakeNetlink, servers
 

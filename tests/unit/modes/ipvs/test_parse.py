@@ -8,18 +8,15 @@ import pytest
 
 from steersman.host.nlmsg import Message, attr, attributes, be16, nested, text, u32
 from steersman.model.names import Protocol
-from steersman.modes.ipvs.names import (
-    MemberKey,
+from steersman.modes.ipvs.listings import (
     RealServer,
-    Server,
-    ServerKey,
-    SetKey,
     digest_servers,
     has_drained,
     parse_rules,
     parse_servers,
     parse_sets,
 )
+from steersman.modes.ipvs.objects import MemberKey, Server, ServerKey, SetKey
 from steersman.modes.ipvs.wire import (
     Command,
     ServerStats,

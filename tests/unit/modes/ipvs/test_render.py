@@ -11,7 +11,7 @@ from msgspec.structs import replace
 from steersman.model.names import Family, Protocol
 from steersman.model.plan import FamilySettings, LocalDetector, NodeSettings, Scheduling
 from steersman.model.ruleset import diff_of_owners
-from steersman.modes.ipvs.names import DEVICE, DeviceKey, MemberKey, Server, ServerKey, SetKey
+from steersman.modes.ipvs.objects import DEVICE, DeviceKey, MemberKey, Server, ServerKey, SetKey
 from steersman.modes.ipvs.render import node_port_addresses, render_node, render_service
 from steersman.netfilter.rule_text import canonical
 from tests.support.builders.plans import (

@@ -6,11 +6,8 @@ mode replaces another, both are complete, and either can be removed without the 
 
 from __future__ import annotations
 
-import re
-import socket
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from functools import lru_cache
-from hashlib import blake2b
 from itertools import repeat
 from typing import NamedTuple, TypeAlias
 
@@ -18,8 +15,7 @@ import msgspec
 
 from steersman.model.names import Family, Protocol
 from steersman.model.plan import SourceClass, Verdict
-from steersman.netfilter.names import BUILT_IN, FILTER, JUMPS, MANGLE, NAT, WHOLE, RuleKey
-from steersman.netfilter.rule_text import canonical, chains
+from steersman.netfilter.names import FILTER, MANGLE, NAT
 
 DEVICE = "kube-ipvs0"
 """The dummy interface that has the addresses of Services (behaviour 10)."""
@@ -151,100 +147,3 @@ OUR_SETS = frozenset(name for family in Family for name, _ in all_sets(family))
 
 ADDRESS_SETS = frozenset(role_set(ADDRESSES, family) for family in Family)
 """Their entries follow from the virtual servers; an entry without one is an orphan."""
-
-
-# -- Output of tools -------------------------------------------------------------------------------
-#
-# Parse the output of `ipset save` and iptables-save, and /proc/net/ip_vs.
-
-_NUMBERS = {protocol.lower(): str(protocol.number) for protocol in Protocol}
-_CREATE = 4  # words: create, name, type, family, ...
-_CONNECTIONS = re.compile(r" +\d+ +\d+ *$", re.MULTILINE)
-_DRAINED = re.compile(r" 0 +0 +0 *$", re.MULTILINE)
-
-
-def parse_sets(text: str) -> Iterator[tuple[SetKey | MemberKey, str]]:
-    """Parse the output of `ipset save`; foreign sets are skipped."""
-    for line in text.splitlines():
-        words = line.split()
-        if len(words) < 3 or words[1] not in OUR_SETS:
-            continue
-        if words[0] == "create" and len(words) > _CREATE:
-            yield SetKey(words[1]), " ".join(words[2:5])
-        elif words[0] == "add":
-            # Some versions print protocols by name: 10.96.0.1,tcp:80
-            address, comma, rest = words[2].partition(",")
-            name, _, port = rest.partition(":")
-            entry = f"{address},{_NUMBERS.get(name, name)}:{port}" if comma else words[2]
-            yield MemberKey(words[1], entry), ""
-
-
-def parse_rules(text: str, family: int) -> dict[RuleKey, str]:
-    """Parse the output of iptables-save: our chains, and our jumps in the built-in ones."""
-    found: dict[RuleKey, str] = {}
-    names = {chain for _, chain in CHAINS}
-    for table, chain, lines in chains(text):
-        if (table, chain) in CHAINS:
-            found[family, table, chain, WHOLE] = "\n".join(canonical(r, family) for r in lines)
-        elif chain in BUILT_IN:
-            ours = [r for r in lines if r.rpartition(" -j ")[2].split(" ")[0] in names]
-            if ours:
-                found[family, table, chain, JUMPS] = "\n".join(canonical(r, family) for r in ours)
-    return found
-
-
-class RealServer(NamedTuple):
-    """A real server as the kernel lists it."""
-
-    target: Target
-    weight: int
-    active: int
-    """Established connections."""
-    inactive: int
-
-    @property
-    def is_drained(self) -> bool:
-        """Whether it gets no new connections and has none."""
-        return not (self.weight or self.active or self.inactive)
-
-
-def parse_servers(text: str) -> dict[ServerKey, list[RealServer]]:
-    """Parse /proc/net/ip_vs: real servers by virtual server; those with a fwmark are skipped."""
-    # TCP  0A600001:0050 rr persistent 10800 FFFFFFFF
-    #   -> 0AF40002:1F90      Masq    1      3          4
-    # The last columns are weight, active and inactive connections.
-    found: dict[ServerKey, list[RealServer]] = {}
-    current: list[RealServer] | None = None
-    for line in text.splitlines()[3:]:
-        words = line.split()
-        if words[0] == "->":
-            if current is not None:
-                numbers = map(int, words[3:6])
-                current.append(RealServer(_target(words[1]), *numbers))
-        elif words[0] in Protocol.__members__:
-            current = found.setdefault(ServerKey(Protocol(words[0]), *_target(words[1])), [])
-        else:
-            current = None
-    return found
-
-
-def _target(text: str) -> Target:
-    """Parse an address and a port, both in hexadecimal; IPv6 addresses are in brackets."""
-    address, _, port = text.rpartition(":")
-    if address.startswith("["):
-        packed = socket.inet_pton(socket.AF_INET6, address.strip("[]"))
-        return socket.inet_ntop(socket.AF_INET6, packed), int(port, 16)
-    return socket.inet_ntop(socket.AF_INET, bytes.fromhex(address)), int(port, 16)
-
-
-def has_drained(text: str, is_ours: Callable[[ServerKey], bool]) -> bool:
-    """Return whether /proc/net/ip_vs lists a drained real server of ours, for `read` to delete."""
-    return bool(_DRAINED.search(text)) and any(  # the search is cheap, and nearly always enough
-        is_ours(key) and any(real.is_drained for real in group)
-        for key, group in parse_servers(text).items()
-    )
-
-
-def digest_servers(text: str) -> bytes:
-    """Return a digest of /proc/net/ip_vs without its counts of connections."""
-    return blake2b(_CONNECTIONS.sub("", text).encode(), digest_size=16).digest()
