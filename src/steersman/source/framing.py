@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import msgspec
 
-from steersman.source.protobuf import Field, Kind, ProtobufError, Table
+from steersman.source.protobuf import ProtobufError, table
 
 CONTENT_TYPE = "application/vnd.kubernetes.protobuf"
 MAGIC = b"k8s\0"
@@ -68,8 +68,8 @@ class _Unknown(msgspec.Struct, frozen=True):
     raw: bytes = b""
 
 
-_TYPE_META = Table(_TypeMeta, {2: Field("kind", Kind.TEXT)})
-_UNKNOWN = Table(_Unknown, {1: Field("type", _TYPE_META, memo=True), 2: Field("raw", Kind.BYTES)})
+_TYPE_META = table(_TypeMeta, kind=2)
+_UNKNOWN = table(_Unknown, memo="type", type=1, raw=2)
 
 
 def event_parts(data: bytes) -> tuple[str, Message]:
@@ -91,8 +91,8 @@ class _Event(msgspec.Struct, frozen=True):
     object: _RawExtension = _RawExtension()
 
 
-_RAW = Table(_RawExtension, {1: Field("raw", Kind.BYTES)})
-_EVENT = Table(_Event, {1: Field("type", Kind.TEXT), 2: Field("object", _RAW)})
+table(_RawExtension, raw=1)
+_EVENT = table(_Event, type=1, object=2)
 
 
 class FrameSplitter:

@@ -1,4 +1,4 @@
-"""The messages of Kubernetes objects in protobuf: a row for each field that is read. No I/O.
+"""The messages of Kubernetes objects in protobuf: the number of each field that is read. No I/O.
 
 Two things keep decoding cheap (`benchmarks/wire.py`):
 
@@ -47,14 +47,14 @@ from steersman.model.kube import (
     SlicePort,
     Taint,
 )
-from steersman.source.protobuf import Entries, Field, Kind, ProtobufError, Table
+from steersman.source.protobuf import ProtobufError, Table, table, texts
 
 
 class _Seconds(msgspec.Struct, frozen=True):
     seconds: int = 0
 
 
-_SECONDS = Table(_Seconds, {1: Field("seconds", Kind.UINT64)})
+_SECONDS = table(_Seconds, seconds=1)
 _NO_TIME = -62135596800  # Go's zero time, in the year 1
 _END_OF_TIME = 253402300800  # the year 10000, which RFC 3339 cannot name
 
@@ -77,148 +77,48 @@ def _time(data: bytes) -> str | None:
     )
 
 
-# Go leaves a number or a text that is not a pointer out of JSON if it is 0 or empty, but not out of
-# protobuf: these are the rows of a Kind that ends in `_OR_NONE`.
+# Parts come before what has them.
 
-_META = Table(
-    ObjectMeta,
-    {
-        1: Field("name", Kind.TEXT),
-        3: Field("namespace", Kind.TEXT),
-        5: Field("uid", Kind.TEXT),
-        6: Field("resource_version", Kind.TEXT),
-        8: Field("creation_timestamp", _time, memo=True),
-        9: Field("deletion_timestamp", _time),
-        11: Field("labels", Entries(Labels)),
-        12: Field("annotations", Entries(Annotations)),
-    },
-)
-_SERVICE_PORT = Table(
-    ServicePort,
-    {
-        1: Field("name", Kind.TEXT_OR_NONE),
-        2: Field("protocol", Kind.TEXT_OR_NONE),
-        3: Field("port", Kind.INT32),
-        5: Field("node_port", Kind.INT32_OR_NONE),
-    },
-)
-_CLIENT_IP = Table(ClientIPConfig, {1: Field("timeout_seconds", Kind.INT32)})
-_AFFINITY = Table(SessionAffinityConfig, {1: Field("client_ip", _CLIENT_IP)})
-_SERVICE_SPEC = Table(
-    ServiceSpec,
-    {
-        1: Field("ports", _SERVICE_PORT, many=True, memo=True),
-        2: Field("selector", Table(Selector, {})),
-        3: Field("cluster_ip", Kind.TEXT_OR_NONE),
-        4: Field("type", Kind.TEXT_OR_NONE),
-        5: Field("external_ips", Kind.TEXT, many=True),
-        7: Field("session_affinity", Kind.TEXT_OR_NONE),
-        9: Field("load_balancer_source_ranges", Kind.TEXT, many=True),
-        10: Field("external_name", Kind.TEXT_OR_NONE),
-        11: Field("external_traffic_policy", Kind.TEXT_OR_NONE),
-        12: Field("health_check_node_port", Kind.INT32_OR_NONE),
-        14: Field("session_affinity_config", _AFFINITY, memo=True),
-        18: Field("cluster_ips", Kind.TEXT, many=True),
-        19: Field("ip_families", Kind.TEXT, many=True),
-        22: Field("internal_traffic_policy", Kind.TEXT),
-    },
-)
-_INGRESS = Table(
-    LoadBalancerIngress,
-    {
-        1: Field("ip", Kind.TEXT_OR_NONE),
-        2: Field("hostname", Kind.TEXT_OR_NONE),
-        3: Field("ip_mode", Kind.TEXT),
-    },
-)
-_LOAD_BALANCER = Table(LoadBalancerStatus, {1: Field("ingress", _INGRESS, many=True)})
-_SERVICE_STATUS = Table(ServiceStatus, {1: Field("load_balancer", _LOAD_BALANCER)})
-_SERVICE = Table(
-    Service,
-    {
-        1: Field("metadata", _META),
-        2: Field("spec", _SERVICE_SPEC),
-        3: Field("status", _SERVICE_STATUS, memo=True),
-    },
-)
-_CONDITIONS = Table(
-    EndpointConditions,
-    {
-        1: Field("ready", Kind.BOOL),
-        2: Field("serving", Kind.BOOL),
-        3: Field("terminating", Kind.BOOL),
-    },
-)
-_FOR_ZONE = Table(ForZone, {1: Field("name", Kind.TEXT)})
-_HINTS = Table(
-    EndpointHints,
-    {1: Field("for_zones", _FOR_ZONE, many=True), 2: Field("for_nodes", _FOR_ZONE, many=True)},
-)
-_REFERENCE = Table(
-    ObjectReference,
-    {1: Field("kind", Kind.TEXT), 2: Field("namespace", Kind.TEXT), 3: Field("name", Kind.TEXT)},
-)
-_ENDPOINT = Table(
-    SliceEndpoint,
-    {
-        1: Field("addresses", Kind.TEXT, many=True),
-        2: Field("conditions", _CONDITIONS, memo=True),
-        4: Field("target_ref", _REFERENCE),
-        6: Field("node_name", Kind.TEXT),
-        7: Field("zone", Kind.TEXT),
-        8: Field("hints", _HINTS, memo=True),
-    },
-)
-_SLICE_PORT = Table(
-    SlicePort,
-    {
-        1: Field("name", Kind.TEXT),
-        2: Field("protocol", Kind.TEXT),
-        3: Field("port", Kind.INT32),
-    },
-)
-_SLICE = Table(
-    EndpointSlice,
-    {
-        1: Field("metadata", _META),
-        2: Field("endpoints", _ENDPOINT, many=True),
-        3: Field("ports", _SLICE_PORT, many=True, memo=True),
-        4: Field("address_type", Kind.TEXT),
-    },
-)
-_NODE_SPEC = Table(
-    NodeSpec,
-    {
-        1: Field("pod_cidr", Kind.TEXT_OR_NONE),
-        5: Field(
-            "taints",
-            Table(Taint, {1: Field("key", Kind.TEXT)}),
-            many=True,
-        ),
-        7: Field("pod_cidrs", Kind.TEXT, many=True),
-    },
-)
-_ADDRESS = Table(NodeAddress, {1: Field("type", Kind.TEXT), 2: Field("address", Kind.TEXT)})
-_NODE = Table(
-    Node,
-    {
-        1: Field("metadata", _META),
-        2: Field("spec", _NODE_SPEC),
-        3: Field("status", Table(NodeStatus, {5: Field("addresses", _ADDRESS, many=True)})),
-    },
-)
-_SERVICE_CIDR = Table(
-    ServiceCIDR,
-    {
-        1: Field("metadata", _META),
-        2: Field("spec", Table(ServiceCIDRSpec, {1: Field("cidrs", Kind.TEXT, many=True)})),
-    },
-)
+texts(Labels)
+texts(Annotations)
+table(ObjectMeta, reads={"creation_timestamp": _time, "deletion_timestamp": _time},
+      memo="creation_timestamp", name=1, namespace=3, uid=5, resource_version=6,
+      creation_timestamp=8, deletion_timestamp=9, labels=11, annotations=12)  # fmt: skip
+
+table(ServicePort, name=1, protocol=2, port=3, node_port=5)
+table(ClientIPConfig, pointers="timeout_seconds", timeout_seconds=1)
+table(SessionAffinityConfig, client_ip=1)
+table(Selector)
+table(ServiceSpec, pointers="internal_traffic_policy", memo="ports session_affinity_config",
+      ports=1, selector=2, cluster_ip=3, type=4, external_ips=5, session_affinity=7,
+      load_balancer_source_ranges=9, external_name=10, external_traffic_policy=11,
+      health_check_node_port=12, session_affinity_config=14, cluster_ips=18, ip_families=19,
+      internal_traffic_policy=22)  # fmt: skip
+table(LoadBalancerIngress, pointers="ip_mode", ip=1, hostname=2, ip_mode=3)
+table(LoadBalancerStatus, ingress=1)
+table(ServiceStatus, load_balancer=1)
+
+table(EndpointConditions, ready=1, serving=2, terminating=3)
+table(ForZone, name=1)
+table(EndpointHints, for_zones=1, for_nodes=2)
+table(ObjectReference, kind=1, namespace=2, name=3)
+table(SliceEndpoint, pointers="node_name zone", memo="conditions hints", addresses=1, conditions=2,
+      target_ref=4, node_name=6, zone=7, hints=8)  # fmt: skip
+table(SlicePort, pointers="name protocol port", name=1, protocol=2, port=3)
+
+table(Taint, key=1)
+table(NodeSpec, pod_cidr=1, taints=5, pod_cidrs=7)
+table(NodeAddress, type=1, address=2)
+table(NodeStatus, addresses=5)
+
+table(ServiceCIDRSpec, cidrs=1)
 
 OBJECTS: Mapping[str, Table[Any]] = {
-    "Service": _SERVICE,
-    "EndpointSlice": _SLICE,
-    "Node": _NODE,
-    "ServiceCIDR": _SERVICE_CIDR,
+    "Service": table(Service, memo="status", metadata=1, spec=2, status=3),
+    "EndpointSlice": table(
+        EndpointSlice, memo="ports", metadata=1, endpoints=2, ports=3, address_type=4
+    ),
+    "Node": table(Node, metadata=1, spec=2, status=3),
+    "ServiceCIDR": table(ServiceCIDR, metadata=1, spec=2),
 }
 """Tables by kind."""

@@ -12,7 +12,8 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from enum import IntEnum
-from typing import Any, Generic, NamedTuple, TypeVar
+from types import NoneType
+from typing import Annotated, Any, Generic, NamedTuple, TypeAlias, TypeVar, get_args, get_origin
 
 import msgspec
 
@@ -53,12 +54,15 @@ class Kind(IntEnum):
     UINT64 = 9
 
 
+Read: TypeAlias = "Kind | Table[Any] | Entries | Callable[[bytes], Any]"
+
+
 class Field(NamedTuple):
     """A row of a Table."""
 
     name: str
     """Of the struct."""
-    read: Kind | Table[Any] | Entries | Callable[[bytes], Any]
+    read: Read
     many: bool = False
     memo: bool = False
     """Whether equal bytes become one object: for messages of which there are few different ones."""
@@ -121,3 +125,55 @@ def _native(read: Any) -> object:
             return read.struct, read.keys
         case _:
             return read
+
+
+_READS: dict[Any, Read] = {
+    str: Kind.TEXT,
+    bytes: Kind.BYTES,
+    bool: Kind.BOOL,
+    Annotated: Kind.INT32,  # kube.Int32, the only one with a range
+    int: Kind.UINT64,
+    float: Kind.UINT64,
+}
+"""How fields of a type are read; `table` and `texts` add structs."""
+_IF_NOT_ZERO = {Kind.TEXT: Kind.TEXT_OR_NONE, Kind.INT32: Kind.INT32_OR_NONE}
+
+
+def texts(struct: type[msgspec.Struct]) -> None:
+    """Have fields of this type read from a map of texts."""
+    _READS[struct] = Entries(struct)
+
+
+def table(
+    struct: type[T],
+    *,
+    reads: Mapping[str, Read] | None = None,
+    pointers: str = "",
+    memo: str = "",
+    **numbers: int,
+) -> Table[T]:
+    """Return the Table of a message, and have fields of this type read by it.
+
+    The types of the struct's fields say how they are read. Go leaves a number or text out of JSON
+    if it is 0 or empty, but not out of protobuf: such a field that may be None is None then.
+
+    Args:
+        struct: has the fields.
+        reads: how those are read whose type does not tell.
+        pointers: names of numbers and texts that Go has as pointers: 0 and "" are values.
+        memo: names of those with a memo, see `Field`.
+        numbers: the number of each field that is read.
+    """
+    types = {each.name: each.type for each in msgspec.structs.fields(struct)}
+    fields: dict[int, Field] = {}
+    for name, number in numbers.items():
+        parts = get_args(types[name]) if NoneType in get_args(types[name]) else (types[name],)
+        kind = parts[0]
+        if many := get_origin(kind) is list:
+            (kind,) = get_args(kind)
+        read = (reads or {}).get(name) or _READS[get_origin(kind) or kind]
+        if isinstance(read, Kind) and len(parts) > 1 and not many and name not in pointers.split():
+            read = _IF_NOT_ZERO.get(read, read)
+        fields[number] = Field(name, read, many, name in memo.split())
+    made = _READS[struct] = Table(struct, fields)
+    return made

@@ -24,7 +24,7 @@ from steersman.source.framing import (
     Message,
     event_parts,
 )
-from steersman.source.protobuf import Entries, Field, Kind, Table
+from steersman.source.protobuf import Entries, table
 
 MAX_LINE = 8 << 20
 """Maximum bytes of a line; etcd refuses objects above 1.5 MiB, so no event is as long."""
@@ -170,41 +170,14 @@ _PARTIAL = msgspec.json.Decoder(_PartialObject)
 _STATUS = msgspec.json.Decoder(Status)
 
 # The same in protobuf.
-_CAUSE_TABLE = Table(_Cause, {1: Field("reason", Kind.TEXT)})
-_DETAILS_TABLE = Table(
-    _Details,
-    {4: Field("causes", _CAUSE_TABLE, many=True), 5: Field("retry_after_seconds", Kind.UINT64)},
-)
-_STATUS_TABLE = Table(
-    Status,
-    {
-        3: Field("message", Kind.TEXT),
-        4: Field("reason", Kind.TEXT),
-        5: Field("details", _DETAILS_TABLE),
-        6: Field("code", Kind.UINT64),
-    },
-)
+table(_Cause, pointers="reason", reason=1)
+table(_Details, causes=4, retry_after_seconds=5)
+_STATUS_TABLE = table(Status, pointers="message reason", message=3, reason=4, details=5, code=6)
 # Fields around a malformed one are skipped, so that the name is found if it is well formed itself.
-_PARTIAL_TABLE = Table(
-    _PartialObject,
-    {
-        1: Field(
-            "metadata",
-            Table(
-                PartialObjectMetadata,
-                {
-                    1: Field("name", Kind.TEXT),
-                    3: Field("namespace", Kind.TEXT),
-                    6: Field("resource_version", Kind.TEXT),
-                    12: Field("annotations", Entries(BookmarkAnnotations)),
-                },
-            ),
-        )
-    },
-)
-_LIST_META_TABLE = Table(
-    ListMeta, {2: Field("resource_version", Kind.TEXT), 3: Field("continue_", Kind.TEXT)}
-)
+table(PartialObjectMetadata, reads={"annotations": Entries(BookmarkAnnotations)},
+      name=1, namespace=3, resource_version=6, annotations=12)  # fmt: skip
+_PARTIAL_TABLE = table(_PartialObject, metadata=1)
+_LIST_META_TABLE = table(ListMeta, resource_version=2, continue_=3)
 
 
 def decode_list(kind: str, body: bytes | bytearray) -> ObjectList:
