@@ -27,14 +27,15 @@ from steersman import __version__
 from steersman.compile.planner import compile_all
 from steersman.model.drift import Drift, Writer
 from steersman.model.findings import Finding, Severity
-from steersman.model.inputs import HostFacts, NodeConfig
+from steersman.model.inputs import HostFacts, NodeConfig, Snapshot
 from steersman.model.names import ObjectName
 from steersman.model.node_state import Condition, NodeState
 from steersman.model.plan import Traits
 from steersman.model.top import TopRow, TopSample
+from steersman.model.world import Origin, World
 from steersman.run.pages.names_page import names
 from steersman.run.pages.top import printed
-from steersman.run.pages.world_wire import Head, encode_world
+from steersman.run.pages.world_wire import encode_world
 from steersman.source.objects import decode_value
 from steersman.source.packed import unpacked
 from steersman.source.store import Store
@@ -309,25 +310,24 @@ class SimulatedNodes:
             for each in self._store.packed_slices()
             if not wanted or unpacked(each).metadata.name in kept
         ]
-        head = Head(
-            config=msgspec.structs.replace(self._config, node_name=node.state.node),
-            facts=self._facts,
-            node=None,
-            service_cidrs=(),
-            settings=self._plan.settings,
-            plan_findings=self._plan.findings,
-            unlisted={},
-            findings=(*self._plan.findings, *node.state.findings),
-            nodes=(),
-            process=self._now(node),
+        store, plan = self._store, self._plan
+        process = self._now(node)
+        world = World(
+            Origin("process", ""),
+            Snapshot({name: s for name, s in store.snapshot.services.items() if mine(name)}),
+            msgspec.structs.replace(
+                plan,
+                services={k: p for k, p in plan.services.items() if mine(k.name.object_name)},
+            ),
+            process.mode,
+            process.variant,
+            msgspec.structs.replace(self._config, node_name=node.state.node),
+            self._facts,
+            (*plan.findings, *node.state.findings),
+            unserved={name: s for name, s in store.unserved.items() if mine(name)},
+            process=process,
         )
-        pieces = encode_world(
-            head,
-            [s for name, s in self._store.snapshot.services.items() if mine(name)],
-            slices,
-            [s for name, s in self._store.unserved.items() if mine(name)],
-            [p for key, p in self._plan.services.items() if mine(key.name.object_name)],
-        )
+        pieces = encode_world(world, slices)
         return web.Response(body=b"".join(pieces))
 
     @staticmethod

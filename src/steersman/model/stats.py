@@ -63,6 +63,11 @@ class ConnectionStats(msgspec.Struct, frozen=True):
     """Dials by endpoint; None if the kernel makes the connections."""
 
 
+TimedStats: TypeAlias = tuple[float, ConnectionStats | None]
+"""Counts on the wire: when they were read, in seconds of a clock that only goes forward; None if
+the mode does not count connections, which is another answer than no connections so far."""
+
+
 class NodeTotals(msgspec.Struct, frozen=True):
     """Counts of the whole node. None or empty: the mode does not count this."""
 

@@ -12,6 +12,7 @@ from steersman.config import Parsed
 from steersman.host.exec import SubprocessExec
 from steersman.model.addresses import canonical_ip
 from steersman.model.plan import ServicePlan
+from steersman.model.stats import TimedStats
 from steersman.model.world import World
 from steersman.modes.registry import create
 from steersman.modes.specs import ModeOptions, spec_of
@@ -19,7 +20,6 @@ from steersman.operate.answer import QuestionError
 from steersman.operate.client import Client
 from steersman.operate.list_rows import Describe, Filter, Lists, Sample
 from steersman.operate.load import load_world
-from steersman.run.pages.stats_wire import decode_stats
 
 _APART = 1.0  # seconds between two counts, for rates
 _MAX_PORT = 65535
@@ -45,7 +45,8 @@ class Counter:
         """
         if world.origin.kind != "process":
             return ()
-        at, stats = decode_stats(await asyncio.to_thread(self._client.get, "/stats"))
+        counts = await asyncio.to_thread(self._client.get, "/stats")
+        at, stats = msgspec.msgpack.decode(counts, type=TimedStats)
         if stats is None:
             return ()
         now = Sample(at, stats)

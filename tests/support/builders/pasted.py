@@ -15,7 +15,7 @@ from steersman.model.node_state import NodeState
 from steersman.model.world import Origin, World
 from steersman.modes.registry import create
 from steersman.modes.specs import ModeOptions
-from steersman.run.pages.world_wire import Head, encode_world
+from steersman.run.pages.world_wire import encode_world
 from steersman.source.store import Store
 
 MODE = "iptables"
@@ -101,17 +101,7 @@ def encoded(of: World, version: str = __version__) -> bytes:
     for group in of.snapshot.slices.values():
         for slice_ in group.values():
             store.upsert(slice_)
-    head = Head(
-        of.config,
-        of.facts,
-        None,
-        (),
-        of.plan.settings,
-        of.plan.findings,
-        {},
-        of.findings,
-        (),
-        NodeState(mode=of.mode, variant=of.variant, version=version),
+    process = NodeState(mode=of.mode, variant=of.variant, version=version)
+    return b"".join(
+        encode_world(msgspec.structs.replace(of, process=process), store.packed_slices())
     )
-    services, plans = list(of.snapshot.services.values()), list(of.plan.services.values())
-    return b"".join(encode_world(head, services, store.packed_slices(), [], plans))

@@ -19,7 +19,6 @@ from steersman.operate.answer import QuestionError
 from steersman.operate.client import Client
 from steersman.operate.list_rows import Filter
 from steersman.operate.lists import Counter, describer, filter_of
-from steersman.run.pages.stats_wire import encode_stats
 from tests.support.builders.doctor import world_of
 from tests.support.builders.objects import HTTP, KEY, NODE, endpoint, service, slice_
 
@@ -79,7 +78,7 @@ class Counting(Client):
         assert path == "/stats"
         self.asked += 1
         stats = ConnectionStats({}, {(HTTP, "10.1.0.1:8080"): self.asked})
-        return encode_stats(float(self.asked), stats if self._counts else None)
+        return msgspec.msgpack.encode((float(self.asked), stats if self._counts else None))
 
 
 def test_only_a_process_counts_connections(monkeypatch: pytest.MonkeyPatch) -> None:

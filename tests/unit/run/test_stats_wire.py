@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
+import msgspec
 import pytest
 
 from steersman.model.names import Protocol, ServicePortName
-from steersman.model.stats import ConnectionStats, DialCounters, TrafficCounters
-from steersman.run.pages.stats_wire import decode_stats, encode_stats
+from steersman.model.stats import ConnectionStats, DialCounters, TimedStats, TrafficCounters
 
 KEY = (ServicePortName("shop", "web", "http", Protocol.UDP), "10.1.0.1:80")
 
@@ -27,4 +27,5 @@ KEY = (ServicePortName("shop", "web", "http", Protocol.UDP), "10.1.0.1:80")
     ],
 )
 def test_what_is_encoded_comes_back(stats: ConnectionStats | None) -> None:
-    assert decode_stats(encode_stats(12.5, stats)) == (12.5, stats)
+    counts: TimedStats = (12.5, stats)
+    assert msgspec.msgpack.decode(msgspec.msgpack.encode(counts), type=TimedStats) == counts

@@ -8,15 +8,17 @@ from hypothesis import strategies as st
 
 from steersman import __version__
 from steersman.compile.planner import compile_all
+from steersman.model.failover import Backend, Ejection, Observation
 from steersman.model.inputs import HostFacts, NodeConfig
 from steersman.model.kube import KubeObject
+from steersman.model.names import ObjectName, Protocol
 from steersman.model.node_state import NodeState
 from steersman.model.plan import Traits
-from steersman.model.world import Origin
+from steersman.model.world import Origin, World
 from steersman.operate.answer import QuestionError
 from steersman.operate.client import Client
 from steersman.operate.load import world_of_process
-from steersman.run.pages.world_wire import Head, VersionError, decode_world, encode_world
+from steersman.run.pages.world_wire import VersionError, decode_world, encode_world
 from steersman.source.store import Store
 from tests.support.builders.store import service, slice_
 from tests.support.builders.strategies import OBJECTS
@@ -28,23 +30,18 @@ ORIGIN = Origin("process", "a test")
 def sent(store: Store, version: str = __version__) -> bytes:
     snapshot = store.snapshot
     plan = compile_all(snapshot, CONFIG, FACTS, Traits())
-    head = Head(
+    world = World(
+        Origin("process", ""),
+        snapshot,
+        plan,
+        "nftables",
         config=CONFIG,
         facts=FACTS,
-        node=snapshot.node,
-        service_cidrs=snapshot.service_cidrs,
-        ejected=tuple(snapshot.ejected.items()),
-        settings=plan.settings,
-        plan_findings=plan.findings,
-        unlisted=plan.unlisted,
         findings=plan.findings,
-        nodes=(),
+        unserved=store.unserved,
         process=NodeState(mode="nftables", version=version, pid=7),
     )
-    services = list(snapshot.services.values())
-    plans = list(plan.services.values())
-    unserved = list(store.unserved.values())
-    return b"".join(encode_world(head, services, store.packed_slices(), unserved, plans))
+    return b"".join(encode_world(world, store.packed_slices()))
 
 
 @given(st.lists(OBJECTS, max_size=8))
@@ -52,8 +49,12 @@ def test_a_world_arrives_as_it_was_sent(objects: list[KubeObject]) -> None:
     store = Store("node-a")
     for each in objects:
         store.upsert(each)
+    backend = Backend("10.1.0.1", 80, Protocol.TCP)
+    ejection = Ejection(backend, Observation.SILENT, since=1.0, until=2.0, strikes=1)
+    store.eject(ObjectName("shop", "cart"), (ejection,))
     snapshot = store.snapshot
     world = decode_world(sent(store), ORIGIN)
+    assert dict(world.snapshot.ejected) == dict(snapshot.ejected)
     assert world.plan == compile_all(snapshot, CONFIG, FACTS, Traits())
     assert dict(world.snapshot.services) == dict(snapshot.services)
     assert world.unserved == store.unserved

@@ -13,11 +13,12 @@ from steersman.model.errors import BusyError
 from steersman.model.findings import listed
 from steersman.model.kube import Node
 from steersman.model.names import ObjectName
+from steersman.model.plan import NodePlan
+from steersman.model.world import Origin, World
 from steersman.run.pages.names_page import names
 from steersman.run.pages.node_state import NodeStates
 from steersman.run.pages.state_page import state_json
-from steersman.run.pages.stats_wire import encode_stats
-from steersman.run.pages.world_wire import Head, concerning, encode_world
+from steersman.run.pages.world_wire import concerning, encode_world
 from steersman.run.process.startup import cluster_access
 from steersman.run.serve.http import Answer, Page, Request
 from steersman.run.sync.sync import Sync
@@ -81,7 +82,7 @@ class ClusterPages:
         sync = self._sync()
         state = sync.state
         snapshot, store = sync.store.snapshot, sync.store
-        plans = list(state.plan.services.values())
+        plans = state.plan.services
         findings, plan_findings = state.findings, state.plan.findings
         services, slices, unserved = snapshot.services, snapshot.slices, store.unserved
         wanted: set[ObjectName] | None = None
@@ -91,32 +92,27 @@ class ClusterPages:
             unserved = {name: unserved[name] for name in wanted if name in unserved}
             if not (services or unserved):
                 return Answer(_NO_SERVICE.format(listed(sorted(texts))), 404)
-            plans = [plan for plan in plans if plan.key.name.object_name in wanted]
+            plans = {k: plan for k, plan in plans.items() if k.name.object_name in wanted}
             objects = {f"Service {name}" for name in wanted}
             for name in wanted:
                 objects |= {f"EndpointSlice {name.namespace}/{n}" for n in slices.get(name, ())}
             findings = concerning(objects, findings)
             plan_findings = concerning(objects, plan_findings)
-        head = Head(
-            config=sync.planner.config,
-            facts=store.facts,
-            node=snapshot.node,
-            service_cidrs=snapshot.service_cidrs,
-            ejected=tuple(snapshot.ejected.items()),
-            settings=state.plan.settings,
-            plan_findings=plan_findings,
-            unlisted=state.unlisted,
-            findings=findings,
-            nodes=store.nodes,
-            process=self._states.now(),
+        process = self._states.now()
+        world = World(
+            Origin("process", ""),
+            msgspec.structs.replace(snapshot, services=services),
+            NodePlan(state.plan.settings, plans, plan_findings, state.unlisted),
+            process.mode,
+            process.variant,
+            sync.planner.config,
+            store.facts,
+            findings,
+            store.nodes,
+            unserved,
+            process,
         )
-        pieces = encode_world(
-            head,
-            list(services.values()),
-            store.packed_slices(wanted),
-            list(unserved.values()),
-            plans,
-        )
+        pieces = encode_world(world, store.packed_slices(wanted))
         return Answer(pieces=pieces, content_type=_MSGPACK)
 
     async def _counts(self, request: Request) -> Answer:
@@ -132,7 +128,7 @@ class ClusterPages:
             stats = await self._sync().mode.stats(plans)
         except BusyError as error:
             return Answer(f"connections cannot be counted now: {error}", 503)
-        body = await asyncio.to_thread(encode_stats, at, stats)
+        body = await asyncio.to_thread(msgspec.msgpack.encode, (at, stats))
         return Answer(body, content_type=_MSGPACK)
 
     async def _nodes(self, _: Request) -> Answer:

@@ -2,9 +2,11 @@
 
 msgpack documents one after another, each behind its length (4 bytes, big-endian):
 
-    head        everything that is small
+    version     of the process, and how many documents of the next three kinds follow
+    World       without the objects below
     services    lists of Services
     slices      lists of EndpointSlices, as the Store keeps them
+    unserved    lists of Services that are not served
     plans       lists of ServicePlans
 
 The process only copies references and encodes; the client, a process of its own, builds the World
@@ -15,19 +17,18 @@ from __future__ import annotations
 
 import struct
 from collections import defaultdict
-from collections.abc import Container, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Container, Iterable, Iterator, Sequence
+from itertools import chain
 from typing import Any
 
 import msgspec
+from msgspec.structs import replace
 
 from steersman import __version__
-from steersman.model.failover import Ejection
-from steersman.model.findings import Finding, Severity
-from steersman.model.inputs import HostFacts, NodeConfig, Snapshot
-from steersman.model.kube import EndpointSlice, Node, Service
+from steersman.model.findings import Finding
+from steersman.model.kube import EndpointSlice, Service
 from steersman.model.names import ObjectName, PlanKey
-from steersman.model.node_state import NodeState
-from steersman.model.plan import NodePlan, NodeSettings, ServicePlan
+from steersman.model.plan import ServicePlan
 from steersman.model.world import Origin, World
 from steersman.source.packed import unpacked
 
@@ -36,58 +37,40 @@ _TOGETHER = 200
 """Objects in one document, a millisecond's work."""
 
 
-class Head(msgspec.Struct, frozen=True):
-    """The small part of a World, and how many documents of each kind follow."""
-
-    config: NodeConfig
-    facts: HostFacts
-    node: Node | None
-    service_cidrs: tuple[str, ...]
-    settings: NodeSettings
-    plan_findings: tuple[Finding, ...]
-    unlisted: Mapping[Severity, int]
-    findings: tuple[Finding, ...]
-    nodes: tuple[Node, ...]
-    process: NodeState
-    """With the version, the mode and its variant."""
-    ejected: tuple[tuple[ObjectName, tuple[Ejection, ...]], ...] = ()
-    documents: tuple[int, int, int, int] = (0, 0, 0, 0)
-    """Of Services, EndpointSlices, unserved Services and plans."""
-
-
 class VersionError(Exception):
     """The running process is another version, whose World cannot be read."""
 
 
-def encode_world(
-    head: Head,
-    services: Sequence[Service],
-    packed_slices: Sequence[bytes],
-    unserved: Sequence[Service],
-    plans: Sequence[ServicePlan],
-) -> Iterator[bytes]:
-    """Yield a World in pieces made on demand, so that a thread may make them.
+def encode_world(world: World, packed_slices: Sequence[bytes]) -> Iterator[bytes]:
+    """Return a World in pieces made on demand, so that a thread may make them.
 
     Args:
-        head: its `documents` are filled in here.
-        services: those that are served.
-        packed_slices: EndpointSlices as the Store keeps them.
-        unserved: Services that are not served here.
-        plans: the plans in force.
+        world: of a process; it is copied now. Its EndpointSlices are not read.
+        packed_slices: these, as the Store keeps them.
     """
-    groups: tuple[Sequence[Any], ...] = (services, packed_slices, unserved, plans)
-    counts = [-(-len(group) // _TOGETHER) for group in groups]
-    encoder = msgspec.msgpack.Encoder()
-    for document in (
-        msgspec.structs.replace(head, documents=tuple(counts)),
-        *(
-            group[start : start + _TOGETHER]
-            for group in groups
-            for start in range(0, len(group), _TOGETHER)
-        ),
-    ):
-        body = encoder.encode(document)
-        yield _LENGTH.pack(len(body)) + body
+    assert world.process is not None
+    snapshot, plan = world.snapshot, world.plan
+    groups: tuple[Sequence[Any], ...] = (
+        [*snapshot.services.values()],
+        packed_slices,
+        [*world.unserved.values()],
+        [*plan.services.values()],
+    )
+    small = replace(
+        world,
+        snapshot=replace(snapshot, services={}, slices={}, ejected=dict(snapshot.ejected)),
+        plan=replace(plan, services={}),
+        unserved={},
+    )
+    counts = [-(-len(group) // _TOGETHER) for group in groups[:3]]
+    parts = (
+        group[start : start + _TOGETHER]
+        for group in groups
+        for start in range(0, len(group), _TOGETHER)
+    )
+    documents = chain(((world.process.version, *counts), small), parts)
+    encoded = map(msgspec.msgpack.Encoder().encode, documents)
+    return (_LENGTH.pack(len(body)) + body for body in encoded)
 
 
 def concerning(objects: Container[str], findings: Iterable[Finding]) -> tuple[Finding, ...]:
@@ -112,16 +95,14 @@ def decode_world(data: bytes, origin: Origin) -> World:
         msgspec.DecodeError: they are no World.
     """
     documents = _split(data)
-    first = next(documents, b"")
-    fields = msgspec.msgpack.decode(first, type=dict[str, Any], strict=False)
-    version = str(fields["process"]["version"])
+    first = msgspec.msgpack.decode(next(documents, b""), type=tuple[str, int, int, int])
+    version, count_services, count_slices, count_unserved = first
     if version != __version__:
         raise VersionError(
             f"the running process is steersman {version}, this command is {__version__}: "
             "use the command of the running version"
         )
-    head = msgspec.msgpack.decode(first, type=Head)
-    count_services, count_slices, count_unserved, _ = head.documents
+    small = msgspec.msgpack.decode(next(documents, b""), type=World)
     many_services = msgspec.msgpack.Decoder(list[Service])
     many_slices = msgspec.msgpack.Decoder(list[bytes])
     many_plans = msgspec.msgpack.Decoder(list[ServicePlan])
@@ -144,19 +125,9 @@ def decode_world(data: bytes, origin: Origin) -> World:
     plans: dict[PlanKey, ServicePlan] = {
         plan.key: plan for document in documents for plan in many_plans.decode(document)
     }
-    return World(
-        origin,
-        Snapshot(served, dict(by_service), head.node, head.service_cidrs, dict(head.ejected)),
-        NodePlan(head.settings, plans, head.plan_findings, head.unlisted),
-        head.process.mode,
-        head.process.variant,
-        head.config,
-        head.facts,
-        head.findings,
-        head.nodes,
-        unserved,
-        head.process,
-    )
+    snapshot = replace(small.snapshot, services=served, slices=dict(by_service))
+    plan = replace(small.plan, services=plans)
+    return replace(small, origin=origin, snapshot=snapshot, plan=plan, unserved=unserved)
 
 
 def _split(data: bytes) -> Iterator[bytes]:
