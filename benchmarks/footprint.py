@@ -18,7 +18,7 @@ from benchmarks.ebpf_place import Place
 from benchmarks.figures import Figure, figure
 from benchmarks.node import Netns
 from benchmarks.process import api_server, environment, get, memory, steersman, wait_ready
-from steersman.host.process import CONTROL
+from steersman.host.peers import CONTROL
 
 _PAGES = ("metrics", "metrics/services", "state", "configz")
 _ANSWERS = ("world", "state", "names", "stats", "status", "node", "history", "digests", "top")

@@ -225,7 +225,8 @@ def proxy(port: int, endpoint: int, way: str) -> None:
         FrontendKey,
         ListenerPlan,
     )
-    from steersman.proxy.sockets import PortAllocator, open_socket  # noqa: PLC0415
+    from steersman.proxy.ports import PortAllocator  # noqa: PLC0415
+    from steersman.proxy.sockets import open_socket  # noqa: PLC0415
 
     if way == "copy":
         relay.SPLICE_AFTER = sys.maxsize

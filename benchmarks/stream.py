@@ -17,7 +17,7 @@ from benchmarks.footprint import objects
 from benchmarks.node import Netns
 from benchmarks.process import api_server, steersman, wait_ready
 from benchmarks.scrape import cpu
-from steersman.host.process import CONTROL
+from steersman.host.peers import CONTROL
 from tests.support.apiserver.remote import control
 
 _RATE = 50

@@ -325,13 +325,21 @@ def test_functions_are_short() -> None:
 
 
 BANNER = re.compile(r"^# -{2,} ?\w.* -{3,}$", re.MULTILINE)
-WITH_BANNERS = {"modes", "netfilter", "proxy", "cli"}
-"""Parts whose modules still hold several stories."""
+WITH_BANNERS = (
+    "cli/",
+    "netfilter/",
+    "modes/base.py",
+    "modes/ebpf/",
+    "modes/iptables/",
+    "modes/ipvs/",
+    "modes/nftables/",
+)
+"""Beginnings of the names of modules that still hold several stories."""
 
 
 def test_a_module_tells_one_story() -> None:
     """A banner is the seam of files that were glued together: make them two modules."""
-    others = [path for path in MODULES if part_of(path) not in WITH_BANNERS]
+    others = [path for path in MODULES if not relative(path).startswith(WITH_BANNERS)]
     assert not wrong(lambda path: BANNER.findall(path.read_text()), others)
 
 

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from steersman.host.process import CONTROL
+from steersman.host.peers import CONTROL
 from tests.support.apiserver.server import ApiServer
 from tests.support.builders import kube
 from tests.support.builders.asked import DEMO, NODE_B

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from steersman.host.process import CONTROL
+from steersman.host.peers import CONTROL
 from steersman.model.names import ObjectName
 from steersman.ui.live_fleet import LiveFleet
 from steersman.ui.nodes import Finder, FixedNodes, Token

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from steersman.host.process import CONTROL
+from steersman.host.peers import CONTROL
 from tests.support.lab.namespace import in_namespace, sh
 from tests.support.processes.steersman import command, manifests, steersman, until, world
 

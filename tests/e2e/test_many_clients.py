@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from steersman.host.process import raise_descriptor_limit
+from steersman.host.limits import raise_descriptor_limit
 from tests.support.lab.namespace import in_namespace
 from tests.support.processes.steersman import (
     answers,

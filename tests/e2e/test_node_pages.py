@@ -13,7 +13,7 @@ import aiohttp
 import msgspec
 import pytest
 
-from steersman.host.process import CONTROL
+from steersman.host.peers import CONTROL
 from steersman.model.history import History
 from steersman.model.names import ObjectName
 from steersman.model.node_state import NodeState

@@ -14,8 +14,8 @@ import pytest
 from msgspec.structs import replace
 
 from steersman.failover.watch import Failure, FailureWatch
-from steersman.host.connect import try_tcp
 from steersman.host.netlink import NETLINK_NETFILTER, Netlink
+from steersman.host.probe import try_tcp
 from steersman.model.failover import Backend, Observation
 from steersman.model.names import Family, Protocol
 from steersman.model.plan import Frontend, FrontendKind, NodePlan, NodeSettings

@@ -1,21 +1,13 @@
-"""This process: its capabilities and limits, users it trusts, threads that do not delay its end."""
+"""This process: its capabilities, what it uses, and what it tells the system."""
 
 from __future__ import annotations
 
-import asyncio
 import contextlib
 import os
 import socket
-import struct
 import sys
-import threading
-from collections.abc import Callable, Sequence
-from concurrent.futures import Executor, Future
+from collections.abc import Sequence
 from pathlib import Path
-from typing import Any, ParamSpec, TypeVar
-
-P = ParamSpec("P")
-T = TypeVar("T")
 
 NEEDS_NET_ADMIN = "needs root or CAP_NET_ADMIN"
 """Hint for messages about EPERM."""
@@ -23,13 +15,6 @@ CAP_NET_ADMIN, CAP_SYS_ADMIN = 12, 21
 _LAUNCHER = "setpriv-net"
 """Program of the image that has CAP_NET_ADMIN as a file, for a user who is not root."""
 _TRIED = "STEERSMAN_LAUNCHED_BY"
-INLINE_OBJECTS = 64
-"""Number of objects up to which writing them to the kernel takes less time than a thread."""
-CONTROL = "steersman-control"
-"""Name of the abstract socket on which the process answers commands (run/serve/control.py)."""
-_PEER = struct.Struct("iII")  # struct ucred: process, user, group
-MOST_DESCRIPTORS = 1 << 20
-"""The limit is raised to this: more was never needed, and some programs try each number."""
 
 
 def notify_supervisor(state: str) -> None:
@@ -78,55 +63,6 @@ def gain_net_admin(argv: Sequence[str]) -> None:
         os.execv(launcher, words)
 
 
-# The name of an abstract socket lives in the network namespace, so containers that share nothing
-# else find each other. Anyone may bind or connect; the kernel says who did (SO_PEERCRED).
-
-
-def peer(sock: socket.socket) -> tuple[int, int]:
-    """Return the pid and the user of the process at the other end of an abstract socket."""
-    pid, user, _ = _PEER.unpack(sock.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _PEER.size))
-    return pid, user
-
-
-def is_trusted(user: int) -> bool:
-    """Whether a user is root or our own; in another user namespace, root is neither."""
-    return user in (0, os.geteuid())
-
-
-def descriptor_limit() -> int:
-    """Return how many files and sockets this process may have open."""
-    try:
-        import resource  # noqa: PLC0415 - POSIX only
-    except ImportError:
-        return MOST_DESCRIPTORS
-    soft, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
-    return MOST_DESCRIPTORS if soft == resource.RLIM_INFINITY else soft
-
-
-def raise_descriptor_limit(most: int = MOST_DESCRIPTORS) -> int:
-    """Raise the limit of open files as far as allowed, as Go's runtime does; return the limit.
-
-    With CAP_SYS_RESOURCE the hard limit is raised as well.
-    """
-    try:
-        import resource  # noqa: PLC0415 - POSIX only
-    except ImportError:
-        return descriptor_limit()
-    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-    unlimited = resource.RLIM_INFINITY
-    # First try to raise both limits, then the soft one up to the hard one.
-    if soft != unlimited and soft < most:
-        if hard != unlimited and hard < most:
-            with contextlib.suppress(OSError, ValueError):  # unprivileged, or above fs.nr_open
-                resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))
-                return most
-        with contextlib.suppress(OSError, ValueError):
-            resource.setrlimit(
-                resource.RLIMIT_NOFILE, (most if hard == unlimited else min(hard, most), hard)
-            )
-    return descriptor_limit()
-
-
 def set_oom_score_adjustment(value: int, proc: Path = Path("/proc")) -> str:
     """Make the kernel kill this process later (below 0) or sooner when memory runs out.
 
@@ -153,57 +89,3 @@ def resident_bytes(proc: Path = Path("/proc")) -> int:
     except OSError:
         return 0
     return pages * os.sysconf("SC_PAGE_SIZE")
-
-
-class DaemonThreads(Executor):
-    """Runs each call in a thread of its own.
-
-    asyncio's own executor is joined at the end of the process, so that a call that never returns
-    (a name server, a file system of the network) would keep the process from ending.
-    """
-
-    def submit(self, fn: Callable[P, T], /, *args: P.args, **kwargs: P.kwargs) -> Future[T]:
-        """Start a call."""
-        future: Future[T] = Future()
-
-        def work() -> None:
-            try:
-                result = fn(*args, **kwargs)
-            except BaseException as error:
-                future.set_exception(error)
-            else:
-                future.set_result(result)
-
-        # Running calls cannot be cancelled: asyncio then only drops the result.
-        future.set_running_or_notify_cancel()
-        threading.Thread(target=work, daemon=True, name=fn.__name__).start()
-        return future
-
-
-_THREADS = DaemonThreads()
-
-
-async def in_thread(call: Callable[..., T], *args: Any) -> T:
-    """Call a blocking function in a thread; when cancelled, stop waiting for it.
-
-    Raises:
-        OSError: no thread can be started, and whatever the function raises.
-    """
-    try:
-        done = asyncio.get_running_loop().run_in_executor(_THREADS, call, *args)
-    except RuntimeError as error:
-        raise OSError(f"no thread can be started: {error}") from error
-    return await done
-
-
-async def to_thread_to_end(call: Callable[P, T], /, *args: P.args, **kwargs: P.kwargs) -> T:
-    """Call a function in a thread, as asyncio.to_thread; when cancelled, wait for its end first.
-
-    For calls that use descriptors or write: their owner may close once no task is left.
-    """
-    thread = asyncio.ensure_future(asyncio.to_thread(call, *args, **kwargs))
-    try:
-        return await asyncio.shield(thread)
-    except asyncio.CancelledError:
-        await asyncio.wait([thread])
-        raise

@@ -201,7 +201,7 @@ class Mode(ABC):
         """Release all resources of this process; kernel objects stay in force.
 
         Call it when no other call is under way, cancelled ones included: those that use
-        descriptors in a thread end with it (host/process.to_thread_to_end).
+        descriptors in a thread end with it (host/threads.to_thread_to_end).
 
         Args:
             drain: seconds that connections carried by this process get to end.

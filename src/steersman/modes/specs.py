@@ -177,9 +177,14 @@ _ENDPOINT_TRAFFIC = ("steersman_proxied_packets_total", "steersman_proxied_bytes
 _FRONTEND_TRAFFIC = ("steersman_frontend_packets_total", "steersman_frontend_bytes_total")
 _FORWARDED = ("steersman_forwarded_connections_total", "steersman_forwarded_bytes_total")
 _PROXY = (
-    *(*_FORWARDED, *_BY_ENDPOINT, "steersman_proxied_bytes_total"),
-    *("steersman_failed_dials_total", "steersman_dial_seconds", "steersman_proxied_connections"),
-    *("steersman_refused_connections_total", "steersman_dial_failures_total"),
+    *_FORWARDED,
+    *_BY_ENDPOINT,
+    "steersman_proxied_bytes_total",
+    "steersman_failed_dials_total",
+    "steersman_dial_seconds",
+    "steersman_proxied_connections",
+    "steersman_refused_connections_total",
+    "steersman_dial_failures_total",
     "steersman_endpoint_dial_seconds_total",
 )
 
@@ -189,7 +194,9 @@ _ROWS = (
         upstream=True,
         costs={"nft": Cost(92, 63, 2200), "": Cost(38, 15, 1600)},
         metrics=(
-            *(*_BOTH_EXTENTS, *_RULES, _PARTIAL_FAILURES),
+            *_BOTH_EXTENTS,
+            *_RULES,
+            _PARTIAL_FAILURES,
             "kubeproxy_iptables_ct_state_invalid_dropped_packets_total",
             "kubeproxy_iptables_localhost_nodeports_accepted_packets_total",
         ),
@@ -211,7 +218,8 @@ _ROWS = (
             *_BOTH_EXTENTS,
             _NFTABLES_FAILURES,
             f"{_SYNC}nftables_cleanup_failures_total",
-            *(*_BY_ENDPOINT, *_BY_FRONTEND),
+            *_BY_ENDPOINT,
+            *_BY_FRONTEND,
         ),
         failure_metric=_NFTABLES_FAILURES,
         cleanup_rank=1,
@@ -225,8 +233,12 @@ _ROWS = (
         local_fallback=True,
         metrics=(
             *_RULES,
-            *(*_FORWARDED, "steersman_forwarded_packets_total"),
-            *(*_BY_ENDPOINT, *_ENDPOINT_TRAFFIC, *_BY_FRONTEND, *_FRONTEND_TRAFFIC),
+            *_FORWARDED,
+            "steersman_forwarded_packets_total",
+            *_BY_ENDPOINT,
+            *_ENDPOINT_TRAFFIC,
+            *_BY_FRONTEND,
+            *_FRONTEND_TRAFFIC,
         ),
         failure_metric=_RESTORE_FAILURES,
         cleanup_rank=3,
@@ -237,8 +249,12 @@ _ROWS = (
         costs={"": Cost(15, 15, 650)},
         min_sync_seconds=0.01,
         metrics=(
-            *("steersman_mode_events_total", "steersman_mode_table_entries"),
-            *("steersman_mode_table_capacity", *_BY_ENDPOINT, *_BY_FRONTEND, *_ENDPOINT_TRAFFIC),
+            "steersman_mode_events_total",
+            "steersman_mode_table_entries",
+            "steersman_mode_table_capacity",
+            *_BY_ENDPOINT,
+            *_BY_FRONTEND,
+            *_ENDPOINT_TRAFFIC,
         ),
         cleanup_rank=4,
         dumps=("services", "endpoints", "conntrack", "affinity", "counters"),
@@ -255,7 +271,7 @@ _ROWS = (
     ModeSpec(
         "winuserspace",
         platform="win32",
-        module="userspace.direct_portals",
+        module="userspace.windows",
         uses_port_range=True,
         metrics=_PROXY,
     ),

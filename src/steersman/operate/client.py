@@ -10,7 +10,8 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
 
-from steersman.host.process import CAP_NET_ADMIN, CONTROL, has_capability, is_trusted, peer
+from steersman.host.peers import CONTROL, is_trusted, peer
+from steersman.host.process import CAP_NET_ADMIN, has_capability
 from steersman.operate.answer import QuestionError
 
 _TIMEOUT = 30.0  # seconds without a byte

@@ -13,8 +13,9 @@ from collections.abc import Collection, Sequence
 from steersman.model.addresses import canonical_ip
 from steersman.model.plan import Endpoint, Verdict
 from steersman.proxy.budget import DescriptorBudget, Reservation
+from steersman.proxy.dials import DialRegistry
 from steersman.proxy.listeners import ListenerPlan
-from steersman.proxy.sockets import DialRegistry, OpenSocket
+from steersman.proxy.sockets import OpenSocket
 from steersman.proxy.traffic import EndpointCounters, Traffic
 
 PENALTY = 10.0

@@ -28,15 +28,15 @@ from steersman.model.plan import Endpoint
 from steersman.model.stats import NodeTotals, ProxyTotals, TrafficCounters
 from steersman.proxy.balance import Balancer, Route
 from steersman.proxy.budget import DescriptorBudget
+from steersman.proxy.dials import DialRegistry
 from steersman.proxy.dns import PORT_NAME, SearchingSession
 from steersman.proxy.listeners import FrontendKey, ListenerPlan
 from steersman.proxy.poller import Poller, make_poller
+from steersman.proxy.ports import PortAllocator
 from steersman.proxy.sockets import (
     BACKLOG,
-    DialRegistry,
     ListenerKey,
     OpenSocket,
-    PortAllocator,
     Sockets,
     descriptor_limit,
     prepare,

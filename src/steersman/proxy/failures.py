@@ -15,12 +15,12 @@ import time
 from collections.abc import Collection
 
 from steersman.failover.watch import Failure, FailureWatch
-from steersman.host.connect import outcome_of
+from steersman.host.probe import outcome_of
 from steersman.model.addresses import canonical_ip
 from steersman.model.failover import Backend, Observation
 from steersman.model.names import PlanKey
 from steersman.model.plan import Endpoint
-from steersman.proxy.sockets import DialRegistry
+from steersman.proxy.dials import DialRegistry
 
 _ATTENTION = 5.0  # seconds after a failure in which answers of the ServicePort are reported, too
 _QUIET = 1.5  # seconds without an answer before the first failure that are worth knowing

@@ -98,8 +98,16 @@ class Direction:
     """One of the two directions of a relayed connection."""
 
     __slots__ = (
-        *("_bulk", "_connection", "_index", "_splice", "back", "blocked", "ended"),
-        *("source", "target", "unsent"),
+        "_bulk",
+        "_connection",
+        "_index",
+        "_splice",
+        "back",
+        "blocked",
+        "ended",
+        "source",
+        "target",
+        "unsent",
     )
 
     def __init__(
@@ -251,7 +259,14 @@ class RelayedConnection:
     """A client, an endpoint, and the two directions between them."""
 
     __slots__ = (
-        *("_counters", "_on_end", "back", "budget", "closed", "endpoint", "forth", "poller"),
+        "_counters",
+        "_on_end",
+        "back",
+        "budget",
+        "closed",
+        "endpoint",
+        "forth",
+        "poller",
         "reservation",
     )
 

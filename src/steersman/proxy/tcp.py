@@ -22,18 +22,11 @@ from steersman.model.names import Protocol
 from steersman.model.plan import Endpoint
 from steersman.proxy.balance import Balancer, Route
 from steersman.proxy.budget import Reservation
+from steersman.proxy.dials import Dial
 from steersman.proxy.listeners import ListenerPlan
 from steersman.proxy.poller import Poller
 from steersman.proxy.relay import RelayedConnection
-from steersman.proxy.sockets import (
-    BACKLOG,
-    Dial,
-    SocketAddress,
-    interface_of,
-    reset,
-    tune,
-    tune_accepted,
-)
+from steersman.proxy.sockets import BACKLOG, SocketAddress, interface_of, reset, tune, tune_accepted
 
 DIAL_TIMEOUTS = (0.25, 0.5, 1.0, 2.0)
 """Seconds for each attempt to reach an endpoint (behaviour 11.2)."""
@@ -172,12 +165,6 @@ class Dialling:
     One that refused is not tried again. Everything happens in the calls of `begin`, the poller and
     the timer; a dial that is answered at once needs no timer.
     """
-
-    __slots__ = (
-        *("_began", "_choices", "_client", "_counted", "_dial", "_due", "_endpoints"),
-        *("_interface", "_listener", "_peer", "_plan", "_refused", "_reservation", "_stalls"),
-        *("_caller", "_timeouts", "_timer"),
-    )
 
     def __init__(
         self,

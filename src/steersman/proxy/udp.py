@@ -13,15 +13,15 @@ import socket
 from collections.abc import Callable
 from typing import NamedTuple, TypeAlias, cast
 
-from steersman.host.connect import outcome_of
+from steersman.host.probe import outcome_of
 from steersman.model.names import Protocol
 from steersman.model.plan import Endpoint
 from steersman.proxy.balance import Route
 from steersman.proxy.budget import Reservation
+from steersman.proxy.dials import Dial
 from steersman.proxy.listeners import ListenerPlan
 from steersman.proxy.sockets import (
     Arrival,
-    Dial,
     SocketAddress,
     arrival_of,
     interface_name,

@@ -22,7 +22,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from steersman.host.files import FileEvent, Inotify, Polling, read_file
-from steersman.host.process import in_thread
+from steersman.host.threads import in_thread
 from steersman.model.findings import Finding, Severity
 from steersman.model.kube import KubeObject
 from steersman.model.names import ObjectName

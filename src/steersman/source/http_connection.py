@@ -14,7 +14,7 @@ from typing import Any
 import h11
 
 from steersman import __version__
-from steersman.host.connect import Route
+from steersman.source.route import Route
 from steersman.source.tls import tls_words
 
 AGENT = f"steersman/{__version__}"

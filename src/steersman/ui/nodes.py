@@ -22,7 +22,7 @@ import msgspec
 
 from steersman.host.connect import connect_tcp
 from steersman.host.files import read_file
-from steersman.host.process import CONTROL
+from steersman.host.peers import CONTROL
 from steersman.model.addresses import join_host_port, without_password
 from steersman.operate.answer import QuestionError
 from steersman.operate.client import check_server

@@ -13,7 +13,8 @@ from steersman.model.names import Family, PlanKey, Protocol, ServicePortName
 from steersman.model.plan import Action, Endpoint, ServicePlan, Verdict
 from steersman.proxy.engine import Proxy
 from steersman.proxy.listeners import LISTENER, Decision, FrontendKey, ListenerPlan
-from steersman.proxy.sockets import PortAllocator, open_socket
+from steersman.proxy.ports import PortAllocator
+from steersman.proxy.sockets import open_socket
 from tests.support.builders import plans
 
 LOCAL = "127.0.0.1"

@@ -11,7 +11,7 @@ from collections.abc import Iterator
 import pytest
 
 from steersman.host import connect
-from steersman.host.connect import outcome_of, try_http, try_tcp, try_udp
+from steersman.host.probe import outcome_of, try_http, try_tcp, try_udp
 
 
 @pytest.fixture(params=["127.0.0.1", "::1"])

@@ -5,7 +5,7 @@ import threading
 
 import pytest
 
-from steersman.host.process import to_thread_to_end
+from steersman.host.threads import to_thread_to_end
 
 
 async def test_a_cancelled_call_waits_for_its_thread() -> None:

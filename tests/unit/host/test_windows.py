@@ -160,7 +160,7 @@ async def test_the_whole_process_serves_where_linux_is_not(tmp_path: Path) -> No
     bad = {f"steersman.host.{name}" for name in linux}
     bad |= {f"steersman.modes.{name}" for name in others}
     assert bad.isdisjoint(modules)
-    assert "steersman.modes.userspace.direct_portals" in modules
+    assert "steersman.modes.userspace.windows" in modules
     assert all(name.startswith("steersman") for name in modules), "what only Linux has came back"
     assert "Traceback" not in log.read_text()
 

@@ -17,9 +17,11 @@ import pytest
 
 from steersman.model.names import Family, Protocol
 from steersman.model.plan import Endpoint
+from steersman.proxy.dials import DialRegistry
 from steersman.proxy.engine import Proxy
 from steersman.proxy.listeners import FrontendKey, ListenerPlan
-from steersman.proxy.sockets import DialRegistry, PortAllocator, open_socket
+from steersman.proxy.ports import PortAllocator
+from steersman.proxy.sockets import open_socket
 from tests.support.http import free_ports
 from tests.support.modes.userspace_proxy import (
     LOCAL,

@@ -15,9 +15,9 @@ from steersman.model.failover import Backend, Observation
 from steersman.model.names import Protocol
 from steersman.model.plan import Endpoint
 from steersman.proxy import tcp
+from steersman.proxy.dials import DialRegistry
 from steersman.proxy.engine import Proxy
 from steersman.proxy.failures import DialWatch, WithDials
-from steersman.proxy.sockets import DialRegistry
 from tests.support.modes.userspace_proxy import (
     LOCAL,
     PATIENCE,

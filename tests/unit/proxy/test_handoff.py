@@ -20,7 +20,7 @@ from steersman.proxy import handoff
 from steersman.proxy.engine import Proxy
 from steersman.proxy.handoff import SocketHandoff, Stage
 from steersman.proxy.listeners import PORTAL, FrontendKey, ListenerPlan
-from steersman.proxy.sockets import PortAllocator
+from steersman.proxy.ports import PortAllocator
 from tests.support.modes.userspace_proxy import (
     LOCAL,
     answering,

@@ -6,7 +6,7 @@ import socket
 
 import pytest
 
-from steersman.proxy.sockets import PortAllocator, PortError
+from steersman.proxy.ports import PortAllocator, PortError
 
 
 class Sock:

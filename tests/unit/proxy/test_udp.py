@@ -15,7 +15,8 @@ from steersman.model.names import Family
 from steersman.model.plan import Endpoint, LocalDetector, SourceClassifier, Verdict
 from steersman.proxy import udp
 from steersman.proxy.listeners import Decision, FrontendKey, ListenerPlan
-from steersman.proxy.sockets import PortAllocator, open_socket
+from steersman.proxy.ports import PortAllocator
+from steersman.proxy.sockets import open_socket
 from tests.support.modes.userspace_proxy import (
     LOCAL,
     PATIENCE,

@@ -20,7 +20,7 @@ from typing import Any
 import h11
 import pytest
 
-from steersman.host.process import descriptor_limit, raise_descriptor_limit
+from steersman.host.limits import descriptor_limit, raise_descriptor_limit
 from steersman.model.names import ObjectName
 from steersman.run.serve import control
 from steersman.run.serve.connections import (
@@ -279,7 +279,7 @@ async def test_under_idle_clients_programs_can_still_be_run() -> None:
 def test_the_limit_of_descriptors_is_raised() -> None:
     text = (
         "import resource\n"
-        "from steersman.host.process import descriptor_limit, raise_descriptor_limit\n"
+        "from steersman.host.limits import descriptor_limit, raise_descriptor_limit\n"
         "hard = resource.getrlimit(resource.RLIMIT_NOFILE)[1]\n"
         "resource.setrlimit(resource.RLIMIT_NOFILE, (64, hard))\n"
         "print(raise_descriptor_limit(200), descriptor_limit(), raise_descriptor_limit(100))\n"

@@ -6,8 +6,7 @@ import asyncio
 
 import pytest
 
-from steersman.host import connect
-from steersman.source import http_connection
+from steersman.source import http_connection, route
 from steersman.source.http_connection import HttpError
 from tests.support.apiserver.reading import until
 from tests.support.talking import (
@@ -103,7 +102,7 @@ async def test_addresses_and_names_of_ipv6() -> None:
     async with serving(talk, host="::1") as server, client() as made:
         assert await get(made, server.url(host="[::1]")) == (200, b"ok")
     assert heads[0].split("\r\n")[1] == f"Host: [::1]:{server.port}"
-    zoned = connect.Hop.of("http://[fe80::1%25eth0]", None)
+    zoned = route.Hop.of("http://[fe80::1%25eth0]", None)
     assert (zoned.host, zoned.header) == ("fe80::1%eth0", "[fe80::1]")
 
 

@@ -17,7 +17,7 @@ async def ask_nodes(parsed: Parsed) -> Answer:
     """Wait until each node has answered or failed, and answer with all of them."""
     import time  # noqa: PLC0415 - only for this answer, as the others
 
-    from steersman.host.process import raise_descriptor_limit  # noqa: PLC0415
+    from steersman.host.limits import raise_descriptor_limit  # noqa: PLC0415
     from steersman.operate.fleet_view import fleet_view, query_of  # noqa: PLC0415
     from steersman.ui.live_fleet import seen_once  # noqa: PLC0415
 

@@ -18,7 +18,7 @@ async def ask_problems(parsed: Parsed) -> Answer:
     """Wait until each node has answered or failed, and answer with the problems of all."""
     import time  # noqa: PLC0415 - only for this answer, as the others
 
-    from steersman.host.process import raise_descriptor_limit  # noqa: PLC0415
+    from steersman.host.limits import raise_descriptor_limit  # noqa: PLC0415
     from steersman.operate.problems import find_problems, read_filter  # noqa: PLC0415
     from steersman.ui.live_fleet import seen_once  # noqa: PLC0415
 

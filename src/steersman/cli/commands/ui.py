@@ -23,7 +23,7 @@ _LISTEN = "127.0.0.1:8026"
 def run_ui(words: Sequence[str]) -> int:
     """Serve pages until a signal ends it; return the exit status."""
     from steersman.config import parse_command_line  # noqa: PLC0415 - not for --help
-    from steersman.host.process import raise_descriptor_limit  # noqa: PLC0415
+    from steersman.host.limits import raise_descriptor_limit  # noqa: PLC0415
     from steersman.model.addresses import join_host_port, split_host_port  # noqa: PLC0415
     from steersman.run.process.startup import cluster_access  # noqa: PLC0415
     from steersman.ui.access import Access, ApiReviewer, ClusterAccess  # noqa: PLC0415

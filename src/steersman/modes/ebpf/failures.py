@@ -28,7 +28,7 @@ from typing import NamedTuple
 
 from steersman.failover.watch import Failure, FailureWatch
 from steersman.host.netlink import Netlink
-from steersman.host.process import to_thread_to_end
+from steersman.host.threads import to_thread_to_end
 from steersman.model.errors import BusyError
 from steersman.model.failover import Backend, Observation
 from steersman.model.names import PROTOCOL_BY_NUMBER, Family, Protocol

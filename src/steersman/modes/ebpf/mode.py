@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, TypeVar
 
 from steersman.host.exec import Exec
-from steersman.host.process import INLINE_OBJECTS, to_thread_to_end
+from steersman.host.threads import INLINE_OBJECTS, to_thread_to_end
 from steersman.model.conntrack import Confirm, Stale
 from steersman.model.errors import TRANSIENT_ERRNOS, ApplyError, BusyError
 from steersman.model.names import Family

@@ -18,7 +18,7 @@ from msgspec.structs import replace
 
 from steersman.host.exec import Exec
 from steersman.host.netlink import AnswersLostError
-from steersman.host.process import to_thread_to_end
+from steersman.host.threads import to_thread_to_end
 from steersman.model.errors import BusyError
 from steersman.model.tracing import TraceStep, TrackedConnection, WatchedFlow
 from steersman.modes.base import Tracer

@@ -12,7 +12,7 @@ from collections.abc import Awaitable, Callable
 from steersman.host.exec import Exec
 from steersman.host.netlink import AnswersLostError, DumpInterruptedError, Subscription
 from steersman.host.nlmsg import Message, Request, attributes
-from steersman.host.process import to_thread_to_end
+from steersman.host.threads import to_thread_to_end
 from steersman.modes.ebpf.datapath import Datapath
 from steersman.modes.ebpf.devices import Change
 from steersman.modes.ebpf.netns import NodeNetns

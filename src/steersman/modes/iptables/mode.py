@@ -11,7 +11,7 @@ import msgspec
 
 from steersman.failover.watch import FailureWatch
 from steersman.host.exec import Exec, SubprocessExec
-from steersman.host.process import descriptor_limit
+from steersman.host.limits import descriptor_limit
 from steersman.host.sysctl import SysctlError, read
 from steersman.model.drift import Writer
 from steersman.model.names import Family

@@ -26,7 +26,7 @@ from functools import partial
 
 from steersman.failover.watch import Failure, FailureWatch
 from steersman.host.netlink import NETLINK_GENERIC, DumpInterruptedError, Netlink
-from steersman.host.process import to_thread_to_end
+from steersman.host.threads import to_thread_to_end
 from steersman.model.errors import BusyError
 from steersman.model.failover import Backend, Observation
 from steersman.model.names import Protocol

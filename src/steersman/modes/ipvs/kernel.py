@@ -14,7 +14,7 @@ from typing import Any
 
 import msgspec
 
-from steersman.host.process import INLINE_OBJECTS, to_thread_to_end
+from steersman.host.threads import INLINE_OBJECTS, to_thread_to_end
 from steersman.model.addresses import family_of, in_cidr
 from steersman.model.names import Family
 from steersman.model.ruleset import Diff, Ruleset

@@ -24,7 +24,8 @@ from steersman.host.netlink import (
     Netlink,
     Subscription,
 )
-from steersman.host.process import INLINE_OBJECTS, NEEDS_NET_ADMIN
+from steersman.host.process import NEEDS_NET_ADMIN
+from steersman.host.threads import INLINE_OBJECTS
 from steersman.model.drift import Writer
 from steersman.model.names import Family
 from steersman.model.plan import NodeSettings, ServicePlan, Traits

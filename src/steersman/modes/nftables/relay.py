@@ -115,7 +115,8 @@ class Relay:
     def _proxy(self) -> Proxy:
         # 450 kB, for the first node port that loopback may use.
         from steersman.proxy.engine import Proxy  # noqa: PLC0415
-        from steersman.proxy.sockets import PortAllocator, open_socket  # noqa: PLC0415
+        from steersman.proxy.ports import PortAllocator  # noqa: PLC0415
+        from steersman.proxy.sockets import open_socket  # noqa: PLC0415
 
         if self._opened is None:
             self._opened = Proxy(self._open_socket or open_socket, PortAllocator(), _UDP_IDLE)

@@ -4,7 +4,7 @@
     DirectPortals                 Service addresses are added to an interface, and sockets bind them
     LocalPortals                  sockets bind only the addresses that this machine has
 
-mode.py and direct_portals.py choose the strategy.
+mode.py and windows.py choose the strategy.
 """
 
 from __future__ import annotations
@@ -33,7 +33,8 @@ from steersman.proxy.engine import Proxy
 from steersman.proxy.failures import DialWatch
 from steersman.proxy.handoff import SocketHandoff, Stage
 from steersman.proxy.listeners import LISTENER, FrontendKey, ListenerPlan
-from steersman.proxy.sockets import OpenSocket, PortAllocator, open_socket
+from steersman.proxy.ports import PortAllocator
+from steersman.proxy.sockets import OpenSocket, open_socket
 
 if TYPE_CHECKING:
     from steersman.modes.userspace.words import UserspaceWords

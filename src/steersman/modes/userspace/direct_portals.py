@@ -6,29 +6,19 @@ to an interface first. A destination that is to be refused gets an address and n
 
 from __future__ import annotations
 
-import asyncio
 import json
-import os
-import re
 from abc import ABC, abstractmethod
 from collections.abc import Iterable, Mapping
 
 from steersman.host.exec import Exec, Result, run_program
 from steersman.host.facts import has_interface
-from steersman.host.windows import (
-    HOST_PREFIXES,
-    SERVICE_INTERFACE,
-    SERVICE_INTERFACE_VARIABLE,
-    service_interface,
-)
 from steersman.model.addresses import canonical_ip, family_of
 from steersman.model.errors import ApplyError, BusyError
 from steersman.model.names import Family
 from steersman.model.plan import NodeSettings, ServicePlan
 from steersman.model.ruleset import Diff, Ruleset
 from steersman.modes.base import Support
-from steersman.modes.specs import ModeOptions
-from steersman.modes.userspace.core import Portals, UserspaceMode, UserspaceOptions
+from steersman.modes.userspace.core import Portals
 from steersman.modes.userspace.render import (
     ADDRESS,
     Portal,
@@ -41,8 +31,6 @@ from steersman.modes.userspace.render import (
 )
 from steersman.proxy.engine import Proxy
 from steersman.proxy.listeners import FrontendKey, ListenerPlan
-
-# -- Portals ---------------------------------------------------------------------------------------
 
 _ONLY_OWN = (
     "Only node ports, and Service addresses that this machine has, are served: neither rules nor "
@@ -278,104 +266,3 @@ class DirectPortals(LocalPortals):
 def _service_addresses(keys: Iterable[FrontendKey]) -> set[str]:
     """Return the Service addresses of listeners and portals."""
     return {key.address for key in keys if not key.node_port}
-
-
-# -- Windows ---------------------------------------------------------------------------------------
-#
-# The winuserspace mode: direct portals on an interface of Windows, by `netsh interface ipv4|ipv6`.
-#
-# Imports nothing that only Linux has; tests/unit/host/test_windows.py checks it.
-
-NAME = "winuserspace"
-_CONTEXTS = {Family.IPV4: "ipv4", Family.IPV6: "ipv6"}
-_INTERFACE_WORDS = {Family.IPV4: "name", Family.IPV6: "interface"}
-_WORD = re.compile(r"[0-9a-fA-F:.]+")
-_POLLS = 20
-"""How often to look for an added address, which does not appear at once."""
-
-
-def create(execute: Exec, options: ModeOptions) -> UserspaceMode:
-    """Build the mode for registry.py, on the interface that the environment names."""
-    addresses = NetshAddresses(execute, service_interface(os.environ))
-    settings = UserspaceOptions(udp_idle=options.udp_idle, dns_search=options.dns_search)
-    return UserspaceMode(NAME, [DirectPortals(addresses)], settings)
-
-
-class NetshAddresses(Addresses):
-    """Addresses of an interface that has others, too: unknown ones are left alone."""
-
-    dedicated = False
-
-    def __init__(
-        self, execute: Exec, interface: str = SERVICE_INTERFACE, poll_seconds: float = 0.5
-    ) -> None:
-        """Use an interface.
-
-        Args:
-            execute: runs netsh.
-            interface: name of the interface.
-            poll_seconds: time between two looks for an address that was added.
-        """
-        self.interface = interface
-        self._execute = execute
-        self._poll_seconds = poll_seconds
-
-    async def probe(self) -> Support:
-        """Check whether the interface exists."""
-        try:
-            result = await self._netsh(Family.IPV4, "show")
-        except BusyError as error:
-            return Support(usable=False, missing=(f"{error}.",))
-        if result.returncode:
-            missing = f"there is no interface {self.interface!r}"
-            advice = f"name another one in {SERVICE_INTERFACE_VARIABLE}."
-            return Support(usable=False, missing=(f"{missing}; {advice}",))
-        return Support(usable=True)
-
-    async def present(self) -> frozenset[str]:
-        """Return the addresses of the interface."""
-        found: set[str] = set()
-        for family in Family:
-            found |= await self._present(family)
-        return frozenset(found)
-
-    async def add(self, address: str) -> None:
-        """Add an address without a network, so that nothing else is routed there; wait for it."""
-        family = family_of(address)
-        if address in await self._present(family):
-            return
-        # netsh takes the mask of an IPv4 address as a parameter of its own.
-        words = [f"address={address}{HOST_PREFIXES[family]}"]
-        if family is Family.IPV4:
-            words = [f"address={address}", "mask=255.255.255.255"]
-        result = await self._netsh(family, "add", *words)
-        if result.returncode:
-            said = " ".join(result.stdout.decode(errors="replace").split())  # netsh's errors
-            why = said or result.message or f"exit status {result.returncode}"
-            raise ApplyError(f"netsh: {address} on {self.interface!r}: {why}")
-        for _ in range(_POLLS):
-            if address in await self._present(family):
-                return
-            await asyncio.sleep(self._poll_seconds)
-        raise BusyError(f"netsh: {address} does not appear on {self.interface!r}")
-
-    async def remove(self, address: str) -> None:
-        """Remove an address."""
-        await self._netsh(family_of(address), "delete", f"address={address}")
-
-    async def _present(self, family: Family) -> set[str]:
-        result = await self._netsh(family, "show")
-        words = _WORD.findall(result.stdout.decode(errors="replace"))
-        addresses = {address for word in words if (address := canonical_ip(word))}
-        return {address for address in addresses if family_of(address) is family}
-
-    async def _netsh(self, family: Family, verb: str, *more: str) -> Result:
-        noun = "addresses" if verb == "show" else "address"
-        where = f"{_INTERFACE_WORDS[family]}={self.interface}"
-        argv = ["netsh", "interface", _CONTEXTS[family], verb, noun, where, *more]
-        try:
-            return await self._execute.run(argv, timeout=30.0)
-        except FileNotFoundError:
-            raise BusyError("there is no netsh: this mode is for Windows") from None
-        except TimeoutError as error:
-            raise BusyError(str(error)) from error

@@ -1,4 +1,6 @@
-"""Render plans as listeners and portals, in two styles. Pure.
+"""Render plans as listeners and portals, in two styles; take a Diff of them apart. Pure.
+
+A portal leads clients of a destination to its listener, or drops or rejects them.
 
 redirect  Rules lead each Service address to a listener on an address of this node. Node ports are
           bound themselves. Rules drop and reject.
@@ -34,14 +36,10 @@ from steersman.proxy.listeners import (
     only_from,
 )
 
-#
-# The objects of the userspace modes beside listeners: portals, their keys, parts of a Diff.
-#
-# A portal leads clients of a destination to its listener, or drops or rejects them.
-
 BASE: Literal["base"] = "base"
 STRAY: Literal["stray"] = "stray"
 ADDRESS: Literal["address"] = "address"
+_LOOPBACK = {Family.IPV4: "127.0.0.1", Family.IPV6: "::1"}
 
 
 class StrayKey(NamedTuple):
@@ -119,11 +117,6 @@ def left_without_endpoints(change: Diff) -> set[FrontendKey]:
     refusing = {key for key, portal in portals if portal.verdict is not Verdict.FORWARD}
     gone = {key for key in change.removed if key[0] == LISTENER}
     return {key for key in gone if key.of(PORTAL) in refusing}
-
-
-# -- Rendering -------------------------------------------------------------------------------------
-
-_LOOPBACK = {Family.IPV4: "127.0.0.1", Family.IPV6: "::1"}
 
 
 def render_node(settings: NodeSettings) -> Ruleset:

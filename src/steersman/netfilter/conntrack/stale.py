@@ -21,9 +21,9 @@ from steersman.host.netlink import (
     NetlinkError,
 )
 from steersman.host.nlmsg import NLA_F_NESTED, NLM_F_ACK, Request, attr, attributes
-from steersman.host.process import to_thread_to_end
 from steersman.host.rtnetlink import get_route, is_local_route
 from steersman.host.sysctl import SysctlError
+from steersman.host.threads import to_thread_to_end
 from steersman.model.conntrack import Cleanup, Confirm, Stale
 from steersman.netfilter.conntrack.usage import usage
 from steersman.netfilter.conntrack.wire import (

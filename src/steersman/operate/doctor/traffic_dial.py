@@ -21,7 +21,7 @@ from typing import Literal, TypeAlias
 import msgspec
 
 from steersman.host.netns import call_inside
-from steersman.host.process import in_thread
+from steersman.host.threads import in_thread
 from steersman.model.addresses import join_host_port
 from steersman.model.names import Protocol
 

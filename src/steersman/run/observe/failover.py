@@ -25,7 +25,7 @@ from steersman.config import ProxyConfig, to_failover_settings
 from steersman.failover.checks import Checks
 from steersman.failover.policy import Policy
 from steersman.failover.watch import Failure, FailureWatch
-from steersman.host.connect import try_http, try_tcp, try_udp
+from steersman.host.probe import try_http, try_tcp, try_udp
 from steersman.model.change_log import ChangeLog
 from steersman.model.errors import BusyError
 from steersman.model.failover import Backend, Check, Observation, Probe

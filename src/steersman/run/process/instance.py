@@ -45,7 +45,7 @@ from typing import TYPE_CHECKING
 
 import msgspec
 
-from steersman.host.process import is_trusted, peer
+from steersman.host.peers import is_trusted, peer
 from steersman.run.process.startup import StartError
 
 if TYPE_CHECKING:

@@ -12,7 +12,8 @@ from pathlib import Path
 import msgspec
 
 from steersman.config import ProxyConfig
-from steersman.host.process import raise_descriptor_limit, set_oom_score_adjustment
+from steersman.host.limits import raise_descriptor_limit
+from steersman.host.process import set_oom_score_adjustment
 from steersman.model.inputs import HostFacts, NodeConfig
 from steersman.model.plan import Traits
 from steersman.modes.base import Mode

@@ -24,7 +24,7 @@ from math import inf
 from typing import NamedTuple
 from weakref import WeakKeyDictionary
 
-from steersman.host.process import descriptor_limit
+from steersman.host.limits import descriptor_limit
 
 log = logging.getLogger(__name__)
 

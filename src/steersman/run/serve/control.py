@@ -21,7 +21,7 @@ from typing import NamedTuple, TypeVar
 
 import msgspec
 
-from steersman.host.process import CONTROL, is_trusted, peer
+from steersman.host.peers import CONTROL, is_trusted, peer
 from steersman.model.errors import BusyError
 from steersman.model.findings import quoted
 from steersman.run.serve.connections import POOL, Bounds, ClientPool, Clients

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import TypeVar
 
-from steersman.host.process import to_thread_to_end
+from steersman.host.threads import to_thread_to_end
 
 T = TypeVar("T")
 

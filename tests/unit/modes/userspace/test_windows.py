@@ -27,7 +27,8 @@ from steersman.model.plan import (
 from steersman.model.ruleset import diff
 from steersman.modes.specs import ModeOptions
 from steersman.modes.userspace.core import UserspaceMode
-from steersman.modes.userspace.direct_portals import DirectPortals, NetshAddresses, create
+from steersman.modes.userspace.direct_portals import DirectPortals
+from steersman.modes.userspace.windows import NetshAddresses, create
 from steersman.proxy.listeners import ListenerPlan
 from tests.support.modes.userspace_proxy import (
     PATIENCE,
