@@ -329,7 +329,6 @@ WITH_BANNERS = (
     "cli/",
     "netfilter/",
     "modes/base.py",
-    "modes/ebpf/",
     "modes/iptables/",
     "modes/ipvs/",
     "modes/nftables/",

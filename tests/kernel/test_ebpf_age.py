@@ -6,8 +6,8 @@ from collections.abc import Callable
 
 import pytest
 
-from steersman.modes.ebpf import layout, tracking
-from steersman.modes.ebpf.tracking import FROM_SERVICE, MASQUERADE, TO_CLIENT, TO_ENDPOINT, Timeouts
+from steersman.modes.ebpf import flows, layout
+from steersman.modes.ebpf.flows import FROM_SERVICE, MASQUERADE, TO_CLIENT, TO_ENDPOINT, Timeouts
 from tests.support.lab.ebpf_node import MARKS
 from tests.support.lab.ebpf_packets import CLIENT, NODE, POD, VIP, Programs, loaded, programs
 from tests.support.lab.frames import ACK, FIN, RST, SYN, TCP, UDP, packet, see
@@ -38,7 +38,7 @@ def rest(programs: Programs, seconds: int, kinds: tuple[int, ...] = THERE + BACK
         if kind in kinds:
             last -= seconds * 10**9
             programs.flows.put(key, layout.FLOW.pack(address, last, port, kind, state, service))
-    return tracking.collect(programs.flows, TIMEOUTS).expired
+    return flows.collect(programs.flows, TIMEOUTS).expired
 
 
 def test_who_connects_and_then_is_silent_is_answered_later(programs: Programs) -> None:
@@ -76,11 +76,11 @@ def test_half_a_connection_goes_on_as_netfilter_lets_it(programs: Programs) -> N
     assert rest(programs, TIMEOUTS.tcp_half_closed - MARGIN) == 0
     assert back(programs, TCP, ACK) == (VIP_END, CLIENT_END)
     there(programs, TCP, FIN | ACK)  # repeated, which ends nothing
-    assert tracking.count_open(programs.flows, TIMEOUTS) == 1
+    assert flows.count_open(programs.flows, TIMEOUTS) == 1
     assert rest(programs, TIMEOUTS.tcp_closing + 1) == 0
     back(programs, TCP, FIN | ACK)
-    assert programs.states() == {tracking.CLOSING}
-    assert tracking.count_open(programs.flows, TIMEOUTS) == 0
+    assert programs.states() == {flows.CLOSING}
+    assert flows.count_open(programs.flows, TIMEOUTS) == 0
     assert rest(programs, TIMEOUTS.tcp_closing + 1) == 4
 
 
@@ -90,11 +90,11 @@ def test_a_reset_whose_sender_goes_on_has_ended_nothing(
 ) -> None:
     open_connection(programs)
     forged(programs, TCP, RST)
-    assert tracking.count_open(programs.flows, TIMEOUTS) == 0
+    assert flows.count_open(programs.flows, TIMEOUTS) == 0
     assert there(programs, TCP, ACK) == (NODE_END, POD_END)
     assert back(programs, TCP, ACK) == (VIP_END, CLIENT_END)
-    assert programs.states() == {tracking.ESTABLISHED}
-    assert tracking.count_open(programs.flows, TIMEOUTS) == 1
+    assert programs.states() == {flows.ESTABLISHED}
+    assert flows.count_open(programs.flows, TIMEOUTS) == 1
     assert rest(programs, TIMEOUTS.tcp_closing + 1) == 0
 
 
@@ -106,7 +106,7 @@ def test_late_packets_of_the_other_side_do_not_undo_a_reset(
     sender(programs, TCP, RST)
     other(programs, TCP, ACK)
     sender(programs, TCP, RST)
-    assert programs.states() == {tracking.CLOSING, tracking.RESET}
+    assert programs.states() == {flows.CLOSING, flows.RESET}
     assert rest(programs, TIMEOUTS.tcp_closing + 1) == 4
 
 
@@ -115,7 +115,7 @@ def open_connection(programs: Programs) -> None:
     back(programs, TCP, SYN | ACK)
     there(programs, TCP, ACK)
     back(programs, TCP, ACK)
-    assert programs.states() == {tracking.ESTABLISHED}
+    assert programs.states() == {flows.ESTABLISHED}
 
 
 def test_half_a_connection_does_not_stay_for_ever(programs: Programs) -> None:

@@ -11,10 +11,11 @@ import pytest
 from steersman.model.names import Protocol, ServicePortName
 from steersman.model.plan import NodePlan
 from steersman.model.stats import ConnectionStats, NodeTotals
-from steersman.modes.ebpf import tracking
+from steersman.modes.ebpf import counts as counts_of_maps
+from steersman.modes.ebpf import flows
 from steersman.modes.ebpf.bpf import HashMap
+from steersman.modes.ebpf.counts import Counts, FlowTable
 from steersman.modes.ebpf.loader import LoadedObject
-from steersman.modes.ebpf.tracking import Counts, FlowTable
 from steersman.run.observe.mode_metrics import ModeMetrics
 from tests.support.builders.ebpf_node_plan import (
     CLIENT,
@@ -116,14 +117,14 @@ def test_what_begins_during_a_look_is_not_missed(
     node: Node, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A look takes long where there are many; what was made meanwhile was not evicted."""
-    collect = tracking.collect
+    collect = flows.collect
 
-    def slowly(*given: Any) -> tracking.Collected:
+    def slowly(*given: Any) -> flows.Collected:
         looked = collect(*given)
         assert node.lab.probe(CLIENT, NODE, NODE_PORT).kind == "answered"
         return looked
 
-    monkeypatch.setattr(tracking, "collect", slowly)
+    monkeypatch.setattr(counts_of_maps, "collect", slowly)
     look(node)
     assert totals(node).events["flows_made"] == 4
     assert totals(node).events["flows_evicted"] == 0

@@ -12,7 +12,7 @@ import pytest
 from steersman.model.plan import Endpoint
 from steersman.modes.ebpf import layout
 from steersman.modes.ebpf.dump import dump
-from steersman.modes.ebpf.tracking import TO_ENDPOINT
+from steersman.modes.ebpf.flows import TO_ENDPOINT
 from tests.support.builders.ebpf_node_plan import NODE as ADDRESS
 from tests.support.builders.ebpf_node_plan import NODE_PORT, node_plan
 from tests.support.lab.ebpf_node import MARKS, WAIT, programmed, serving

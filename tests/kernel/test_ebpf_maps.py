@@ -15,10 +15,10 @@ import pytest
 from steersman.model.names import Family
 from steersman.model.plan import ServicePlan
 from steersman.model.ruleset import diff
-from steersman.modes.ebpf import bpf, layout, render, tracking
-from steersman.modes.ebpf.attach import DEVICE_PROGRAMS, XDP_PROGRAM
+from steersman.modes.ebpf import bpf, flows, layout, render
 from steersman.modes.ebpf.bpf import ArrayMap, FullError, HashMap
 from steersman.modes.ebpf.layout import Kind
+from steersman.modes.ebpf.links import DEVICE_PROGRAMS, XDP_PROGRAM
 from steersman.modes.ebpf.loader import LoadedObject, OpenedObject, Shape, library
 from steersman.modes.ebpf.services import SlotAllocator
 from steersman.modes.ebpf.tables import Tables
@@ -124,14 +124,14 @@ def test_what_is_read_is_what_was_written(loaded: LoadedObject, seed: int) -> No
 def test_connections_are_forgotten_by_their_state(loaded: LoadedObject) -> None:
     known = HashMap(loaded.maps["flows"])
     second, now = 10**9, 10**15
-    timeouts = tracking.Timeouts()
+    timeouts = flows.Timeouts()
     for number, (protocol, state, limit) in enumerate(
         [
-            (6, tracking.OPENING, 60),
-            (6, tracking.ESTABLISHED, 86400),
-            (6, tracking.CLOSING, 120),
-            (17, tracking.OPENING, 30),
-            (17, tracking.ESTABLISHED, 120),
+            (6, flows.OPENING, 60),
+            (6, flows.ESTABLISHED, 86400),
+            (6, flows.CLOSING, 120),
+            (17, flows.OPENING, 30),
+            (17, flows.ESTABLISHED, 120),
         ]
     ):
         for age in (limit - 1, limit + 1):
@@ -139,11 +139,11 @@ def test_connections_are_forgotten_by_their_state(loaded: LoadedObject) -> None:
             key = layout.FLOW_KEY.pack(source, bytes(16), b"\0\1", b"\0\2", protocol, 0)
             value = layout.FLOW.pack(bytes(16), now - age * second, b"\0\0", 1, state, 0)
             known.put(key, value)
-    old = [key for key, _ in known.items() if tracking.expired_keys(key, known.get, timeouts, now)]
+    old = [key for key, _ in known.items() if flows.expired_keys(key, known.get, timeouts, now)]
     assert len(old) == 5
     assert all(key[15] for key in old)
     known.delete_all(old)
-    assert not any(tracking.expired_keys(key, known.get, timeouts, now) for key, _ in known.items())
+    assert not any(flows.expired_keys(key, known.get, timeouts, now) for key, _ in known.items())
     known.delete_all([key for key, _ in known.items()])
 
 

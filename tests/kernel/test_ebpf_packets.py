@@ -11,7 +11,7 @@ import pytest
 
 from steersman.modes.ebpf import layout
 from steersman.modes.ebpf.bpf import HashMap
-from steersman.modes.ebpf.tracking import (
+from steersman.modes.ebpf.flows import (
     CLOSING,
     EGRESS,
     ESTABLISHED,

@@ -9,7 +9,7 @@ import pytest
 
 from steersman.host.netlink import NETLINK_NETFILTER, Netlink
 from steersman.model.names import Family
-from steersman.modes.ebpf import layout, netns, tracking
+from steersman.modes.ebpf import flows, layout, ports
 from steersman.netfilter.conntrack.ports import hold_ports
 from tests.support.lab.ebpf_node import MARKS
 from tests.support.lab.ebpf_packets import (
@@ -54,7 +54,7 @@ def masquerade(
 
 def reserve(programs: Programs) -> None:
     with Netlink(NETLINK_NETFILTER) as netlink:
-        netns.reserve_ports(programs.flows, netlink)
+        ports.reserve_ports(programs.flows, netlink)
 
 
 @pytest.mark.parametrize("family", Family)
@@ -87,9 +87,9 @@ def test_a_connection_of_netfilter_that_ends_gives_its_port_back(programs: Progr
     async def body() -> None:
         masquerade(TCP, Family.IPV4)
         reserve(programs)
-        assert programs.states() == {tracking.ESTABLISHED}
+        assert programs.states() == {flows.ESTABLISHED}
         programs.through(packet((POD, 8080), (NODE, PORT), TCP, FIN | ACK))
-        assert programs.states() == {tracking.CLOSING}
+        assert programs.states() == {flows.CLOSING}
 
     in_namespace(body)
 
@@ -101,12 +101,12 @@ def test_a_silent_connection_of_netfilter_keeps_its_port_as_long_as_there(
         masquerade(UDP, Family.IPV4, seconds=20)
         reserve(programs)
         (flow,) = programs.flows.items()
-        timeouts = tracking.Timeouts()
+        timeouts = flows.Timeouts()
         _, last, *_ = layout.FLOW.unpack(flow[1])
         for seconds, expired in ((18, ()), (22, (flow[0],))):
             now = last + (timeouts.udp_stream - 20 + seconds) * 10**9
             find = dict([flow]).get
-            assert tracking.expired_keys(flow[0], find, timeouts, now) == expired
+            assert flows.expired_keys(flow[0], find, timeouts, now) == expired
 
     in_namespace(body)
 
@@ -148,12 +148,12 @@ def test_netfilter_is_kept_from_the_port_of_a_connection(
     async def body() -> None:
         programs.through(packet((client, PORT), (address, 80), protocol, SYN))
         with Netlink(NETLINK_NETFILTER) as netlink:
-            hold_ports(netlink, netns.ports_in_use(programs.flows), 9)
+            hold_ports(netlink, ports.ports_in_use(programs.flows), 9)
             (entry,) = entries()
             assert f"src={node} dst={pod} sport={PORT} dport=8080" in entry
             assert f"src={pod} dst={node} sport=8080 dport={PORT}" in entry
             assert "[ASSURED]" in entry
-            hold_ports(netlink, netns.ports_in_use(programs.flows), 3600)
+            hold_ports(netlink, ports.ports_in_use(programs.flows), 3600)
         (entry,) = entries()
         seconds = next(int(word) for word in entry.split()[2:] if word.isdigit())
         assert 9 < seconds <= 3600, "prolonged"
@@ -165,12 +165,12 @@ def test_ports_of_ended_and_of_other_connections_are_free(programs: Programs) ->
     async def body() -> None:
         masquerade(TCP, Family.IPV4)
         reserve(programs)
-        assert not list(netns.ports_in_use(programs.flows)), "netfilter's own"
+        assert not list(ports.ports_in_use(programs.flows)), "netfilter's own"
         sent = see(programs.through(packet((CLIENT, 4000), (VIP, 80), TCP, SYN)))
-        (held,) = netns.ports_in_use(programs.flows)
+        (held,) = ports.ports_in_use(programs.flows)
         assert held[0] == TCP
         programs.through(packet((POD, 8080), sent[0], TCP, RST))
-        assert not list(netns.ports_in_use(programs.flows))
+        assert not list(ports.ports_in_use(programs.flows))
 
     in_namespace(body)
 

@@ -12,7 +12,7 @@ import pytest
 from steersman.model.names import Family
 from steersman.model.plan import FamilySettings, NodeSettings
 from steersman.model.ruleset import diff
-from steersman.modes.ebpf import layout, render, tracking
+from steersman.modes.ebpf import flows, layout, render
 from steersman.modes.ebpf.bpf import ArrayMap
 from steersman.modes.ebpf.layout import (
     FLOW_PRESENCE_BITS,
@@ -23,7 +23,8 @@ from steersman.modes.ebpf.layout import (
     Kind,
     pack_address,
 )
-from steersman.modes.ebpf.tables import PresenceFilter, Tables, places_of, places_of_flows
+from steersman.modes.ebpf.presence import PresenceFilter, places_of, places_of_flows
+from steersman.modes.ebpf.tables import Tables
 from tests.support.lab.ebpf_node import MARKS
 from tests.support.lab.ebpf_packets import (
     CLIENT,
@@ -82,7 +83,7 @@ class Marked(Programs):
         self.presence = PresenceFilter(self.loaded.maps["marks"])
 
     def renew(self) -> None:
-        self.presence.renew(lambda: tracking.noted(self.flows), len(dict(self.flows.items())))
+        self.presence.renew(lambda: flows.noted(self.flows), len(dict(self.flows.items())))
 
     def generation(self, number: int) -> set[int]:
         """Places that are marked in a generation of clients."""
@@ -97,10 +98,10 @@ class Marked(Programs):
         return {place for place, mark in enumerate(told) if mark}
 
     def clients(self) -> set[bytes]:
-        return {client for client, _ in tracking.noted(self.flows)}
+        return {client for client, _ in flows.noted(self.flows)}
 
     def flow_places(self) -> set[int]:
-        return places_of_flows(key for _, key in tracking.noted(self.flows))
+        return places_of_flows(key for _, key in flows.noted(self.flows))
 
     @property
     def filling(self) -> int:
@@ -157,8 +158,7 @@ def test_other_packets_of_a_client_are_not_looked_at(marked: Marked, client: str
     (gone,) = (
         key
         for key, value in marked.flows.items()
-        if layout.flow_kind(value) == tracking.TO_ENDPOINT
-        and key[32:34] == (4001).to_bytes(2, "big")
+        if layout.flow_kind(value) == flows.TO_ENDPOINT and key[32:34] == (4001).to_bytes(2, "big")
     )
     (place,) = places_of_flows([gone])
     marked.memory[AT["flows"] + FLOW_MARK * place] = 0
@@ -181,7 +181,7 @@ def test_an_unmarked_packet_is_not_looked_at(marked: Marked) -> None:
     marked.memory[AT["flows"] : AT["flows"] + size] = bytes(size)
     with flow(marked, 4000):
         marked.presence.serve([pack_address(VIP)])
-        marked.presence.trust(tracking.noted(marked.flows))
+        marked.presence.trust(flows.noted(marked.flows))
 
 
 def test_a_crowd_of_marks_goes_and_flows_stay(marked: Marked) -> None:
@@ -206,7 +206,7 @@ def test_many_ended_flows_go_but_not_while_as_many_are_present(marked: Marked) -
     with flow(marked, 4000):
         start = AT["flows"]
         marked.memory[start : start + FLOW_PLACES] = b"\1\0" * (FLOW_PLACES // 2)
-        marked.presence.renew(lambda: tracking.noted(marked.flows), many // 2)
+        marked.presence.renew(lambda: flows.noted(marked.flows), many // 2)
         assert marked.filling == 0
         marked.renew()
         assert marked.filling == 1

@@ -25,8 +25,8 @@ from steersman.modes.ebpf import layout
 from steersman.modes.ebpf.bpf import ArrayMap, HashMap, Link
 from steersman.modes.ebpf.devices import describe, list_devices
 from steersman.modes.ebpf.dump import DUMPS, dump
+from steersman.modes.ebpf.flows import EGRESS, TO_ENDPOINT
 from steersman.modes.ebpf.netns import NodeNetns
-from steersman.modes.ebpf.tracking import EGRESS, TO_ENDPOINT
 from tests.support.builders.ebpf_node_plan import (
     CLIENT,
     ENDPOINTS,

@@ -36,7 +36,7 @@ from steersman.modes.ebpf import bpf, loader, trace, trace_events
 from steersman.modes.ebpf.bpf import Object
 from steersman.modes.ebpf.datapath import EbpfOptions
 from steersman.modes.ebpf.mode import EbpfMode
-from steersman.modes.ebpf.trace_events import KERNEL
+from steersman.modes.ebpf.trace_story import KERNEL
 from steersman.operate.trace import TraceAnswer, trace_packet
 from steersman.operate.trace_question import TraceQuestion
 from tests.support.builders.ebpf_node_plan import (

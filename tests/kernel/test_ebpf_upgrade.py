@@ -17,7 +17,7 @@ import pytest
 import hatch_build
 from steersman.model.errors import ApplyError
 from steersman.model.plan import Endpoint
-from steersman.modes.ebpf import bpf, datapath, layout, loader
+from steersman.modes.ebpf import bpf, datapath, layout, loader, migration
 from steersman.modes.ebpf.bpf import ArrayMap, HashMap
 from steersman.modes.ebpf.dump import open_tables
 from steersman.modes.ebpf.loader import ObjectError
@@ -196,7 +196,7 @@ def test_no_program_trusts_what_others_do_not_mark(
         seen.append([trusted(node, maps) for maps in ("maps", "maps-old")])
         bpf.wait_for_programs()
 
-    monkeypatch.setattr(datapath.Migration, "finish", lambda _: None)
+    monkeypatch.setattr(migration.Migration, "finish", lambda _: None)
     monkeypatch.setattr(datapath, "wait_for_programs", wait_for_programs)
     asyncio.run(node.modes[-1].aclose())
     asyncio.run(bring(node.mode(), PLAN))
@@ -215,7 +215,7 @@ def test_it_may_be_killed_at_any_step(
         talk(ends)
         asyncio.run(node.modes[-1].aclose())
         with monkeypatch.context() as patched:
-            patched.setattr(datapath.Migration, step, die)
+            patched.setattr(migration.Migration, step, die)
             with pytest.raises(ApplyError):
                 asyncio.run(bring(node.mode(), PLAN))
         talk(ends)

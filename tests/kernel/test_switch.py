@@ -17,9 +17,9 @@ from steersman.host.exec import SubprocessExec
 from steersman.host.netlink import Netlink
 from steersman.model.plan import NodePlan
 from steersman.model.ruleset import diff
-from steersman.modes.ebpf import attach
+from steersman.modes.ebpf import clsact, pins
+from steersman.modes.ebpf.nat_hooks import TABLE, NatHookGuard
 from steersman.modes.ebpf.netns import NodeNetns
-from steersman.modes.ebpf.watcher import TABLE, NatHookGuard
 from steersman.modes.specs import IpvsOptions, ModeOptions
 from steersman.run.process.mode_transition import other_modes, remove_leftovers_once
 from tests.support.builders import nftables_plans as make
@@ -129,10 +129,10 @@ def test_connections_live_through_a_switch(
 HOOKS = (
     (SubprocessExec, "run"),
     (Netlink, "batch"),
-    (attach.Pins, "attach"),
-    (attach.Pins, "detach"),
-    (attach, "_put_filter"),
-    (attach.Filters, "remove"),
+    (pins.Pins, "attach"),
+    (pins.Pins, "detach"),
+    (clsact, "_put_filter"),
+    (clsact.Filters, "remove"),
 )
 """What changes something in the kernel, and may not be all that a switch does."""
 ENOUGH = 60

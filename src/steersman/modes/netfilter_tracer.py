@@ -32,15 +32,27 @@ class NetfilterTracer(Tracer):
     translates_to_endpoint = True
     """Whether the mode's rules change the destination to that of an endpoint."""
 
-    def __init__(self, execute: Exec, owns: Callable[[str, str], bool]) -> None:
+    def __init__(
+        self,
+        execute: Exec,
+        owns: Callable[[str, str], bool],
+        *,
+        replies: bool = True,
+        to_anywhere: bool = False,
+    ) -> None:
         """Create a tracer.
 
         Args:
             execute: runs the programs that print rules.
             owns: whether a chain is the mode's, by family and table (`ip nat`), and chain.
+            replies: also follow the first answer.
+            to_anywhere: recognise the packet by its client alone, as the mode has changed its
+                destination before netfilter sees it.
         """
         self._execute = execute
         self._owns = owns
+        self._replies = replies
+        self._to_anywhere = to_anywhere
         self._nft: NftTrace | None = None
         self._log: TraceLog | None = None
         self._events: list[TraceEvent] = []
@@ -49,11 +61,24 @@ class NetfilterTracer(Tracer):
 
     async def start(self, flow: WatchedFlow) -> None:
         """Follow the first packet of a flow from now on."""
+        self.mark(flow)
+
+    def mark(self, flow: WatchedFlow) -> None:
+        """Mark the first packet of a flow from now on, in the network namespace of this thread.
+
+        Raises:
+            BusyError: the kernel has no nf_tables that can do it.
+        """
         self.flow = flow
         families = [family for family in legacy_families() if family is flow.family]
         if families:  # before packets are marked, so that no event is missed
             self._log = TraceLog(families)
-        self._nft = NftTrace(flow)
+        try:
+            self._nft = NftTrace(flow, replies=self._replies, to_anywhere=self._to_anywhere)
+        except BusyError:
+            if self._log is not None:
+                self._log.close()
+            raise
 
     async def first_packet(self) -> WatchedFlow:
         """Wait for the first packet."""
@@ -87,7 +112,7 @@ class NetfilterTracer(Tracer):
             table=self._nft.table,
             reply_prefix=REPLY_PREFIX,
             owns=self._owns,
-            to_endpoint=self.translates_to_endpoint,
+            to_endpoint=self.translates_to_endpoint and not self._to_anywhere,
         )
 
     async def connection(self, flow: WatchedFlow) -> TrackedConnection | None:

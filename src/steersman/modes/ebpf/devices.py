@@ -35,9 +35,11 @@ from steersman.host.rtnetlink import (
     parse_link,
 )
 from steersman.modes.ebpf import layout
-from steersman.modes.ebpf.attach import XDP_PROGRAM, Filters, Links, Pins, XdpPrograms
+from steersman.modes.ebpf.clsact import Filters
+from steersman.modes.ebpf.links import XDP_PROGRAM, Links, XdpPrograms
 from steersman.modes.ebpf.loader import LoadedObject
 from steersman.modes.ebpf.netns import NodeNetns
+from steersman.modes.ebpf.pins import Pins
 from steersman.modes.ebpf.probe import tcx
 from steersman.modes.ebpf.tables import Tables
 

@@ -2,7 +2,7 @@
 
 Before that, BTF (the object's type information) answers two questions. Do the structs of the object
 have the fields of layout.py? And do pinned maps have the shape that the object asks for? If not,
-datapath.py makes new ones. A map knows its own BTF, so that maps of an older version can be read
+migration.py makes new ones. A map knows its own BTF, so that maps of an older version can be read
 without that version. Only the outermost fields of a key or value count: those inside of one (an
 address) have never changed.
 

@@ -18,14 +18,15 @@ from steersman.model.ruleset import Diff, Ruleset
 from steersman.model.stats import ConnectionStats, NodeTotals
 from steersman.modes.base import ByOthers, Mode, Requirements, Support
 from steersman.modes.ebpf import left_at, loader, render
-from steersman.modes.ebpf.attach import LockedError
 from steersman.modes.ebpf.bpf import FullError
 from steersman.modes.ebpf.datapath import Datapath, EbpfOptions
 from steersman.modes.ebpf.layout import CONFIG_GUARD_NODE_PORTS, NODE_VALUE, Kind, kind_of
+from steersman.modes.ebpf.nat_hooks import TABLE, NatHookGuard
 from steersman.modes.ebpf.netns import NodeNetns
+from steersman.modes.ebpf.pins import LockedError
 from steersman.modes.ebpf.probe import mount_bpffs, probe
 from steersman.modes.ebpf.sockets import destroy
-from steersman.modes.ebpf.watcher import TABLE, DeviceWatcher, NatHookGuard
+from steersman.modes.ebpf.watcher import DeviceWatcher
 from steersman.modes.specs import ModeOptions
 
 if TYPE_CHECKING:

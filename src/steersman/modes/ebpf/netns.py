@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import socket
-import time
-from collections.abc import Callable, Iterator
-from itertools import islice
+from collections.abc import Callable
 from pathlib import Path
 from typing import Protocol, TypeVar
 
@@ -27,18 +25,6 @@ from steersman.host.rtnetlink import (
     RTNLGRP_LINK,
 )
 from steersman.modes.ebpf import layout
-from steersman.modes.ebpf.bpf import HashMap
-from steersman.modes.ebpf.tracking import (
-    CLOSING,
-    ESTABLISHED,
-    INGRESS,
-    REFUSED,
-    RESET,
-    TO_CLIENT,
-    FlowEntry,
-    read_timeouts,
-)
-from steersman.netfilter.conntrack.ports import masqueraded
 
 T = TypeVar("T")
 _SO_NETNS_COOKIE = 71
@@ -111,43 +97,3 @@ class NodeNetns:
         """Return the first and last port for sockets that ask for none."""
         first, last = map(int, self.run(_PORT_RANGE.read_text).split())
         return first, last
-
-
-# -- Ports of masqueraded connections --------------------------------------------------------------
-#
-# While one mode takes the place of another, the programs and netfilter both masquerade, and choose
-# ports for it. netfilter sees connections of the programs with the port of the client, and programs
-# do not see the entries of netfilter. If both chose the same port towards an endpoint, the new
-# connection would break the present one. So each gets entries of the other's connections.
-
-_RESERVED = 4  # at most one in so many entries of the map
-
-
-def reserve_ports(flows: HashMap, netlink: Netlink) -> None:
-    """Add a flow for each connection that netfilter masquerades; it changes nothing in packets.
-
-    Raises:
-        OSError: the connections cannot be listed.
-    """
-    timeouts, now = read_timeouts(), time.monotonic_ns()
-    for entry in islice(masqueraded(netlink), flows.capacity // _RESERVED):
-        address, port = layout.pack_address(entry.seen_source), entry.seen_port.to_bytes(2, "big")
-        endpoint = layout.pack_address(entry.endpoint) + entry.endpoint_port.to_bytes(2, "big")
-        protocol = entry.protocol.number
-        key = layout.flow_key(endpoint, address + port, protocol, INGRESS)
-        # It expires when the entry of netfilter does.
-        idle = max(timeouts.of(protocol, ESTABLISHED) - entry.seconds_left, 0)
-        last = max(now - idle * 1_000_000_000, 0)
-        if flows.get(key) is None:
-            flows.put(key, layout.FLOW.pack(address, last, port, TO_CLIENT, ESTABLISHED, 0))
-
-
-def ports_in_use(flows: HashMap) -> Iterator[tuple[int, bytes, bytes]]:
-    """Yield protocol, node and endpoint of the connections that programs masquerade."""
-    for key, value in flows.items():
-        ended = layout.flow_state(value) in (CLOSING, RESET, REFUSED)
-        if layout.flow_kind(value) == TO_CLIENT and not ended:
-            flow = FlowEntry.unpack(key, value)
-            if flow.rewritten != flow.destination:  # otherwise netfilter has an entry
-                node, endpoint = map(layout.without_prefix, (flow.destination, flow.source))
-                yield flow.protocol, node, endpoint

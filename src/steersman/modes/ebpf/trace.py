@@ -12,101 +12,26 @@ import contextlib
 import errno
 import os
 from collections.abc import Sequence
-from contextlib import suppress
 
 from msgspec.structs import replace
 
 from steersman.host.exec import Exec
-from steersman.host.netlink import AnswersLostError
 from steersman.host.threads import to_thread_to_end
 from steersman.model.errors import BusyError
 from steersman.model.tracing import TraceStep, TrackedConnection, WatchedFlow
 from steersman.modes.base import Tracer
 from steersman.modes.ebpf import layout
-from steersman.modes.ebpf.attach import Pins
 from steersman.modes.ebpf.datapath import EbpfOptions
-from steersman.modes.ebpf.dump import TraceMaps
 from steersman.modes.ebpf.loader import StaleMapsError
+from steersman.modes.ebpf.lookup import TraceMaps
 from steersman.modes.ebpf.netns import NodeNetns
+from steersman.modes.ebpf.pins import Pins
 from steersman.modes.ebpf.probe import cgroup_root
-from steersman.modes.ebpf.trace_events import FILE, FILTER, Kind, Story, TraceEvent, Watcher
-from steersman.netfilter.nftrace import REPLY_PREFIX, NftTrace, TraceLog, legacy_families
-from steersman.netfilter.rule_reader import read_rule_book
-from steersman.netfilter.trace_steps import TraceEvent as RuleEvent
-from steersman.netfilter.trace_steps import to_steps
-
-# -- Rules of netfilter ----------------------------------------------------------------------------
-#
-# Rules of netfilter that a packet meets between the mode's programs: a firewall, a NetworkPolicy.
-#
-# Ingress and connect() have changed the destination before netfilter sees the packet, so it is
-# recognised by its client alone.
+from steersman.modes.ebpf.trace_events import FILE, FILTER, Kind, TraceEvent, Watcher
+from steersman.modes.ebpf.trace_story import Story
+from steersman.modes.netfilter_tracer import NetfilterTracer
 
 _BEFORE_RULES = ("connect", "sendmsg", "ingress")
-
-
-class RuleTrace:
-    """The rules of netfilter that the first packet of a client's port meets."""
-
-    def __init__(self, execute: Exec, flow: WatchedFlow) -> None:
-        """Mark that packet from now on, in the network namespace of this thread.
-
-        Raises:
-            BusyError: the kernel has no nf_tables that can do it.
-        """
-        self._execute = execute
-        self._flow = flow
-        families = [family for family in legacy_families() if family is flow.family]
-        self._log = TraceLog(families) if families else None  # before packets are marked
-        try:
-            self._nft = NftTrace(flow, replies=False, to_anywhere=True)
-        except BusyError:
-            if self._log:
-                self._log.close()
-            raise
-        self._events: list[RuleEvent] = []
-
-    async def steps(self) -> tuple[TraceStep, ...]:
-        """Return the steps so far."""
-        with suppress(AnswersLostError):  # 1 MB holds some thousand events
-            self._events += self._nft.waiting()
-        if self._log:
-            self._events += self._log.waiting()
-        if not self._events:
-            return ()
-        book = await read_rule_book(self._execute, self._events)
-        return to_steps(
-            *(self._events, book, self._flow),
-            table=self._nft.table,
-            reply_prefix=REPLY_PREFIX,
-            owns=lambda _table, _chain: False,
-            to_endpoint=False,
-        )
-
-    def close(self) -> None:
-        """Remove our table, and set the logger back."""
-        self._nft.close()
-        if self._log:
-            self._log.close()
-
-
-def with_rules(steps: Sequence[TraceStep], rules: Sequence[TraceStep]) -> tuple[TraceStep, ...]:
-    """Put the steps of rules where the packet met them: after ingress, before egress."""
-    if not rules:
-        return tuple(steps)
-    before = [
-        place
-        for place, step in enumerate(steps)
-        if step.direction == "original" and step.hook in _BEFORE_RULES
-    ]
-    place = before[-1] + 1 if before else 0
-    rest = steps[place:]
-    if any(step.ends for step in rules):  # the kernel's own report of the drop says less
-        rest = [step for step in rest if step.direction == "reply" or not step.ends]
-    return (*steps[:place], *rules, *rest)
-
-
-# -- The tracer ------------------------------------------------------------------------------------
 
 
 class EbpfTracer(Tracer):
@@ -122,7 +47,7 @@ class EbpfTracer(Tracer):
         """
         self._options = options
         self._execute = execute
-        self._rules: RuleTrace | None = None
+        self._rules: NetfilterTracer | None = None
         self._netns = netns
         self._watcher: Watcher | None = None
         self._maps: TraceMaps | None = None
@@ -155,8 +80,13 @@ class EbpfTracer(Tracer):
                     stack.callback(os.close, cgroup)
                 self._watcher = Watcher(pins.maps, cgroup, wanted)
             if flow.source_port:  # by which netfilter recognises the packet
+                # The packet has the endpoint's address already, and no rule is the mode's.
+                rules = NetfilterTracer(
+                    self._execute, lambda _table, _chain: False, replies=False, to_anywhere=True
+                )
                 with contextlib.suppress(BusyError):  # it has no nf_tables: then it has no rules
-                    self._rules = self._netns.run(lambda: RuleTrace(self._execute, flow))
+                    self._netns.run(lambda: rules.mark(flow))
+                    self._rules = rules
 
         try:
             await to_thread_to_end(watch)
@@ -240,8 +170,24 @@ class EbpfTracer(Tracer):
         if self._maps:
             self._maps.close()
         if self._rules:
-            await asyncio.to_thread(self._rules.close)
+            await self._rules.aclose()
         self._watcher = self._maps = self._rules = None
+
+
+def with_rules(steps: Sequence[TraceStep], rules: Sequence[TraceStep]) -> tuple[TraceStep, ...]:
+    """Put the steps of rules where the packet met them: after ingress, before egress."""
+    if not rules:
+        return tuple(steps)
+    before = [
+        place
+        for place, step in enumerate(steps)
+        if step.direction == "original" and step.hook in _BEFORE_RULES
+    ]
+    place = before[-1] + 1 if before else 0
+    rest = steps[place:]
+    if any(step.ends for step in rules):  # the kernel's own report of the drop says less
+        rest = [step for step in rest if step.direction == "reply" or not step.ends]
+    return (*steps[:place], *rules, *rest)
 
 
 def explain(error: OSError | StaleMapsError) -> str:

@@ -6,104 +6,17 @@ import asyncio
 import contextlib
 import logging
 import math
-import struct
 from collections.abc import Awaitable, Callable
 
-from steersman.host.exec import Exec
 from steersman.host.netlink import AnswersLostError, DumpInterruptedError, Subscription
-from steersman.host.nlmsg import Message, Request, attributes
+from steersman.host.nlmsg import Message
 from steersman.host.threads import to_thread_to_end
+from steersman.modes.ebpf.counts import Expired
 from steersman.modes.ebpf.datapath import Datapath
 from steersman.modes.ebpf.devices import Change
-from steersman.modes.ebpf.netns import NodeNetns
-from steersman.modes.ebpf.tracking import Expired
+from steersman.modes.ebpf.nat_hooks import NatHookGuard
 
-# -- Connections of another mode -------------------------------------------------------------------
-#
-# Connections that netfilter translates, left by another mode when this one takes its place.
-#
-# Their packets pass our programs untouched, and conntrack keeps translating them, but only while
-# somebody has a chain of type nat and a rule about connection states: with the last one the kernel
-# removes its hooks, and connections stall. So two chains without effect stay in a table of nftables
-# until nothing is translated any more.
-
-TABLE = "steersman-hold"
-_CREATE = """\
-add table {family} {table} {{ comment "of steersman's ebpf mode" ; }}
-flush table {family} {table}
-add chain {family} {table} nat {{ type nat hook prerouting priority -100 ; }}
-add chain {family} {table} track {{ type filter hook prerouting priority 0 ; }}
-add rule {family} {table} track ct state established
-"""
-_DELETE = "add table {family} {table}\ndelete table {family} {table}\n"
-_FAMILIES = ("ip", "ip6")
-_CT_GET = 0x101
-_CTA_STATUS = 3
-_TRANSLATED = 0x30  # IPS_SRC_NAT | IPS_DST_NAT
 log = logging.getLogger("steersman.ebpf")
-
-
-class NatHookGuard:
-    """The table that keeps netfilter's hooks registered."""
-
-    def __init__(self, execute: Exec, netns: NodeNetns) -> None:
-        """Touch nothing yet.
-
-        Args:
-            execute: runs nft.
-            netns: network namespace whose conntrack table counts.
-        """
-        self._exec = execute
-        self._netns = netns
-        # None until it is known: an earlier process may have left the table.
-        self._exists: bool | None = None
-
-    async def create(self) -> None:
-        """Create the table if netfilter translates connections now."""
-        if await asyncio.to_thread(self._count_translated):
-            problem = await self._nft(_CREATE)
-            self._exists = not problem
-            if problem:
-                log.warning("ebpf: connections of the previous mode are cut: %s", problem)
-
-    async def remove(self, *, even_if_used: bool = False) -> None:
-        """Remove the table if nothing is translated any more."""
-        if self._exists is None:
-            self._exists = not await self._nft("list table ip {table}\n", families=("ip",))
-        if not self._exists:
-            return
-        if even_if_used or not await asyncio.to_thread(self._count_translated):
-            await self._nft(_DELETE)
-            self._exists = False
-
-    async def _nft(self, template: str, families: tuple[str, ...] = _FAMILIES) -> str:
-        """Run a script for each family; return the error, or "" on success."""
-        script = "".join(template.format(family=family, table=TABLE) for family in families)
-        try:
-            result = await self._exec.run(["nft", "-f", "-"], script.encode())
-        except (OSError, TimeoutError) as error:
-            return f"nft: {error}"
-        return result.message or "nft failed" if result.returncode else ""
-
-    def _count_translated(self) -> int:
-        """Count the connections that netfilter translates; 0 if conntrack does not answer."""
-        # A list that changes while it is read is good enough: any translated connection counts.
-        count = 0
-        try:
-            with self._netns.netfilter() as netlink:
-                for reply in netlink.dump(Request(_CT_GET, bytes(4))):
-                    values = attributes(reply.payload, 4)
-                    (status,) = struct.unpack("!I", values.get(_CTA_STATUS, bytes(4)))
-                    count += bool(status & _TRANSLATED)
-        except DumpInterruptedError:  # the part that was listed counts
-            return count
-        except OSError as error:
-            log.debug("ebpf: conntrack does not answer: %s", error)
-        return count
-
-
-# -- The watcher -----------------------------------------------------------------------------------
-
 _SETTLE = 0.02  # seconds; a new device brings several notifications
 _COLLECT = 30.0  # seconds between two passes over all connections
 _RETRY = 1.0  # seconds before failed work is repeated

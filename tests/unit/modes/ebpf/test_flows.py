@@ -8,9 +8,9 @@ from typing import Any, cast
 
 import pytest
 
-from steersman.modes.ebpf import layout, tracking
+from steersman.modes.ebpf import flows, layout
 from steersman.modes.ebpf.bpf import HashMap
-from steersman.modes.ebpf.tracking import Timeouts, read_timeouts
+from steersman.modes.ebpf.flows import Timeouts, read_timeouts
 
 
 def test_timeouts_are_those_of_netfilter(tmp_path: Path) -> None:
@@ -44,12 +44,12 @@ def entry(
 def connection(ages: tuple[float, float], states: tuple[int, int]) -> list[tuple[bytes, bytes]]:
     """The two entries of a connection that is not masqueraded."""
     return [
-        entry((CLIENT, VIP), tracking.INGRESS, tracking.TO_ENDPOINT, POD, ages[0], states[0]),
-        entry((POD, CLIENT), tracking.EGRESS, tracking.FROM_SERVICE, VIP, ages[1], states[1]),
+        entry((CLIENT, VIP), flows.INGRESS, flows.TO_ENDPOINT, POD, ages[0], states[0]),
+        entry((POD, CLIENT), flows.EGRESS, flows.FROM_SERVICE, VIP, ages[1], states[1]),
     ]
 
 
-OPENING, ESTABLISHED, FINISHED = tracking.OPENING, tracking.ESTABLISHED, tracking.FINISHED
+OPENING, ESTABLISHED, FINISHED = flows.OPENING, flows.ESTABLISHED, flows.FINISHED
 
 
 @pytest.mark.parametrize(
@@ -70,18 +70,18 @@ def test_both_directions_expire_together(
 ) -> None:
     entries = connection(ages, states)
     for (key, _), (other, _) in (entries, entries[::-1]):
-        found = tracking.expired_keys(key, dict(entries).get, TIMEOUTS, NOW)
+        found = flows.expired_keys(key, dict(entries).get, TIMEOUTS, NOW)
         assert found == ((key, other) if expired else ())
 
 
 def test_an_entry_without_its_opposite_expires_alone() -> None:
     (key, value), other = connection((61, 61), (OPENING, OPENING))
-    assert tracking.expired_keys(key, {key: value}.get, TIMEOUTS, NOW) == (key,)
+    assert flows.expired_keys(key, {key: value}.get, TIMEOUTS, NOW) == (key,)
     # An opposite entry of another connection does not count.
-    elsewhere = entry((POD, CLIENT), tracking.EGRESS, tracking.FROM_SERVICE, HOST, 1, OPENING)
+    elsewhere = entry((POD, CLIENT), flows.EGRESS, flows.FROM_SERVICE, HOST, 1, OPENING)
     assert elsewhere[0] == other[0]
-    assert tracking.expired_keys(key, dict([(key, value), elsewhere]).get, TIMEOUTS, NOW) == (key,)
-    assert tracking.expired_keys(other[0], {key: value}.get, TIMEOUTS, NOW) == ()
+    assert flows.expired_keys(key, dict([(key, value), elsewhere]).get, TIMEOUTS, NOW) == (key,)
+    assert flows.expired_keys(other[0], {key: value}.get, TIMEOUTS, NOW) == ()
 
 
 class Busy(dict[bytes, bytes]):
@@ -107,8 +107,8 @@ def test_a_connection_that_is_opened_again_stays(
     entries = connection((61, 61), (OPENING, OPENING))
     many = Busy(entries)
     many.reopened = frozenset([entries[which][0]])
-    assert tracking.collect(cast(HashMap, many), TIMEOUTS) == tracking.Collected(2, 0)
+    assert flows.collect(cast(HashMap, many), TIMEOUTS) == flows.Collected(2, 0)
     assert set(many) == {key for key, _ in entries}
     many = Busy(entries)
-    assert tracking.collect(cast(HashMap, many), TIMEOUTS) == tracking.Collected(0, 2)
+    assert flows.collect(cast(HashMap, many), TIMEOUTS) == flows.Collected(0, 2)
     assert many == {}

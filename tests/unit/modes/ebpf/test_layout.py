@@ -9,8 +9,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from steersman.modes.ebpf import layout
+from steersman.modes.ebpf.flows import EGRESS, TO_ENDPOINT, FlowEntry
 from steersman.modes.ebpf.layout import FrontendValue, Kind
-from steersman.modes.ebpf.tracking import EGRESS, TO_ENDPOINT, FlowEntry
 
 addresses = st.one_of(st.ip_addresses(v=4), st.ip_addresses(v=6)).map(str)
 packed = addresses.map(layout.pack_address)

@@ -10,8 +10,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from steersman.modes.ebpf.bpf import remove_pins
-from steersman.modes.ebpf.datapath import converter
 from steersman.modes.ebpf.loader import Shape
+from steersman.modes.ebpf.migration import converter
 
 FIELDS = {"address": (0, 16), "last": (16, 8), "port": (24, 2), "kind": (26, 1)}
 TURNED = {"kind": (0, 1), "port": (2, 2), "last": (8, 8), "address": (16, 16)}

@@ -15,10 +15,12 @@ from steersman.host.netlink import DumpInterruptedError
 from steersman.host.nlmsg import Message
 from steersman.host.rtnetlink import Interface
 from steersman.modes.ebpf import watcher
+from steersman.modes.ebpf.counts import Expired
 from steersman.modes.ebpf.datapath import Datapath
 from steersman.modes.ebpf.devices import Change, Inventory
-from steersman.modes.ebpf.tracking import Collected, Expired
-from steersman.modes.ebpf.watcher import DeviceWatcher, NatHookGuard
+from steersman.modes.ebpf.flows import Collected
+from steersman.modes.ebpf.nat_hooks import NatHookGuard
+from steersman.modes.ebpf.watcher import DeviceWatcher
 
 NOTHING_EXPIRED = Expired(0, Collected(0, 0))
 NEW_DEVICE = Message(16, 0, 0, b"")

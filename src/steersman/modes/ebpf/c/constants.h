@@ -94,7 +94,7 @@ enum counter {
 	FRAGMENTS,
 	FLOWS_MADE, // entries, not connections
 	FLOWS_ENDED, // by programs; others expire, or are evicted (LRU)
-	FLOWS_EXPIRED, // counted by tracking.py
+	FLOWS_EXPIRED, // counted by counts.py
 	DROPPED_LOOPBACK,
 	PACKET_ACCELERATED,
 	COUNTERS,

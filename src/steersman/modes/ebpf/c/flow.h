@@ -9,7 +9,7 @@
 // Packets of the node itself that were not balanced at a socket have TO_ENDPOINT at egress, and
 // FROM_SERVICE at ingress.
 //
-// tracking.py deletes old entries; if the map is full, the kernel evicts entries (LRU). A flood of
+// flows.py deletes old entries; if the map is full, the kernel evicts entries (LRU). A flood of
 // SYNs must neither evict connections of other clients nor use up the ports for masquerading: at
 // most HALF_OPEN connections are not complete at a time.
 #pragma once

@@ -4,7 +4,7 @@
 // sockets.
 //
 // Programs note the client of a flow before they write it (of the answers to a masqueraded
-// connection, that is this node), and tables.py the addresses of frontends. Several addresses
+// connection, that is this node), and presence.py the addresses of frontends. Several addresses
 // share a place, and a place stays set after the flow has ended: then a packet is looked up for
 // nothing.
 //

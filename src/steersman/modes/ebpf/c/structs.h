@@ -198,7 +198,7 @@ struct fragment {
 };
 
 // A place of the presence filter, shared by several addresses (presence.h). There are two
-// generations of what belongs to flows; tables.py empties one of them.
+// generations of what belongs to flows; presence.py empties one of them.
 struct mark {
 	union {
 		__u8 clients[2];

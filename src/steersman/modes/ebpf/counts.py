@@ -1,0 +1,216 @@
+"""Connections and counters of the programs: expired and stale connections, and totals for metrics.
+
+The programs count in per-CPU maps: `counters` by event, `reached` by frontend, `used` by
+ServicePort and endpoint. Entries of the last two appear with the first connection.
+"""
+
+from __future__ import annotations
+
+import os
+from collections import Counter
+from collections.abc import Callable, Collection, Mapping
+from typing import NamedTuple
+
+from steersman.model.conntrack import Stale
+from steersman.model.names import ServicePortName
+from steersman.model.plan import ServicePlan
+from steersman.model.stats import ConnectionStats, NodeTotals, TrafficCounters, frontend_label
+from steersman.modes.ebpf import layout, render
+from steersman.modes.ebpf.bpf import HashMap, SumMap
+from steersman.modes.ebpf.flows import (
+    Collected,
+    collect,
+    count_open,
+    delete_stale,
+    find_stale,
+    noted,
+    read_timeouts,
+)
+from steersman.modes.ebpf.loader import LoadedObject
+from steersman.modes.ebpf.sockets import Peer, read_peers, stale_peers
+from steersman.modes.ebpf.tables import Tables
+
+
+class FlowTable(NamedTuple):
+    """The state of the map `flows` after a pass over it."""
+
+    entries: int = 0
+    evicted: int = 0
+    """Entries that the kernel has evicted from the full map since it was created."""
+
+
+class Counts:
+    """The maps in which programs count."""
+
+    def __init__(self, maps: Mapping[str, int]) -> None:
+        """Open the maps by descriptors; these stay with their owner."""
+        self._events = SumMap(maps["counters"])
+        self._reached = SumMap(maps["reached"])
+        self._used = SumMap(maps["used"])
+
+    def event(self, name: str) -> int:
+        """Return how often an event of layout.COUNTERS has happened."""
+        return self._events.sum(_event_key(name))
+
+    def add_expired(self, entries: int) -> None:
+        """Count deleted flows; no program writes that counter."""
+        total = self.event("flows_expired") + entries
+        value = total.to_bytes(8, layout.BYTE_ORDER).ljust(self._events.value_size, b"\0")
+        self._events.put(_event_key("flows_expired"), value)
+
+    def after_pass(self, entries: int, made: int, before: FlowTable) -> FlowTable:
+        """Return the state of the map; entries that are missing have been evicted.
+
+        Args:
+            entries: how many are left.
+            made: how many had been made when the pass began. It takes long, so it may or may not
+                have seen later ones.
+            before: the state after the previous pass.
+        """
+        gone = self.event("flows_ended") + self.event("flows_expired")
+        return FlowTable(entries, max(made - gone - entries, before.evicted))
+
+    def delete_unplanned(self, tables: Tables) -> None:
+        """Delete the counts of endpoints and frontends that are gone."""
+        services, present = tables.services, set(tables.services.numbers.values())
+        # By ServicePort, so that its endpoints are read once.
+        used: dict[int, set[bytes]] = {}
+        for key, _ in self._used.items():
+            number, end = layout.MEMBER_KEY.unpack(key)
+            used.setdefault(number, set()).add(end)
+        for number, ends in used.items():
+            kept = set(services.read(number).endpoints()) if number in present else set()
+            self._used.delete_all(layout.MEMBER_KEY.pack(number, end) for end in ends - kept)
+        gone = [key for key, _ in self._reached.items() if not tables.frontends.map.get(key)]
+        self._reached.delete_all(gone)
+
+
+def _event_key(name: str) -> bytes:
+    return layout.number_key(layout.COUNTERS.index(name))
+
+
+class StaleConnections(NamedTuple):
+    """Connections that were stale when the maps were read."""
+
+    peers: tuple[Peer, ...]
+    flows: tuple[bytes, ...]
+    """Keys of the map `flows`."""
+
+    def __bool__(self) -> bool:
+        return bool(self.peers or self.flows)
+
+
+class Expired(NamedTuple):
+    """Result of deleting expired connections."""
+
+    made: int
+    """Connections made before the pass."""
+    collected: Collected
+
+
+class Tracking:
+    """Connections and counters in the maps of one object."""
+
+    def __init__(self, loaded: LoadedObject, tables: Tables) -> None:
+        """Open maps that stay with their owner."""
+        self._tables = tables
+        self._counts = Counts(loaded.maps)
+        self._flows = HashMap(loaded.maps["flows"])
+        self._maps = loaded.maps
+        self._state = FlowTable()
+
+    def prepare_expiry(self) -> Callable[[], Expired]:
+        """Return a function that deletes the expired connections.
+
+        It may take a second if there are many, and has its own descriptor: syncs may run at the
+        same time, and the mode may be closed.
+        """
+        made, copy = self._counts.event("flows_made"), HashMap(os.dup(self._flows.fd))
+
+        def expire() -> Expired:
+            try:
+                return Expired(made, collect(copy, read_timeouts()))
+            finally:
+                copy.close()
+
+        return expire
+
+    def note_expired(self, expired: Expired) -> None:
+        """Count expired connections, delete counts without owners, and renew the filter."""
+        entries, deleted = expired.collected
+        self._counts.add_expired(deleted)
+        self._state = self._counts.after_pass(entries, expired.made, self._state)
+        self._counts.delete_unplanned(self._tables)
+        self._tables.presence.renew(lambda: noted(self._flows), entries)
+
+    def trust_filter(self) -> None:
+        """Make programs rely on the presence filter: all of them write it now."""
+        self._tables.presence.trust(noted(self._flows))
+
+    def prepare_stats(self, plans: Collection[ServicePlan]) -> Callable[[], ConnectionStats]:
+        """Return a function that reads the counts by ServicePort, without zeros.
+
+        It has its own descriptors, as that of `prepare_expiry`.
+        """
+        services = self._tables.services
+        reached_map = SumMap(os.dup(self._maps["reached"]))
+        used_map = SumMap(os.dup(self._maps["used"]))
+
+        def read() -> ConnectionStats:
+            try:
+                reached = {key: values[0] for key, values in reached_map.sums()}
+                used: dict[int, dict[bytes, tuple[int, ...]]] = {}
+                for key, tally in used_map.sums():
+                    number, end = layout.MEMBER_KEY.unpack(key)
+                    used.setdefault(number, {})[end] = tally
+            finally:
+                reached_map.close()
+                used_map.close()
+            # The maps have entries for used endpoints only, often few: visit plans with these.
+            frontends: Counter[tuple[ServicePortName, str]] = Counter()
+            endpoints: dict[tuple[ServicePortName, str], tuple[int, ...]] = {}
+            for plan in plans if used or reached else ():
+                name = plan.key.name
+                for frontend in plan.frontends if reached else ():
+                    if count := reached.get(render.frontend_key(plan, frontend)):
+                        frontends[name, frontend_label(frontend)] += count
+                number = services.numbers.get(layout.service_name(plan.key)) if used else None
+                tallies = used.get(number) if number is not None else None
+                for endpoint in plan.reachable if tallies else ():
+                    if tallies and (own := tallies.get(layout.pack_endpoint(endpoint))):
+                        endpoints[name, str(endpoint)] = own
+            return ConnectionStats(
+                frontends,
+                {name: tally[0] for name, tally in endpoints.items()},
+                traffic_by_endpoint={
+                    name: TrafficCounters(*tally[1:]) for name, tally in endpoints.items()
+                },
+            )
+
+        return read
+
+    def totals(self) -> NodeTotals:
+        """Return the counts of the whole node."""
+        events = {name: self._counts.event(name) for name in layout.COUNTERS}
+        return NodeTotals(
+            events=events | {"flows_evicted": self._state.evicted},
+            tables={"flows": (self._state.entries, self._flows.capacity)},
+        )
+
+    def count_open(self) -> int:
+        """Count the connections that have not ended."""
+        return count_open(self._flows, read_timeouts())
+
+    def find_stale(self, stale: Stale) -> StaleConnections:
+        """Find stale connections."""
+        peers = tuple(stale_peers(read_peers(self._maps), stale))
+        return StaleConnections(peers, find_stale(self._flows, stale))
+
+    def delete_stale(
+        self, found: StaleConnections, stale: Stale
+    ) -> tuple[int, set[tuple[int, bytes]]]:
+        """Delete connections that are still stale; return their number, and sockets to destroy."""
+        sockets = {(peer.cookie, peer.endpoint) for peer in stale_peers(found.peers, stale)}
+        removed = delete_stale(self._flows, found.flows, stale)
+        self._counts.add_expired(removed.entries)
+        return removed.connections, sockets
