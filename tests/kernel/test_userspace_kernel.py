@@ -22,7 +22,7 @@ from steersman.model.ruleset import diff
 from steersman.modes.registry import create
 from steersman.modes.specs import ModeOptions
 from steersman.modes.userspace.core import UserspaceMode, UserspaceOptions
-from steersman.modes.userspace.direct_portals import DEFAULT_INTERFACE
+from steersman.modes.userspace.direct_portals import DEFAULT_INTERFACE, LinuxAddresses
 from tests.support.lab.namespace import sh
 from tests.support.lab.userspace import userspace_mode
 from tests.support.lab.userspace_node import (
@@ -220,6 +220,31 @@ def test_direct_portals_on_an_interface_of_our_own() -> None:
         await mode.apply(diff(await mode.read(), {}))
         assert VIP not in sh(f"ip addr show dev {DEFAULT_INTERFACE}")
         await mode.aclose()
+
+    on_a_node(body)
+
+
+def test_one_program_adds_and_removes_any_number_of_addresses() -> None:
+    async def body(_: Endpoint) -> None:
+        class Counting(SubprocessExec):
+            runs = 0
+
+            async def run(
+                self, argv: Sequence[str], stdin: bytes = b"", *, timeout: float = 60.0
+            ) -> Result:
+                self.runs += 1
+                return await super().run(argv, stdin, timeout=timeout)
+
+        execute = Counting()
+        device = LinuxAddresses(execute)
+        some = [f"10.97.{n // 250}.{n % 250}" for n in range(500)] + ["fd00:97::1"]
+        await device.add(some)
+        assert await device.present() == frozenset(some)
+        with pytest.raises(ApplyError, match="cannot be added to kube-portals"):
+            await device.add(["10.98.0.1", "10.98.0.300"])
+        await device.remove([*some, "10.98.0.1", "10.98.0.2"])
+        assert await device.present() == frozenset()
+        assert execute.runs < 12
 
     on_a_node(body)
 

@@ -19,7 +19,7 @@ import socket
 import struct
 from array import array
 from collections.abc import Iterator, Sequence
-from contextlib import suppress
+from contextlib import ExitStack, suppress
 from typing import NamedTuple, NoReturn, Self
 
 from steersman.host.nlmsg import (
@@ -72,19 +72,22 @@ class AnswersLostError(NetlinkError):
 
 def open_socket(protocol: int, buffer: int) -> socket.socket:
     """Open a socket of a netlink protocol with buffers of this many bytes."""
-    sock = socket.socket(socket.AF_NETLINK, socket.SOCK_RAW | socket.SOCK_CLOEXEC, protocol)
-    for force, plain in (
-        (_SO_RCVBUFFORCE, socket.SO_RCVBUF),
-        (_SO_SNDBUFFORCE, socket.SO_SNDBUF),
-    ):
-        try:
-            sock.setsockopt(socket.SOL_SOCKET, force, buffer)
-        except PermissionError:  # without CAP_NET_ADMIN: at most rmem_max
-            sock.setsockopt(socket.SOL_SOCKET, plain, buffer)
-    for option in (_NETLINK_EXT_ACK, _NETLINK_CAP_ACK):
-        with suppress(OSError):  # before 4.12 and 4.3: no explanations, whole messages repeated
-            sock.setsockopt(_SOL_NETLINK, option, 1)
-    sock.bind((0, 0))
+    with ExitStack() as undo:
+        kind = socket.SOCK_RAW | socket.SOCK_CLOEXEC
+        sock = undo.enter_context(socket.socket(socket.AF_NETLINK, kind, protocol))
+        for force, plain in (
+            (_SO_RCVBUFFORCE, socket.SO_RCVBUF),
+            (_SO_SNDBUFFORCE, socket.SO_SNDBUF),
+        ):
+            try:
+                sock.setsockopt(socket.SOL_SOCKET, force, buffer)
+            except PermissionError:  # without CAP_NET_ADMIN: at most rmem_max
+                sock.setsockopt(socket.SOL_SOCKET, plain, buffer)
+        for option in (_NETLINK_EXT_ACK, _NETLINK_CAP_ACK):
+            with suppress(OSError):  # before 4.12 and 4.3: no explanations, whole messages repeated
+                sock.setsockopt(_SOL_NETLINK, option, 1)
+        sock.bind((0, 0))
+        undo.pop_all()
     return sock
 
 
@@ -260,15 +263,18 @@ class Subscription:
             buffer: bytes of notifications that may wait.
             wanted: a classic BPF program; the kernel drops messages for which it returns 0.
         """
-        self._socket = open_socket(protocol, buffer)
-        self._socket.setblocking(False)
-        # The filter comes before the groups: no unwanted message is ever queued.
-        if wanted:
-            program = array("B", b"".join(struct.pack("=HBBI", *each) for each in wanted))
-            filter_ = struct.pack("@HP", len(wanted), program.buffer_info()[0])  # sock_fprog
-            self._socket.setsockopt(socket.SOL_SOCKET, _SO_ATTACH_FILTER, filter_)
-        for group in groups:
-            self._socket.setsockopt(_SOL_NETLINK, _NETLINK_ADD_MEMBERSHIP, group)
+        with ExitStack() as undo:
+            self._socket = open_socket(protocol, buffer)
+            undo.callback(self._socket.close)
+            self._socket.setblocking(False)
+            # The filter comes before the groups: no unwanted message is ever queued.
+            if wanted:
+                program = array("B", b"".join(struct.pack("=HBBI", *each) for each in wanted))
+                filter_ = struct.pack("@HP", len(wanted), program.buffer_info()[0])  # sock_fprog
+                self._socket.setsockopt(socket.SOL_SOCKET, _SO_ATTACH_FILTER, filter_)
+            for group in groups:
+                self._socket.setsockopt(_SOL_NETLINK, _NETLINK_ADD_MEMBERSHIP, group)
+            undo.pop_all()
 
     def __enter__(self) -> Self:
         return self

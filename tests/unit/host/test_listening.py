@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import socket
+import sys
 from pathlib import Path
 
-from steersman.host.listening import ListeningSocket, listening_sockets
+import pytest
+
+from steersman.host.listening import ListeningSocket, listening_sockets, sockets
 from steersman.model.names import Protocol
 
 
@@ -37,3 +40,19 @@ def test_connected_sockets_and_broken_rows_do_not_count(tmp_path: Path) -> None:
         ListeningSocket(Protocol.TCP, "127.0.0.1", 8080): 4242,
         ListeningSocket(Protocol.UDP, "::1", 53): 77,
     }
+
+
+@pytest.mark.skipif(sys.byteorder != "little", reason="/proc has native words")
+@pytest.mark.parametrize(
+    ("text", "address"),
+    [
+        ("0100007F:0050", ("127.0.0.1", 80)),
+        ("00000000000000000000000001000000:1F90", ("::1", 8080)),
+        ("0000000000000000FFFF00000100007F:0001", ("127.0.0.1", 1)),
+    ],
+)
+def test_addresses(tmp_path: Path, text: str, address: tuple[str, int]) -> None:
+    (tmp_path / "net").mkdir()
+    row = f"0: {text} 00000000:0000 0A 0:0 00:0 0 0 0 7 1"
+    (tmp_path / "net/tcp").write_text(f"head\n{row}\n")
+    assert [each.local for each in sockets(proc=tmp_path)] == [address]

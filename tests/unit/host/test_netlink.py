@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+import os
 import struct
 from collections.abc import Sequence
 
@@ -191,3 +192,12 @@ def test_sequences_never_repeat_and_the_socket_is_closed(script: list[Socket]) -
         link.batch([Request(OBJECT, b""), Request(OBJECT, b"", NLM_F_ACK)])
         assert [m.sequence for sent in script[0].sent for m in messages(sent)] == [1, 2, 3]
     assert script[0].closed
+
+
+@pytest.mark.parametrize(("buffer", "group"), [(1 << 40, 1), (4096, 1 << 24)])
+def test_a_socket_that_cannot_be_set_up_is_closed(buffer: int, group: int) -> None:
+    before = os.listdir("/proc/self/fd")
+    with pytest.raises((OSError, TypeError)) as caught:
+        Subscription(netlink.NETLINK_ROUTE, [group], buffer=buffer)
+    assert os.listdir("/proc/self/fd") == before
+    del caught  # until here its frames would have kept an open socket

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import json
 from abc import ABC, abstractmethod
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping
 
 from steersman.host.exec import Exec, Result, run_program
 from steersman.host.facts import has_interface
@@ -37,6 +37,7 @@ _ONLY_OWN = (
     "addresses may be added; run it as root, without --userspace-portals=none, for all."
 )
 DEFAULT_INTERFACE = "kube-portals"
+_TIMEOUT = 60.0  # seconds; 10,000 addresses take one or two
 _KINDS = ("dummy", "bridge")
 """Kinds of interfaces that lead nowhere; a kernel may lack the first one."""
 
@@ -61,16 +62,16 @@ class Addresses(ABC):
         """
 
     @abstractmethod
-    async def add(self, address: str) -> None:
-        """Add an address that can be bound at once. Idempotent.
+    async def add(self, addresses: Collection[str]) -> None:
+        """Add addresses that can be bound at once. Idempotent.
 
         Raises:
-            ApplyError: it is refused.
+            ApplyError: one is refused; those before it may have been added.
         """
 
     @abstractmethod
-    async def remove(self, address: str) -> None:
-        """Remove an address. Idempotent."""
+    async def remove(self, addresses: Collection[str]) -> None:
+        """Remove addresses. Idempotent."""
 
 
 class LinuxAddresses(Addresses):
@@ -107,18 +108,25 @@ class LinuxAddresses(Addresses):
         found = {address for text in texts if (address := canonical_ip(text))}
         return frozenset(a for a in found if not a.startswith("fe80:"))
 
-    async def add(self, address: str) -> None:
-        """Add an address without duplicate address detection, which would delay its use."""
+    async def add(self, addresses: Collection[str]) -> None:
+        """Add addresses without duplicate address detection, which would delay their use."""
         await self._create()
-        family = family_of(address)
-        quick = ("nodad",) if family is Family.IPV6 else ()
-        words = ("address", "replace", f"{address}/{family.bits}", "dev", self.interface, *quick)
-        _check(await self._ip(*words), f"address {address} cannot be added to {self.interface}")
+        result = await self._batch("replace", addresses)
+        _check(result, f"addresses cannot be added to {self.interface}")
 
-    async def remove(self, address: str) -> None:
-        """Remove an address."""
-        words = ("address", "del", f"{address}/{family_of(address).bits}", "dev", self.interface)
-        await self._ip(*words)
+    async def remove(self, addresses: Collection[str]) -> None:
+        """Remove addresses; those that are gone already are no error."""
+        await self._batch("del", addresses)
+
+    async def _batch(self, verb: str, addresses: Collection[str]) -> Result:
+        """Change any number of addresses by one process."""
+        lines = []
+        for address in addresses:
+            family = family_of(address)
+            nodad = " nodad" if family is Family.IPV6 else ""
+            lines.append(f"address {verb} {address}/{family.bits} dev {self.interface}{nodad}\n")
+        keep_going = ("-force",) if verb == "del" else ()
+        return await self._ip(*keep_going, "-batch", "-", stdin="".join(lines))
 
     async def _create(self) -> None:
         if self._created:
@@ -137,9 +145,9 @@ class LinuxAddresses(Addresses):
     async def _exists(self) -> bool:
         return not (await self._ip("link", "show", "dev", self.interface)).returncode
 
-    async def _ip(self, *words: str) -> Result:
-        argv = ["ip", *words]
-        return await run_program(self._execute, argv, package="iproute2", timeout=10.0)
+    async def _ip(self, *words: str, stdin: str = "") -> Result:
+        argv, data = ["ip", *words], stdin.encode()
+        return await run_program(self._execute, argv, data, package="iproute2", timeout=_TIMEOUT)
 
 
 def _check(result: Result, problem: str) -> None:
@@ -230,8 +238,8 @@ class DirectPortals(LocalPortals):
         before = _service_addresses({**proxy.listeners, **self._refusing})
         fresh = _service_addresses({**listeners_of(change), **portals_of(change)})
         try:
-            for address in sorted(fresh):
-                await self._addresses.add(address)
+            if fresh:
+                await self._addresses.add(sorted(fresh))
             await super().apply(change, proxy)
         except (ApplyError, BusyError):
             # On an interface of our own another process may need them; `read` finds the strays.
@@ -245,8 +253,8 @@ class DirectPortals(LocalPortals):
         self, addresses: Iterable[str], listeners: Iterable[FrontendKey]
     ) -> None:
         needed = _service_addresses([*listeners, *self._refusing])
-        for address in sorted(set(addresses) - needed):
-            await self._addresses.remove(address)
+        if unneeded := sorted(set(addresses) - needed):
+            await self._addresses.remove(unneeded)
 
     def find_leftovers(self, families: Iterable[Family]) -> str:
         """Look for an interface of our own."""

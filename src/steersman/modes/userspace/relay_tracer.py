@@ -8,36 +8,21 @@ from __future__ import annotations
 
 import asyncio
 import os
-import struct
 import time
 from contextlib import suppress
-from ipaddress import ip_address
 from pathlib import Path
-from typing import NamedTuple
 
 from steersman.host.exec import Exec
+from steersman.host.listening import sockets
 from steersman.model.addresses import join_host_port
-from steersman.model.names import Protocol
 from steersman.model.tracing import TraceStep, WatchedFlow
 from steersman.modes.netfilter_tracer import NetfilterTracer
 
 _DIALLED_WITHIN = 2.0  # seconds
 _PAUSE = 0.02
-_SYN_SENT, _UNCONNECTED_UDP, _LISTENING = 0x02, 0x07, 0x0A  # states, of linux/tcp_states.h
-_FILES = {Protocol.TCP: ("tcp", "tcp6"), Protocol.UDP: ("udp", "udp6")}
+_SYN_SENT = 0x02  # a state of linux/tcp_states.h
 _TABLE = " kube-portals"
 _CHAINS = "KUBE-PORTALS-"
-
-
-class Socket(NamedTuple):
-    """A line of /proc/net/tcp or udp."""
-
-    inode: int
-    local_port: int
-    remote: str
-    remote_port: int
-    """0 if it is not connected."""
-    state: int
 
 
 class RelayTracer(NetfilterTracer):
@@ -54,7 +39,7 @@ class RelayTracer(NetfilterTracer):
 
     async def start(self, flow: WatchedFlow) -> None:
         """Remember the sockets of this node, then follow the first packet."""
-        self._before = frozenset(each.inode for each in read_sockets(flow.protocol))
+        self._before = frozenset(each.inode for each in sockets((flow.protocol,)))
         await super().start(flow)
 
     async def steps(self) -> tuple[TraceStep, ...]:
@@ -79,13 +64,11 @@ class RelayTracer(NetfilterTracer):
     def _dialled(self, port: int) -> tuple[TraceStep, ...]:
         """Return the connections that the process behind a port has opened since `start`."""
         assert self.flow is not None
-        sockets = read_sockets(self.flow.protocol)
+        every = list(sockets((self.flow.protocol,)))
         listeners = {
             each.inode
-            for each in sockets
-            if each.local_port == port
-            and not each.remote_port
-            and each.state in (_LISTENING, _UNCONNECTED_UDP)
+            for each in every
+            if each.local[1] == port and not each.remote[1] and each.is_listening
         }
         process = find_process(listeners)
         if process is None:
@@ -94,46 +77,23 @@ class RelayTracer(NetfilterTracer):
         client = self.flow.source, self.flow.source_port
         found = [
             each
-            for each in sockets
+            for each in every
             if each.inode in inodes - self._before
-            and each.remote_port
-            and each.local_port not in (port, self.flow.source_port)  # nor the client's own end
-            and (each.remote, each.remote_port) != client
+            and each.remote[1]
+            and each.local[1] not in (port, self.flow.source_port)  # nor the client's own end
+            and each.remote != client
         ]
         return tuple(
             TraceStep(
                 hook="proxy",
                 chain=name,
-                rule=f"connects to {join_host_port(each.remote, each.remote_port)}",
+                rule=f"connects to {join_host_port(*each.remote)}",
                 verdict="connecting" if each.state == _SYN_SENT else "connected",
                 note="" if len(found) == 1 else f"one of {len(found)} opened meanwhile",
-                endpoint=join_host_port(each.remote, each.remote_port),
+                endpoint=join_host_port(*each.remote),
             )
             for each in sorted(found)
         )
-
-
-def read_sockets(protocol: Protocol, proc: Path = Path("/proc")) -> list[Socket]:
-    """Return the sockets of a protocol in the network namespace of this thread. Blocks."""
-    found = []
-    for name in _FILES.get(protocol, ()):
-        with suppress(OSError):  # without IPv6
-            for line in (proc / "thread-self/net" / name).read_text().splitlines()[1:]:
-                words = line.split()
-                remote, remote_port = parse_address(words[2])
-                state = int(words[3], 16)
-                local_port = parse_address(words[1])[1]
-                found.append(Socket(int(words[9]), local_port, remote, remote_port, state))
-    return found
-
-
-def parse_address(text: str) -> tuple[str, int]:
-    """Read `0100007F:0050`: words of 32 bits in the machine's byte order, and the port."""
-    address, _, port = text.partition(":")
-    words = [int(address[at : at + 8], 16) for at in range(0, len(address), 8)]
-    parsed = ip_address(struct.pack(f"={len(words)}I", *words))
-    mapped = getattr(parsed, "ipv4_mapped", None)
-    return str(mapped or parsed), int(port, 16)
 
 
 def find_process(inodes: set[int], proc: Path = Path("/proc")) -> tuple[str, frozenset[int]] | None:

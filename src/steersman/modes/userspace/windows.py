@@ -8,6 +8,7 @@ from __future__ import annotations
 import asyncio
 import os
 import re
+from collections.abc import Collection
 
 from steersman.host.exec import Exec, Result
 from steersman.host.windows import (
@@ -77,8 +78,12 @@ class NetshAddresses(Addresses):
             found |= await self._present(family)
         return frozenset(found)
 
-    async def add(self, address: str) -> None:
-        """Add an address without a network, so that nothing else is routed there; wait for it."""
+    async def add(self, addresses: Collection[str]) -> None:
+        """Add addresses without a network, so that nothing else is routed there; wait for them."""
+        for address in addresses:
+            await self._add(address)
+
+    async def _add(self, address: str) -> None:
         family = family_of(address)
         if address in await self._present(family):
             return
@@ -97,9 +102,10 @@ class NetshAddresses(Addresses):
             await asyncio.sleep(self._poll_seconds)
         raise BusyError(f"netsh: {address} does not appear on {self.interface!r}")
 
-    async def remove(self, address: str) -> None:
-        """Remove an address."""
-        await self._netsh(family_of(address), "delete", f"address={address}")
+    async def remove(self, addresses: Collection[str]) -> None:
+        """Remove addresses."""
+        for address in addresses:
+            await self._netsh(family_of(address), "delete", f"address={address}")
 
     async def _present(self, family: Family) -> set[str]:
         result = await self._netsh(family, "show")

@@ -9,22 +9,11 @@ from pathlib import Path
 
 import pytest
 
+from steersman.host.listening import sockets
 from steersman.model.names import Protocol
-from steersman.modes.userspace.relay_tracer import find_process, parse_address, read_sockets
+from steersman.modes.userspace.relay_tracer import find_process
 
 pytestmark = pytest.mark.skipif(sys.byteorder != "little", reason="/proc has native words")
-
-
-@pytest.mark.parametrize(
-    ("text", "address"),
-    [
-        ("0100007F:0050", ("127.0.0.1", 80)),
-        ("00000000000000000000000001000000:1F90", ("::1", 8080)),
-        ("0000000000000000FFFF00000100007F:0001", ("127.0.0.1", 1)),
-    ],
-)
-def test_addresses(text: str, address: tuple[str, int]) -> None:
-    assert parse_address(text) == address
 
 
 def test_a_connection_is_found_with_its_process() -> None:
@@ -35,9 +24,8 @@ def test_a_connection_is_found_with_its_process() -> None:
         port = server.getsockname()[1]
         (found,) = [
             each
-            for each in read_sockets(Protocol.TCP)
-            if (each.remote, each.remote_port) == ("127.0.0.1", port)
-            and each.local_port == client.getsockname()[1]
+            for each in sockets((Protocol.TCP,))
+            if each.remote == ("127.0.0.1", port) and each.local == client.getsockname()
         ]
         process = find_process({found.inode})
     assert process is not None
@@ -46,8 +34,8 @@ def test_a_connection_is_found_with_its_process() -> None:
 
 
 def test_nothing_is_found_where_nothing_is(tmp_path: Path) -> None:
-    assert read_sockets(Protocol.SCTP) == []
-    assert read_sockets(Protocol.TCP, tmp_path) == []
+    assert not list(sockets((Protocol.SCTP,)))
+    assert not list(sockets((Protocol.TCP,), tmp_path))
     assert find_process({1}, tmp_path) is None
 
 

@@ -219,7 +219,7 @@ async def test_a_refusal_of_netsh_is_an_error_with_its_output() -> None:
     netsh = Netsh()
     netsh.refuse = "add"
     with pytest.raises(ApplyError, match="already exists"):
-        await NetshAddresses(netsh, poll_seconds=0).add(VIP)
+        await NetshAddresses(netsh, poll_seconds=0).add([VIP])
     netsh.refuse = "show"
     support = await NetshAddresses(netsh).probe()
     assert not support.usable
@@ -228,7 +228,7 @@ async def test_a_refusal_of_netsh_is_an_error_with_its_output() -> None:
 
 async def test_an_address_that_never_appears_is_tried_again_later() -> None:
     with pytest.raises(BusyError, match="does not appear"):
-        await NetshAddresses(Netsh(delay=1000), poll_seconds=0).add(VIP)
+        await NetshAddresses(Netsh(delay=1000), poll_seconds=0).add([VIP])
 
 
 async def test_the_mode_cannot_run_without_netsh() -> None:
@@ -250,7 +250,7 @@ def test_the_interface_can_be_named() -> None:
 
 async def test_ipv6_has_its_own_words() -> None:
     netsh = Netsh()
-    await NetshAddresses(netsh, "E", poll_seconds=0).add("fd00::1")
+    await NetshAddresses(netsh, "E", poll_seconds=0).add(["fd00::1"])
     assert [
         "netsh",
         "interface",
