@@ -4,7 +4,7 @@
 from __future__ import annotations
 
 import subprocess
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import Iterator
 from itertools import count
 from random import Random
 
@@ -286,66 +286,6 @@ async def test_a_refused_batch_changes_nothing(
     with pytest.raises(ApplyError, match="KUBE-"):
         await mode.apply(diff(await mode.read(), want))
     assert saved(inside, variant) == before
-
-
-async def parts(*rulesets: Ruleset, error: Exception | None = None) -> AsyncIterator[Ruleset]:
-    for ruleset in rulesets:
-        yield ruleset
-    if error:
-        raise error
-
-
-@pytest.mark.parametrize("families", [(Family.IPV4, Family.IPV6), (Family.IPV6,)])
-async def test_a_kernel_is_filled_part_by_part_with_the_same_rules(
-    inside: Namespace, families: tuple[Family, ...]
-) -> None:
-    """iptables-legacy-restore reads the first rules while others are rendered."""
-    mode = IptablesMode(inside.execute, IptablesOptions(variant="legacy"))
-    await mode.probe()
-    assert mode.fills
-    settings = replace(SETTINGS, split_dispatch=True, families=families)
-    plans = [one for one in some_plans(11, 40) if one.key.family in families]
-    plans.sort(key=lambda one: not mode.comes_first(one))
-    early = sum(map(mode.comes_first, plans))
-    assert 0 < early < len(plans) - 5
-    ruled = [mode.render_service(one, settings) for one in plans]
-    first = {**mode.render_node(settings)}
-    for each in ruled[:early]:
-        first.update(each)
-    await mode.fill(diff(await mode.read(), first), parts(*ruled[early:]))
-    assert await mode.read() == rendered(mode, settings, *plans)
-    with namespace() as other:
-        applied = IptablesMode(other.execute, IptablesOptions(variant="legacy"))
-        await start(applied, rendered(mode, settings, *plans))
-        assert sorted(saved(inside, "legacy").split("\n")) == sorted(
-            saved(other, "legacy").split("\n")
-        )
-
-
-@pytest.mark.parametrize("error", [None, ApplyError("two claims")], ids=["refused", "not made"])
-async def test_a_fill_that_fails_leaves_no_service_and_is_done_by_apply(
-    inside: Namespace, error: Exception | None
-) -> None:
-    """The rules of nat come into force at the end of the last part, or not at all."""
-    mode = IptablesMode(inside.execute, IptablesOptions(variant="legacy"))
-    await mode.probe()
-    want = rendered(mode, SETTINGS, simple(1), simple(2))
-    bad = {} if error else mode.render_service(poison(), SETTINGS)
-    rest = parts(mode.render_service(simple(1), SETTINGS), bad, error=error)
-    with pytest.raises(ApplyError, match="two claims" if error else "iptables-legacy-restore: .*"):
-        await mode.fill(diff({}, rendered(mode)), rest)
-    assert not [key for key in await mode.read() if key[1] == "nat"]
-    await mode.apply(diff(await mode.read(), want))
-    assert await mode.read() == want
-
-
-async def test_no_rule_of_filter_comes_after_the_first_part(inside: Namespace) -> None:
-    mode = IptablesMode(inside.execute, IptablesOptions(variant="legacy"))
-    await mode.probe()
-    blocked = next(one for one in some_plans(11, 40) if mode.comes_first(one))
-    with pytest.raises(ApplyError, match="filter"):
-        await mode.fill(diff({}, rendered(mode)), parts(mode.render_service(blocked, SETTINGS)))
-    assert not [key for key in await mode.read() if key[1] == "nat"]
 
 
 async def test_any_part_of_a_diff_can_be_applied(mode: IptablesMode) -> None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Coroutine, Hashable, Iterator
+from collections.abc import Coroutine, Hashable
 from typing import Any
 
 import pytest
@@ -44,9 +44,8 @@ STEPS = st.lists(
 class FaultyMode(MemoryMode):
     """A kernel that fails in every way, one fault a call; events can come while it works."""
 
-    def __init__(self, fills: bool = False) -> None:
+    def __init__(self) -> None:
         super().__init__()
-        self._fills = fills
         self.faults: list[str] = []
         self.meddled = False
         self.writes = 0
@@ -84,19 +83,6 @@ class FaultyMode(MemoryMode):
     async def fingerprint(self) -> Hashable | None:
         await self._fail(self._fault())
         return self.writes
-
-    @property
-    def fills(self) -> bool:
-        return self._fills
-
-    def comes_first(self, plan: ServicePlan) -> bool:
-        return plan.key.name.service == "s2"
-
-    async def fill(self, first: Diff, rest: AsyncIterator[Ruleset]) -> None:
-        async for part in rest:
-            await self._fail(self._fault())
-            first.added.update(part)
-        await self.apply(first)
 
     async def apply(self, change: Diff) -> None:
         fault = self._fault()
@@ -146,26 +132,17 @@ async def settle(world: World) -> None:
     raise AssertionError("there is always something to do")
 
 
-def started(fills: bool = False) -> World:
+def started() -> World:
     world = World()
-    world.mode = FaultyMode(fills)
+    world.mode = FaultyMode()
     world.start()
     return world
 
 
-@pytest.fixture(autouse=True, scope="module")
-def small_parts() -> Iterator[None]:
-    """An empty kernel is filled in parts of one or two Services, if the mode does that."""
-    with pytest.MonkeyPatch.context() as patch_:
-        patch_.setattr("steersman.run.sync.sync._FILL_FROM", 1)
-        patch_.setattr("steersman.run.sync.renderer._FIRST_PART", 1)
-        yield
-
-
-@given(STEPS, st.booleans())
-def test_what_is_owed_is_written_whatever_failed_before(steps: Any, fills: bool) -> None:
+@given(STEPS)
+def test_what_is_owed_is_written_whatever_failed_before(steps: Any) -> None:
     async def body() -> None:
-        world, facts = started(fills), [FACTS]
+        world, facts = started(), [FACTS]
         mode = world.mode
         assert isinstance(mode, FaultyMode)
         for events, suspected, faults in steps:
@@ -188,12 +165,10 @@ def test_what_is_owed_is_written_whatever_failed_before(steps: Any, fills: bool)
     asyncio.run(body())
 
 
-@given(STEPS, st.booleans())
-def test_without_meddling_and_refusals_no_comparison_has_to_be_asked_for(
-    steps: Any, fills: bool
-) -> None:
+@given(STEPS)
+def test_without_meddling_and_refusals_no_comparison_has_to_be_asked_for(steps: Any) -> None:
     async def body() -> None:
-        world, facts = started(fills), [FACTS]
+        world, facts = started(), [FACTS]
         mode = world.mode
         assert isinstance(mode, FaultyMode)
         for events, _, faults in steps:
@@ -209,13 +184,10 @@ def test_without_meddling_and_refusals_no_comparison_has_to_be_asked_for(
 
 @given(
     st.lists(st.tuples(st.lists(EVENTS, max_size=3), st.integers(0, 40)), max_size=6),
-    st.booleans(),
 )
-def test_a_run_can_be_cancelled_at_any_await_while_the_world_moves_on(
-    steps: Any, fills: bool
-) -> None:
+def test_a_run_can_be_cancelled_at_any_await_while_the_world_moves_on(steps: Any) -> None:
     async def body() -> None:
-        world, facts = started(fills), [FACTS]
+        world, facts = started(), [FACTS]
         with pytest.MonkeyPatch.context() as patch_:
             patch_.setattr("steersman.compile.planner._SLICE", 0)  # yields after each Service
             patch_.setattr("steersman.run.sync.renderer._SLICE", 0)

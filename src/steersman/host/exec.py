@@ -118,46 +118,6 @@ class SubprocessExec:
         assert process.returncode is not None
         return Result(process.returncode, stdout, stderr, process.pid)
 
-    async def feed(
-        self, argv: Sequence[str], pieces: AsyncIterator[bytes], *, timeout: float = 60.0
-    ) -> Result:
-        """Run a program that reads its input while that is made.
-
-        A program that ends early gets no more. If `pieces` raises, or the caller is cancelled
-        before their end, it is killed: it must not take a part of its input for the whole.
-
-        Args:
-            argv: the program and its arguments.
-            pieces: its standard input. The next one is asked for while it reads the last one.
-            timeout: seconds after the last piece after which it is killed.
-
-        Raises:
-            OSError: as `Exec.run`; and whatever `pieces` raises.
-        """
-        process = await self._start(argv, fed=True)
-        stdin, stdout, stderr = process.stdin, process.stdout, process.stderr
-        assert stdin
-        assert stdout
-        assert stderr
-
-        async def communicate() -> tuple[bytes, bytes]:
-            out, error = await asyncio.gather(stdout.read(), stderr.read())
-            await process.wait()
-            return out, error
-
-        talk = asyncio.ensure_future(communicate())
-        async with _ended(argv[0], process, talk):
-            async for piece in pieces:
-                try:
-                    await stdin.drain()
-                except ConnectionError:  # it has ended; its message says why
-                    break
-                stdin.write(piece)
-            stdin.close()
-            out, error = await _said(argv[0], talk, timeout, writer=True)
-        assert process.returncode is not None
-        return Result(process.returncode, out, error, process.pid)
-
     async def _start(self, argv: Sequence[str], *, fed: bool) -> asyncio.subprocess.Process:
         # `process_group`, unlike a `preexec_fn`, does not rule vfork out.
         group: dict[str, Any] = {} if sys.platform == "win32" else {"process_group": 0}
@@ -293,7 +253,7 @@ _KILLED = {9: "SIGKILL", 15: "SIGTERM"}
 async def run_program(
     execute: Exec,
     argv: Sequence[str],
-    stdin: bytes | AsyncIterator[bytes] = b"",
+    stdin: bytes = b"",
     *,
     package: str,
     timeout: float = 60.0,
@@ -303,7 +263,7 @@ async def run_program(
     Args:
         execute: runs programs.
         argv: the program and its arguments.
-        stdin: what it reads; pieces of it for a SubprocessExec only, see `SubprocessExec.feed`.
+        stdin: its standard input.
         package: the package that contains it, for the error message.
         timeout: seconds after which it is killed.
 
@@ -311,11 +271,7 @@ async def run_program(
         BusyError: it did not run to its end. It may have done part of its work; a retry may help.
     """
     try:
-        if isinstance(stdin, bytes):
-            result = await execute.run(argv, stdin, timeout=timeout)
-        else:
-            assert isinstance(execute, SubprocessExec)
-            result = await execute.feed(argv, stdin, timeout=timeout)
+        result = await execute.run(argv, stdin, timeout=timeout)
     except OSError as error:  # TimeoutError, too
         raise BusyError(failure_reason(argv[0], package, error)) from error
     if -result.returncode in _KILLED:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 from abc import ABC, abstractmethod
 from collections.abc import (
-    AsyncIterator,
     Awaitable,
     Callable,
     Collection,
@@ -172,11 +171,6 @@ class Mode(ABC):
         """Tool or flavour in use, such as `nft` or `legacy`; "" if the mode has only one."""
         return ""
 
-    @property
-    def fills(self) -> bool:
-        """Whether `fill` is faster than `apply` after rendering; call it after `probe`."""
-        return False
-
     # Start and end
 
     @abstractmethod
@@ -221,11 +215,6 @@ class Mode(ABC):
     @abstractmethod
     def render_service(self, plan: ServicePlan, settings: NodeSettings) -> Ruleset:
         """Render one ServicePort's part; keys never collide with another plan's."""
-
-    def comes_first(self, plan: ServicePlan) -> bool:
-        """Return whether `fill` needs the objects of a plan before all others."""
-        del plan
-        return False
 
     def describe(self, change: Diff) -> str:
         """Print a Diff for people, in the words of the mode's tool if it has one."""
@@ -282,17 +271,6 @@ class Mode(ABC):
         """
         for part in parts:
             await self.apply(part)
-
-    async def fill(self, first: Diff, rest: AsyncIterator[Ruleset]) -> None:
-        """Fill a kernel without Services, all at once, while objects are rendered; as `apply`.
-
-        Args:
-            first: the node's objects, and those of all plans that `comes_first` names.
-            rest: all others, to be added.
-        """
-        async for part in rest:
-            first.added.update(part)
-        await self.apply(first)
 
     async def fingerprint(self) -> Hashable | None:
         """Return a cheap token that differs whenever `read` could differ; None if there is none.

@@ -8,11 +8,11 @@ from __future__ import annotations
 
 import os
 import re
-from collections.abc import AsyncIterator, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
-from steersman.host.exec import Exec, Result, SubprocessExec, failure_reason, run_program
+from steersman.host.exec import Exec, Result, failure_reason, run_program
 from steersman.host.files import lock_holder
 from steersman.host.process import NEEDS_NET_ADMIN
 from steersman.model.errors import ApplyError, BusyError
@@ -196,23 +196,9 @@ class Iptables:
             ApplyError: a line was rejected.
             BusyError: the lock is held, or memory is short.
         """
-        return await self._restore(run.family, run.text.encode(), run.text)
-
-    @property
-    def takes_pieces(self) -> bool:
-        """Whether `restore_pieces` works here."""
-        return isinstance(self._execute, SubprocessExec)
-
-    async def restore_pieces(self, family: int, pieces: AsyncIterator[bytes]) -> int:
-        """Write rules while their text is made; as `restore`.
-
-        Nothing of a table is in force before its COMMIT, also if `pieces` raises.
-        """
-        return await self._restore(family, pieces, "")
-
-    async def _restore(self, family: int, stdin: bytes | AsyncIterator[bytes], text: str) -> int:
-        command = f"{self.tool.of(family)}-restore"
-        result = await self._run([command, *self._wait, "--noflush", "--counters"], stdin)
+        command = f"{self.tool.of(run.family)}-restore"
+        argv = [command, *self._wait, "--noflush", "--counters"]
+        result = await self._run(argv, run.text.encode())
         if not result.returncode:
             return result.pid
         message = _message(result)
@@ -223,7 +209,7 @@ class Iptables:
         if result.returncode == _RESOURCE_PROBLEM and not _OBJECT_REFUSED.search(message):
             raise BusyError(f"{command}: {message}")
         if bad := _BAD_LINE.search(message):
-            lines, number = text.split("\n"), int(bad[1])
+            lines, number = run.text.split("\n"), int(bad[1])
             # iptables-legacy names the COMMIT, whichever line the kernel rejected
             if 0 < number <= len(lines) and lines[number - 1] != "COMMIT":
                 message += f": {lines[number - 1]}"
@@ -233,7 +219,7 @@ class Iptables:
         """Return whether iptables has `-m nfacct`; its help text touches no table."""
         return not (await self._run([self.tool.of(family), "-m", "nfacct", "-h"])).returncode
 
-    async def _run(self, argv: Sequence[str], stdin: bytes | AsyncIterator[bytes] = b"") -> Result:
+    async def _run(self, argv: Sequence[str], stdin: bytes = b"") -> Result:
         return await run_program(
             self._execute, argv, stdin, package="iptables", timeout=self._timeout
         )

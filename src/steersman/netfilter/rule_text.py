@@ -22,7 +22,6 @@ from operator import itemgetter
 from typing import NamedTuple
 
 from steersman.model.addresses import canonical_ip, family_of
-from steersman.model.errors import ApplyError
 from steersman.model.names import Family
 from steersman.model.ruleset import Diff
 from steersman.netfilter.names import BUILT_IN, FILTER, MANGLE, NAT, RuleKey
@@ -373,25 +372,6 @@ def _run_text(steps: list[Step], spellings: Mapping[str, str]) -> str:
             lines += (f"*{table}", *_table_lines(by_table[table], spellings), "COMMIT")
     lines.append("")
     return "\n".join(lines)
-
-
-def open_text(steps: list[Step]) -> str:
-    """Write Steps as the beginning of an input: nat is neither complete nor committed."""
-    steps.sort(key=itemgetter(0))  # the phase
-    rest = [step for step in steps if step.table != NAT]
-    nat = [step for step in steps if step.table == NAT]
-    return _run_text(rest, {}) + "\n".join(("*nat", *_table_lines(nat, {}), ""))
-
-
-def more_text(steps: list[Step]) -> str:
-    """Write Steps as lines that continue `open_text`.
-
-    Raises:
-        ApplyError: one is of another table than nat.
-    """
-    if late := {step.table for step in steps} - {NAT}:
-        raise ApplyError(f"rules of the table {late.pop()} come after those of nat")
-    return "\n".join((*_table_lines(steps, {}), ""))
 
 
 def _table_lines(steps: list[Step], spellings: Mapping[str, str]) -> list[str]:

@@ -6,7 +6,7 @@ import os
 import resource
 import subprocess
 import sys
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -156,69 +156,6 @@ async def test_a_writer_that_does_not_finish_is_killed(
     with pytest.raises(asyncio.CancelledError):
         await task
     assert state(int((tmp_path / "pid").read_text())) in ("Z", "")
-
-
-async def test_a_program_reads_while_its_input_is_made(tmp_path: Path) -> None:
-    async def pieces() -> AsyncIterator[bytes]:
-        yield b"first\n"
-        await started(tmp_path / "on")  # it has read the first piece
-        for _ in range(20):
-            yield b"x" * 100_000
-
-    script = f"read line; touch {tmp_path}/on; echo $line; wc -c; echo no >&2; exit 3"
-    result = await SubprocessExec().feed(["sh", "-c", script], pieces(), timeout=60)
-    assert result.stdout.split() == [b"first", b"2000000"]
-    assert (result.returncode, result.message) == (3, "no")
-
-
-async def test_a_program_that_ends_early_gets_no_more() -> None:
-    left = 1000
-
-    async def pieces() -> AsyncIterator[bytes]:
-        nonlocal left
-        while left:
-            left -= 1
-            yield b"x" * 1_000_000
-
-    execute = SubprocessExec()
-    result = await execute.feed(["sh", "-c", "head -c 9; echo no >&2; exit 4"], pieces())
-    assert (result.returncode, result.stdout, result.message) == (4, b"x" * 9, "no")
-    assert left
-
-
-@pytest.mark.parametrize("how", ["raises", "cancelled"])
-async def test_a_program_without_the_end_of_its_input_is_killed(tmp_path: Path, how: str) -> None:
-    """It must not take a part for the whole."""
-    waits = asyncio.Event()
-
-    async def pieces() -> AsyncIterator[bytes]:
-        yield b"x"
-        await started(tmp_path / "pid")
-        if how == "raises":
-            raise ValueError("no more")
-        waits.set()
-        await asyncio.Event().wait()
-
-    script = (
-        f"echo $$ > {tmp_path}/new; mv {tmp_path}/new {tmp_path}/pid; cat; touch {tmp_path}/end"
-    )
-    task = asyncio.create_task(SubprocessExec().feed(["sh", "-c", script], pieces()))
-    if how == "cancelled":
-        async with asyncio.timeout(60):
-            await waits.wait()
-        task.cancel()
-    with pytest.raises(ValueError if how == "raises" else asyncio.CancelledError):
-        await task
-    assert state(int((tmp_path / "pid").read_text())) in ("Z", "")
-    assert not (tmp_path / "end").exists()
-
-
-async def test_a_program_that_does_not_end_after_its_input_is_killed() -> None:
-    async def pieces() -> AsyncIterator[bytes]:
-        yield b"x"
-
-    with pytest.raises(TimeoutError, match=r"sleep did not end within 0\.05 s"):
-        await SubprocessExec().feed(["sleep", "60"], pieces(), timeout=0.05)
 
 
 async def test_a_program_that_cannot_be_executed_is_named(tmp_path: Path) -> None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Callable, Hashable, Iterable, Mapping
+from collections.abc import Hashable, Iterable, Mapping
 from contextlib import suppress
 from typing import TYPE_CHECKING
 
@@ -25,8 +25,8 @@ from steersman.modes.iptables.names import (
     is_kubelets,
     is_ours,
 )
-from steersman.modes.iptables.render import Features, render_node, render_service, uses_filter
-from steersman.modes.iptables.script import parse, write_objects, write_runs
+from steersman.modes.iptables.render import Features, render_node, render_service
+from steersman.modes.iptables.script import parse, write_runs
 from steersman.modes.specs import ModeOptions
 from steersman.netfilter.iptables import LOCK, Iptables, choose_tool, restore_scripts
 from steersman.netfilter.names import FILTER, RuleKey
@@ -38,7 +38,7 @@ from steersman.netfilter.nf_tables import (
     legacy_left,
 )
 from steersman.netfilter.nfacct import PacketCounters
-from steersman.netfilter.rule_text import LIMITS, UNCUT, Run, Step, more_text, open_text
+from steersman.netfilter.rule_text import LIMITS, UNCUT, Run
 
 if TYPE_CHECKING:
     from steersman.modes.iptables.words import IptablesWords
@@ -223,49 +223,6 @@ class IptablesMode(Mode):
                 await asyncio.wait((running,))
         if self._counters and removes_everything(change):
             await self._counters.delete()
-
-    @property
-    def fills(self) -> bool:
-        """Whether rules are parsed by iptables-legacy, which takes as long as making them."""
-        iptables = self._iptables.found
-        return iptables is not None and iptables.tool.variant == "legacy" and iptables.takes_pieces
-
-    def comes_first(self, plan: ServicePlan) -> bool:
-        """Whether a plan has rules in the filter table, which is written before nat."""
-        return uses_filter(plan)
-
-    async def fill(self, first: Diff, rest: AsyncIterator[Ruleset]) -> None:
-        """Write `first` and `rest` as one run, which iptables-legacy-restore parses meanwhile.
-
-        Theory. It takes 0.55 s to parse the rules of 10,000 Services, and 0.3 s more at COMMIT;
-        rendering and writing them takes 0.35 s. On another core it parses a part while the next one
-        is rendered. Nothing of nat is in force before its COMMIT, the last line.
-
-        The programs of both families take the same lock, so those of IPv6 follow in a second run.
-        """
-        iptables = await self._iptables.get()
-        if self._counters and needs_counters(first):
-            self._counters.create()
-        first = self._hide_shared(first)
-        family = next((key[0] for part in first.parts for key in part), min(self.families))
-        later = Diff({}, {}, {})
-
-        def text(change: Diff, write: Callable[[list[Step]], str]) -> bytes:
-            own = Diff({}, {}, {})
-            for part, ours, others in zip(change.parts, own.parts, later.parts, strict=True):
-                for key, value in part.items():
-                    (ours if key[0] == family else others)[key] = value
-            return write(write_objects(own).get(family, [])).encode()
-
-        async def pieces() -> AsyncIterator[bytes]:
-            yield text(first, open_text)
-            async for part in rest:
-                yield await asyncio.to_thread(text, Diff(dict(part)), more_text)
-            yield b"COMMIT\n"
-
-        self._writers.forget(await iptables.restore_pieces(family, pieces()))
-        if later:
-            await self.apply(later)
 
     async def wait_for_external_change(self) -> None:
         """Note which programs write nf_tables rules, for `take_writers`; never return.

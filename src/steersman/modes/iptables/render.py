@@ -123,14 +123,6 @@ def render_service(
     return _ServicePort(plan, settings, features).render()
 
 
-def uses_filter(plan: ServicePlan) -> bool:
-    """Return whether `render_service` may yield rules of the filter table."""
-    return plan.health_check_node_port > 0 or any(
-        frontend.external.verdict is not Verdict.FORWARD or frontend.source_ranges
-        for frontend in plan.frontends
-    )
-
-
 class _ServicePort:
     """The rules of one ServicePort while they are collected."""
 

@@ -1,18 +1,11 @@
-"""Renders plans into the ledger: those that changed, or all of them in parts.
-
-Where a mode's tool takes long to read its input, it reads while the rest is rendered: on a node
-with two cores the first rules are in force after the longer of the two times instead of their sum
-(`Renderer.parts`, Mode.fill).
-"""
+"""Renders plans into the ledger, a few milliseconds at a time."""
 
 from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import AsyncGenerator, Collection, Iterable, Mapping
-from itertools import islice
+from collections.abc import Collection, Mapping
 
-from steersman.model.errors import ApplyError
 from steersman.model.names import NODE, Owner, PlanKey
 from steersman.model.plan import NodeSettings, ServicePlan
 from steersman.model.ruleset import Ruleset
@@ -23,10 +16,6 @@ log = logging.getLogger(__name__)
 
 _SLICE = 48
 """ServicePorts rendered before other tasks may run, a few milliseconds."""
-_FIRST_PART = 1000
-"""ServicePorts of the first part; each other one is half as large again. The mode's tool reads one
-while the next is rendered, which takes a little more than half of the time. More and smaller parts
-cost the tool more: it is fastest with objects in order, and they are within a part only."""
 _PACKED_FROM = 2000
 """ServicePorts whose objects are packed as soon as they are rendered."""
 
@@ -74,29 +63,3 @@ class Renderer:
                 self.rendered.add(owner)
         if self.broken:
             self._ledger.drop_claimed(self.broken)
-
-    async def parts(
-        self, owners: Iterable[Owner], settings: NodeSettings
-    ) -> AsyncGenerator[Ruleset]:
-        """Render owners into an empty ledger, and yield their objects in parts; see `Mode.fill`.
-
-        Raises:
-            ApplyError: two owners claim one object; everything is rendered.
-        """
-        size, number = _FIRST_PART, 0
-        first = {owner: None for owner in owners if self._comes_first(owner)}
-        rest = iter([owner for owner in owners if owner not in first])
-        part: list[Owner] = [NODE, *(owner for owner in first if owner != NODE)]
-        while part:
-            await self.render(part, settings)
-            objects = self._ledger.wanted(part)
-            number += len(objects)
-            yield objects
-            part = list(islice(rest, size))
-            size += size // 2
-        if len(self._ledger.wanted()) != number:
-            raise ApplyError("two Services claim the same kernel object")
-
-    def _comes_first(self, owner: Owner) -> bool:
-        plan = self._plans.get(owner) if isinstance(owner, PlanKey) else None
-        return plan is None or self._mode.comes_first(plan)

@@ -61,8 +61,6 @@ _EXAMPLES, _EXAMPLE_LENGTH, _WRITERS = 5, 160, 8
 """Lines of its repair that a Drift keeps, their characters, and the number of programs."""
 _PARTS_FROM = 5000
 """Objects from which an empty kernel is filled in parts: a part takes about ten milliseconds."""
-_FILL_FROM = 1000
-"""ServicePorts from which an empty kernel is filled while they are rendered, where that helps."""
 
 
 class KernelKnowledge:
@@ -132,8 +130,6 @@ class Sync:
         self._renderer = Renderer(mode, planner.services, self._ledger)
         self.broken: Mapping[Owner, str] = self._renderer.broken
         """The error of each owner whose objects could not be rendered."""
-        self._seen: tuple[Hashable | None, Ruleset] | None = None
-        """The fingerprint and the objects of the kernel, if they were read before rendering."""
         self._clock = clock
         self._wall = wall
         self._token: Hashable | None = None
@@ -181,13 +177,12 @@ class Sync:
             reason = "retry"
         elif self._kernel.suspected:
             reason = "drift"
-        self._phases, self._seen, drift = {}, None, self.drift
+        self._phases, drift = {}, self.drift
         try:
             async with self._running:
                 await self._plan()
-                filled = await self._fill()
                 await self._render()
-                compared, written = (True, filled) if filled else await self._write()
+                compared, written = await self._write()
         except BaseException:
             self.failed = True
             raise
@@ -273,39 +268,6 @@ class Sync:
 
     # Write
 
-    async def _fill(self) -> Written | None:
-        """Write the first rules while they are rendered, if the kernel has none of a Service.
-
-        Returns:
-            What was written; None if everything is left to `_render` and `_write`.
-        """
-        ledger, mode = self._ledger, self.mode
-        owners, revision = self._unrendered.changed()
-        if len(owners) < _FILL_FROM or not mode.fills or ledger.owners:
-            return None
-        self._kernel.suspected = False  # everything is read, until a sync succeeds
-        token, kernel = self._seen = await mode.fingerprint(), await self._read()
-        mode.take_writers()
-        try:
-            with self._kernel.writing(), self._timed("apply"):
-                async with contextlib.aclosing(
-                    self._renderer.parts(owners, self.planner.settings)
-                ) as parts:
-                    nodes = await anext(parts)
-                    if not kernel.keys() <= nodes.keys():
-                        return None
-                    await mode.fill(diff(kernel, nodes), parts)
-        except ApplyError:
-            self._refused_batches = self._refused_batches.plus(partial=False)
-            self._seen = None
-            return None
-        self._token = token if isinstance(token, ByOthers) else None
-        await in_thread(lambda: ledger.accept(ledger.owners), len(ledger.owners))
-        ledger.mark_compared()
-        self._unrendered.move(revision)
-        self._kernel.unread = False
-        return Written.by(diff(kernel, ledger.wanted()))
-
     async def _write(self) -> tuple[bool, Written]:
         """Write the changes of the ledger, or compare everything.
 
@@ -339,10 +301,9 @@ class Sync:
                 differences come from other programs.
         """
         known, ledger = self._kernel, self._ledger
-        with contextlib.nullcontext() if self._seen else known.comparing():
+        with known.comparing():
             known.unread = True
-            token, kernel = self._seen or (await self.mode.fingerprint(), await self._read())
-            self._seen = None  # a kernel full of rules is large
+            token, kernel = await self.mode.fingerprint(), await self._read()
             with self._timed("diff"):
                 size = len(kernel) + ledger.objects + len(ledger.unwritten)
                 change, parts = Diff(), None

@@ -9,7 +9,6 @@ from steersman.modes.iptables.render import (
     local_source,
     render_node,
     render_service,
-    uses_filter,
 )
 from steersman.netfilter.names import chain_hash
 from steersman.netfilter.rule_text import probability
@@ -372,13 +371,3 @@ def test_a_split_node_has_every_part() -> None:
         "-A KUBE-SVC-BYADDR-a -d ::ab/::ff -j KUBE-SVC-BYADDR-ab"
     )
     assert not any("BYADDR" in key[2] for key in render_node(SETTINGS, FEATURES))
-
-
-def test_rules_of_the_filter_table_are_foretold() -> None:
-    forwarding = plan(HTTP, cluster_ip("10.96.0.1"), cluster=PODS)
-    rejecting = plan(HTTP, cluster_ip("10.96.0.1", REJECTED))
-    for each in (forwarding, rejecting, replace(forwarding, health_check_node_port=30100)):
-        tables = {table for _, table, *_ in render_service(each, SETTINGS, FEATURES)}
-        assert uses_filter(each) or "filter" not in tables
-    assert not uses_filter(forwarding)
-    assert uses_filter(rejecting)

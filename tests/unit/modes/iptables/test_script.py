@@ -1,13 +1,10 @@
 from __future__ import annotations
 
-import pytest
-
-from steersman.model.errors import ApplyError
 from steersman.model.ruleset import Diff, diff
 from steersman.modes.iptables.render import Features, render_node, render_service
-from steersman.modes.iptables.script import write_objects, write_runs
+from steersman.modes.iptables.script import write_runs
 from steersman.netfilter.names import RuleKey
-from steersman.netfilter.rule_text import LIMITS, Limits, Run, more_text, open_text
+from steersman.netfilter.rule_text import LIMITS, Limits, Run
 from tests.support.builders.plans import SETTINGS, simple
 
 NODE = render_node(SETTINGS, Features())
@@ -38,21 +35,6 @@ def test_a_first_start_is_one_run_per_family() -> None:
     assert text.count("COMMIT\n") == 3
     assert "-N KUBE-FIREWALL\n" in text
     assert ":KUBE-FIREWALL" not in text
-
-
-def test_an_input_in_parts_has_the_lines_of_a_single_one() -> None:
-    node = {key: value for key, value in NODE.items() if key[0] == 4}
-    begun = open_text(write_objects(diff({}, node))[4])
-    assert begun.count("COMMIT\n") == 2, "mangle and filter; nat goes on"
-    rest = more_text(write_objects(diff({}, service(1)))[4])
-    (whole,) = lines(diff({}, {**node, **service(1)}))
-    assert sorted((begun + rest + "COMMIT").split("\n")) == sorted(whole)
-
-
-def test_only_rules_of_nat_may_follow() -> None:
-    late = {key: value for key, value in NODE.items() if key[:2] == (4, "filter")}
-    with pytest.raises(ApplyError, match="rules of the table filter come after those of nat"):
-        more_text(write_objects(diff({}, late))[4])
 
 
 def test_jumps_end_up_in_their_order_with_kubelets_on_top() -> None:
