@@ -5,14 +5,11 @@ from __future__ import annotations
 import asyncio
 from collections import Counter
 from collections.abc import Mapping
-from typing import TYPE_CHECKING, Literal, TypeAlias
+from typing import Literal, TypeAlias
 
 from steersman.model.names import Family, ObjectName, PlanKey
 from steersman.model.plan import FrontendKind, ServicePlan, Verdict
 from steersman.run.sync.in_force import InForce
-
-if TYPE_CHECKING:
-    pass
 
 _SLICE = 1000
 """Plans that are counted before other tasks may run; about 3 ms."""

@@ -4,13 +4,9 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Mapping
-from typing import TYPE_CHECKING
 
 from steersman.model.findings import Finding, Severity
 from steersman.run.sync.state import SyncReport
-
-if TYPE_CHECKING:
-    pass
 
 log = logging.getLogger(__name__)
 

@@ -4,16 +4,13 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Mapping
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
-from steersman.model.names import Family, ObjectName
+from steersman.model.names import Family
 from steersman.model.plan import NodeSettings
 from steersman.run.observe.endpoint_counts import EndpointCounts
 from steersman.run.serve.health import ServiceHealthServers
 from steersman.run.sync.state import SyncReport
-
-if TYPE_CHECKING:
-    pass
 
 
 class HealthCheckUpdater:
@@ -29,19 +26,12 @@ class HealthCheckUpdater:
         self._counts = counts
         self._isolated = isolated
         self._wanted = self._served = (0, NodeSettings())
-        self._checks: Mapping[Family, tuple[Mapping[ObjectName, int], Mapping[ObjectName, int]]]
-        self._checks = {}
-        """Ports and ready endpoints by Service."""
         self._due = asyncio.Event()
 
     def observe(self, report: SyncReport) -> None:
         """Update the servers soon, if something changed for them or a port failed before."""
         self._wanted = (self._counts.health_changes, report.state.plan.settings)
         if self._served != self._wanted:
-            self._checks = {
-                family: (self._counts.health_ports(family), self._counts.ready_here(family))
-                for family in self._servers
-            }
             self._due.set()
 
     async def run(self) -> None:
@@ -49,9 +39,9 @@ class HealthCheckUpdater:
         while True:
             await self._due.wait()
             self._due.clear()
-            wanted, checks = self._wanted, self._checks
+            wanted, counts = self._wanted, self._counts
             with self._isolated("health checks"):
                 for family, servers in self._servers.items():
-                    await servers.sync(*checks[family])
+                    await servers.sync(counts.health_ports(family), counts.ready_here(family))
                 if not any(servers.failing for servers in self._servers.values()):
                     self._served = wanted  # else they are retried after the next sync

@@ -13,7 +13,16 @@ from steersman import __version__
 from steersman.model.names import Family
 from steersman.modes.specs import SPECS, spec_of
 from steersman.run.observe.metric_table import DECLARED, MetricTable
-from steersman.run.observe.prometheus import ChildT, Counted, Labelled, Metric, exposition
+from steersman.run.observe.prometheus import (
+    ChildT,
+    Counted,
+    Declared,
+    Labelled,
+    Metric,
+    Rows,
+    Shown,
+    exposition,
+)
 from steersman.run.observe.scraped import process_metrics
 
 OF_SOME_MODES = frozenset(name for spec in SPECS.values() for name in spec.metrics)
@@ -33,7 +42,7 @@ class Metrics(MetricTable):
             families: the families served; their series exist from the start.
         """
         self._families = families
-        self.by_name: dict[str, Labelled[Any]] = {}
+        self.by_name: dict[str, Any] = {}
         self._scraped: list[Callable[[], Iterable[Metric]]] = []
         self.use_mode(mode)
 
@@ -71,6 +80,10 @@ class Metrics(MetricTable):
         ):
             if name:
                 self.by_name[name](family.kubernetes).inc(amount)
+
+    def show(self, metric: Declared[Any], rows: Callable[[], Rows]) -> None:
+        """Let a metric of the table show these rows."""
+        self.by_name[metric.name] = Shown(metric, rows)
 
     def on_scrape(self, collect: Callable[[], Iterable[Metric]]) -> None:
         """Collect further metrics at each scrape."""

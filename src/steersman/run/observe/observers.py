@@ -13,7 +13,7 @@ import time
 from collections.abc import Awaitable, Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from functools import partial
-from typing import TYPE_CHECKING, TypeAlias
+from typing import TypeAlias
 
 from steersman.model.names import Family
 from steersman.modes.base import Mode
@@ -27,9 +27,6 @@ from steersman.run.sync.in_force import InForce
 from steersman.run.sync.runner import Clock, MonotonicClock
 from steersman.run.sync.state import SyncReport
 from steersman.source.store import Store
-
-if TYPE_CHECKING:
-    pass
 
 log = logging.getLogger(__name__)
 
@@ -81,6 +78,10 @@ class SyncObservers:
         self._moment = moment
         self._isolated = Isolation(clock).of
         self._metrics = SyncMetrics(store, metrics, counts, objects, wall)
+        metrics.show(
+            Metrics.last_queued_time,
+            lambda: [((f.kubernetes,), at.wall / 1e9) for f, at in health.last_queued.items()],
+        )
         self.lags = self._metrics.lags
         self.health_checks = HealthCheckUpdater(servers, counts, self._isolated)
         self._new_stale_entries = partial(
@@ -118,12 +119,8 @@ class SyncObservers:
 
     def queued(self, families: Iterable[Family]) -> None:
         """Record that a change waits to be synced."""
-        families = tuple(families)
-        with self._isolated("health"):
-            for family in families:
-                self._health.queued(family, self._moment())
-        with self._isolated("metrics"):
-            self._metrics.queued(families)
+        for family in families:
+            self._health.queued(family, self._moment())
 
     def failed(self, families: Iterable[Family], why: str) -> None:
         """Record that a sync failed: what it had to do waits for the next one."""

@@ -209,10 +209,22 @@ class Labelled(Generic[ChildT]):
         return self._declared.of(simple)
 
 
+class Shown(NamedTuple):
+    """A metric whose values somebody else has; they are looked at in each scrape."""
+
+    declared: Declared[Any]
+    rows: Callable[[], Rows]
+
+    def collect(self) -> Metric:
+        """Return what a scrape says."""
+        return self.declared.of(self.rows())
+
+
 class Registry:
     """Has declared metrics as attributes of its class: `registry.NAME(labels)` is a value."""
 
-    by_name: dict[str, Labelled[Any]]
+    by_name: dict[str, Any]
+    """What collects each metric: a Labelled, or a Shown."""
 
 
 def accepted_type(accept: str) -> str:

@@ -11,10 +11,10 @@ from itertools import islice
 from typing import TYPE_CHECKING, Any, TypeAlias
 
 from steersman.model.findings import Severity
-from steersman.model.names import Family
 from steersman.modes.specs import spec_of
 from steersman.run.observe.endpoint_counts import POLICIES, EndpointCounts
 from steersman.run.observe.metrics import Metrics
+from steersman.run.observe.prometheus import Declared
 from steersman.run.pages.history import Lags
 from steersman.run.sync.state import SyncReport
 from steersman.source.store import Store
@@ -46,39 +46,24 @@ class SyncMetrics:
         self._started = wall()
         self.lags = Lags()
         self._rules: Rules = Counter()
-        self._shown: dict[str, tuple[int, int]] = {}
-        """Changes seen and changes synced, by kind, as the metrics show them."""
         self._synced: Counter[str] = Counter()
+        """Changes synced, by kind."""
+
+        def show(kind: str, total: Declared[Any], pending: Declared[Any]) -> None:
+            metrics.show(total, lambda: [((), store.seen[kind])])
+            metrics.show(pending, lambda: [((), store.seen[kind] - self._synced[kind])])
+
+        show("Service", Metrics.service_changes, Metrics.service_changes_pending)
+        show("EndpointSlice", Metrics.endpoint_changes, Metrics.endpoint_changes_pending)
 
     def use_objects(self, objects: Callable[[], Objects]) -> None:
         """Count other kernel objects: another mode serves."""
         self._objects = objects
         self._rules = Counter()
 
-    def queued(self, families: Iterable[Family]) -> None:
-        """Count the changes that wait."""
-        for family in families:
-            self._metrics.last_queued_time(family.kubernetes).set(self._wall())
-        self._count_changes()
-
     def observe_changes(self, _: SyncReport) -> None:
         """Count all changes so far as synced."""
         self._synced = Counter(self._store.seen)
-        self._count_changes()
-
-    def _count_changes(self) -> None:
-        metrics = self._metrics
-        for kind, total, pending in (
-            ("Service", metrics.service_changes, metrics.service_changes_pending),
-            ("EndpointSlice", metrics.endpoint_changes, metrics.endpoint_changes_pending),
-        ):
-            seen, synced = self._store.seen[kind], self._synced[kind]
-            if self._shown.get(kind) == (seen, synced):
-                continue
-            before, _ = self._shown.get(kind, (0, 0))
-            total().inc(seen - before)
-            pending().set(seen - synced)
-            self._shown[kind] = seen, synced
 
     def observe_latency(self, report: SyncReport) -> None:
         """Observe how long endpoint changes took from their cause until they are in force."""

@@ -90,10 +90,13 @@ class ProxyHealth:
         """May change while running."""
         self._updated: dict[Family, Moment] = {}
         self._queued: dict[Family, Moment] = {}
+        """When the oldest change that waits was queued."""
+        self.last_queued: dict[Family, Moment] = {}
 
     def queued(self, family: Family, now: Moment) -> None:
         """Record that a change waits to be synced; the oldest such moment counts."""
         self._queued.setdefault(family, now)
+        self.last_queued[family] = now
 
     def updated(self, family: Family, now: Moment) -> None:
         """Record a successful sync: no earlier change waits any more."""
@@ -141,18 +144,11 @@ class ProxyHealth:
         return Answer(msgspec.json.encode(report), 200 if good else 503, _JSON)
 
 
-def readyz(synced: bool, reason: str = "") -> Answer:
+def readyz(synced: bool) -> Answer:
     """Answer `/readyz` (beyond upstream): 200 once the first full sync reached the kernel."""
     if synced:
         return Answer("ok")
-    return Answer(f"not ready: {reason or 'the first sync has not reached the kernel yet'}\n", 503)
-
-
-class PortChange(NamedTuple):
-    """The ports to close and to open."""
-
-    close: dict[ObjectName, int]
-    open: dict[ObjectName, int]
+    return Answer("not ready: the first sync has not reached the kernel yet\n", 503)
 
 
 class ServiceHealth:
@@ -162,19 +158,10 @@ class ServiceHealth:
         self._ports: dict[ObjectName, int] = {}
         self._counts: dict[ObjectName, int] = {}
 
-    @property
-    def ports(self) -> Mapping[ObjectName, int]:
-        """The ports to listen on."""
-        return self._ports
-
-    def sync_services(self, ports: Mapping[ObjectName, int]) -> PortChange:
-        """Set the wanted ports. A port that is new or changed starts at count 0."""
-        close = {n: port for n, port in self._ports.items() if ports.get(n) != port}
-        opened = {n: port for n, port in ports.items() if self._ports.get(n) != port}
+    def sync_services(self, ports: Mapping[ObjectName, int]) -> None:
+        """Set the ports to listen on. A port that is new or changed starts at count 0."""
+        self._counts = {n: c for n, c in self._counts.items() if ports.get(n) == self._ports[n]}
         self._ports = dict(ports)
-        for name in (*close, *opened):
-            self._counts.pop(name, None)
-        return PortChange(close, opened)
 
     def sync_endpoints(self, counts: Mapping[ObjectName, int]) -> None:
         """Set the counts of ready local endpoints; a Service that is missing has none."""
