@@ -106,8 +106,6 @@ def with_weights(
     1 to 65535. If several slices name an endpoint, the last one by name counts.
 
     Args:
-        slices: those of a Service.
-        plans: the Service's plans.
         wanted: the ports of the Service; other ports of the slices do not count.
     """
     by_port: dict[int, dict[str, int]] = {}

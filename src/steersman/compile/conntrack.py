@@ -131,11 +131,8 @@ def stale(
     Service has left, every entry that was translated is stale.
 
     Args:
-        family: the family.
-        ports: all served ports that can have stale entries.
         held: destinations that Services hold, of the `numbers_to_look_up`: no node port counts
             at their addresses, and they are not left.
-        left: destinations that Services have left.
     """
     by_address: dict[bytes, frozenset[bytes]] = {}
     by_node_port: dict[bytes, frozenset[bytes]] = {}

@@ -57,7 +57,6 @@ class Digests:
     """The digest of each Service, and their sum."""
 
     def __init__(self) -> None:
-        """Start without Services."""
         self._known: dict[ObjectName, int] = {}
         self._sum = 0
 

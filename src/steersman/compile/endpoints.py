@@ -141,9 +141,6 @@ def read_endpoints(
     a terminating entry.
 
     Args:
-        slices: those of the Service, of all families.
-        family: the family.
-        node_name: this node.
         wanted: the ports to read; None for all. Of a slice that has none of them, the first port
             is read, so that `local_ready_count` knows its addresses.
         strict: ignore addresses of the other family and of special ranges. Plans are strict;
@@ -283,9 +280,7 @@ def categorize(
 
     Args:
         endpoints: of the ServicePort, in printed order.
-        spec: the ServicePort; its policies decide which lists are needed.
         node_name: this node, for hints; local endpoints are already marked.
-        zone: this node's zone, "" if it has none.
     """
     # The cluster list: ready endpoints, narrowed by hints; or else the draining ones.
     if not endpoints:

@@ -121,8 +121,6 @@ class Planner:
         next update. If the steps do not run to the end, the next ones plan everything.
 
         Args:
-            snapshot: the present cluster.
-            facts: the present machine.
             dirty: Services with a change since the last update, of their own or of a slice. The
                 first update plans all, and so does one after a change of the settings that plans
                 depend on.

@@ -163,8 +163,6 @@ def parse_steps(
     every few milliseconds: a Service may have tens of thousands of addresses or ranges.
 
     Args:
-        service: the Service.
-        families: the families that this node serves.
         allow_external_ips: feature gate AllowServiceExternalIPs.
         forwards_sctp: whether the mode forwards SCTP; otherwise such ports are left out.
     """

@@ -81,15 +81,7 @@ def plan_service(
     *,
     ejections: tuple[Ejection, ...] = (),
 ) -> tuple[Plans, tuple[Finding, ...]]:
-    """Return the plans of a Service's ports, and the problems of its objects.
-
-    Args:
-        parsed: the Service.
-        slices: its EndpointSlices, of all families.
-        settings: the node.
-        zone: this node's zone, "" if it has none.
-        ejections: its endpoints that do not answer.
-    """
+    """Return the plans of a Service's ports, and the problems of its objects."""
     if not parsed.ports:
         return {}, parsed.findings
     traits, node_name = settings.traits, settings.node_name

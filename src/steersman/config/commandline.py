@@ -81,9 +81,6 @@ def parse_command_line(
     If help or the version is asked for, no file is read and nothing is validated.
 
     Args:
-        argv: the words, without the program's name.
-        read: reads a file.
-        extra: further flags to accept.
         allow_arguments: accept words that belong to no flag.
 
     Raises:

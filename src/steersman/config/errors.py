@@ -51,7 +51,6 @@ def findings(error: ConfigError, name: str) -> tuple[Finding, ...]:
     """Return a Finding for each error of a configuration that was refused.
 
     Args:
-        error: of reading or validating it.
         name: of the file, for an error about the file as a whole.
     """
     if not isinstance(error, Invalid):

@@ -59,7 +59,6 @@ def validate(config: ProxyConfig, *, strict_upstream: bool = False) -> list[Fiel
     """Return all errors of a configuration, in upstream's order.
 
     Args:
-        config: with all defaults.
         strict_upstream: refuse what only steersman accepts, too: its own modes, and an empty
             metrics address (in upstream it disables the server by its help text, but validation
             refuses it).

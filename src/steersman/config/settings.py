@@ -24,7 +24,6 @@ def to_node_config(config: ProxyConfig, *, node_name: str = "") -> NodeConfig:
     """Return the settings that shape plans, of a valid configuration.
 
     Args:
-        config: it passed rules.py.
         node_name: name of the node if `hostnameOverride` gives none.
     """
     spec = spec_of(config.mode)

@@ -76,8 +76,6 @@ def check_config(name: str, data: bytes | str, *, strict: bool = False) -> Comma
     """Check a configuration file as the daemon would, and return everything that is wrong.
 
     Args:
-        name: of the file, for messages.
-        data: its content.
         strict: treat warnings as errors, and refuse modes that upstream lacks.
     """
     try:

@@ -42,7 +42,6 @@ class Checks(Generic[Pool]):
         """Check nothing yet.
 
         Args:
-            random: returns numbers from 0 to 1, which spread the checks.
             settings: interval, if a Check names none, and timeout.
         """
         self.settings = settings or Settings()

@@ -59,9 +59,6 @@ def probes_needed(
     enough, and the result is 0: an ejection would move load to endpoints that have too much.
 
     Args:
-        now: the time.
-        endpoint: the one that is suspect.
-        pools: the members of its pools.
         probes: the number if nothing speaks for more.
     """
     since = now - tuning.DOUBT

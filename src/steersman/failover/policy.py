@@ -43,7 +43,6 @@ class Policy(Generic[Pool]):
         """Create a policy without endpoints.
 
         Args:
-            settings: its parameters.
             counts_answers: whether observations include successes, so that an endpoint from which
                 nothing comes can be ejected before it is confirmed.
         """
@@ -80,7 +79,6 @@ class Policy(Generic[Pool]):
         """Replace the members of a pool; an endpoint that leaves every pool is forgotten.
 
         Args:
-            pool: its key.
             members: the usable endpoints, and the names of their nodes ("" if not known).
             owner: whose it is: those of one owner trust each other.
         """
@@ -136,9 +134,7 @@ class Policy(Generic[Pool]):
         """Take note of what happened to a client's connection.
 
         Args:
-            now: the time.
             backend: the endpoint; those that are not served are ignored.
-            outcome: of the connection.
             client: its address, if known.
         """
         endpoint = self._endpoints.get(backend)

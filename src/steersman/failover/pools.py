@@ -31,7 +31,6 @@ class Pools(Generic[Pool]):
     """The members of each pool; an endpoint may be in several."""
 
     def __init__(self) -> None:
-        """Start without endpoints."""
         self.endpoints: dict[Backend, Endpoint] = {}
         self._members: dict[Pool, tuple[Endpoint, ...]] = {}
         self._owners: dict[Pool, str] = {}

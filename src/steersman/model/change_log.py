@@ -29,7 +29,6 @@ class ChangeLog(Generic[Name]):
     """The names that changed and that somebody still has to look at, each once."""
 
     def __init__(self) -> None:
-        """Start empty."""
         self.revision = 0
         """Grows with each touch."""
         self._revisions: dict[Name, int] = {}

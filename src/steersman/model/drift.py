@@ -114,7 +114,6 @@ def fight(repairs: Sequence[Drift], now: float) -> str:
 
     Args:
         repairs: what was repaired, oldest first.
-        now: seconds since 1970.
     """
     recent = [each for each in repairs if now - each.at <= FIGHT_SECONDS]
     if len(recent) < FIGHT_REPAIRS:

@@ -42,7 +42,6 @@ def worst(findings: Iterable[Finding], most: int, characters: int) -> tuple[Find
     """Return the first Findings, errors before warnings, within a number and a size.
 
     Args:
-        findings: in any order.
         most: number of Findings.
         characters: of all their texts together.
     """

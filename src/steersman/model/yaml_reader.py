@@ -74,7 +74,6 @@ def read_yaml(text: str, budget: Budget) -> Iterator[Document]:
     """Yield the documents of a text.
 
     Args:
-        text: the YAML.
         budget: its limits; the nodes of the text are subtracted.
 
     Raises:

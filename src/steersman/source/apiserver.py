@@ -64,15 +64,6 @@ class ApiServerSource:
         timing: Timing | None = None,
         credentials: Credentials | None = None,
     ) -> None:
-        """Configure the source; it connects in `run`.
-
-        Args:
-            access: the servers and the credentials.
-            node_name: this node's name.
-            watch_list: have watches begin with the list (WatchList).
-            timing: clock, sleep and periods.
-            credentials: made from `access` by default.
-        """
         self._access = access
         self._resources = resources(node_name)
         self._watch_list = watch_list

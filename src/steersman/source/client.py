@@ -97,8 +97,6 @@ class ApiClient:
         """Send a GET request; yield the response with its body unread.
 
         Args:
-            path: with a leading slash.
-            params: the query.
             idle_timeout: seconds without a byte after which the connection is closed.
             negotiate: accept the configured content types, protobuf among them.
 
@@ -138,7 +136,6 @@ class ApiClient:
 
         Args:
             path: that of the pod's proxy, with the path of the pod's own page.
-            params: the query.
             idle_timeout: seconds without a byte after which the connection is closed.
             headers: for the pod, beside those for the API server.
             body: a document to POST; None for a GET request.

@@ -67,9 +67,7 @@ class Credentials:
         """Configure the credentials; nothing is read yet.
 
         Args:
-            access: where the credentials come from.
             make_exec: returns an Exec that adds variables to the environment.
-            wall_clock: returns seconds since 1970, for expiry.
         """
         self._access = access
         self._token = access.token

@@ -50,7 +50,6 @@ def read_documents(
 
     Args:
         data: the file, or a piece of it.
-        only_json: refuse YAML.
         bounds: the budget left for the whole file, if `data` is a piece.
 
     Raises:

@@ -255,8 +255,6 @@ def _read_file(path: Path, old: _File | None, left: int) -> _File | None:
     """Read a file if it changed; None if it is gone or not a regular file.
 
     Args:
-        path: of the file.
-        old: the file as last read.
         left: bytes that it and all later files may have together.
     """
     manifest, known, size = (old.manifest, old.known, old.size) if old else (Manifest(), {}, 0)

@@ -107,7 +107,6 @@ class HttpClient:
         Args:
             headers: of each request that has none of that name.
             connect: seconds for addresses, connection, proxy and TLS together.
-            dial: connects a socket to a host and port; it may raise an OSError.
         """
         self._headers = (*headers, ("User-Agent", AGENT))
         self._seconds = connect
@@ -131,9 +130,7 @@ class HttpClient:
 
         Args:
             url: of http or https, with or without a query.
-            params: more of the query.
             headers: beside those of the client.
-            body: None for a GET request.
             patience: seconds without a byte after which the server counts as silent.
             tls: for https, of the server or of the proxy.
             server_name: that the server's certificate must have; "" for its host.

@@ -36,7 +36,6 @@ class HttpError(Exception):
 
         Args:
             reason: connect, tls, timeout, connection or credentials; for metrics.
-            message: for people.
         """
         super().__init__(message)
         self.reason = reason

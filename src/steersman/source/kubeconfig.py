@@ -188,8 +188,6 @@ def load_cluster_access(
             and service account of the pod.
         masters: URLs that override the server, tried in turn (`--master`).
         context: the context to use; "" for the current one of the file.
-        environ: the environment, for the in-cluster case.
-        service_account: directory with the pod's token and CA.
 
     Raises:
         KubeconfigError: something is missing or malformed.

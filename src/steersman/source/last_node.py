@@ -21,7 +21,6 @@ class LastNode:
     """This node's object as plans see it."""
 
     def __init__(self) -> None:
-        """Start without an object."""
         self.node: Node | None = None
         self.deleted = False
         """Whether the API server has deleted the object."""

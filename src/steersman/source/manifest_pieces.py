@@ -46,11 +46,6 @@ class _RawList(msgspec.Struct):
 def update_manifest(path: str, data: bytes, known: KnownPieces) -> tuple[Manifest, KnownPieces]:
     """Read a file like `read_manifest`, but parse only pieces that are not known.
 
-    Args:
-        path: of the file.
-        data: its content.
-        known: the pieces of the file as it was read before.
-
     Returns:
         The Manifest, and the pieces of the file.
 

@@ -113,7 +113,6 @@ def read_manifest(path: str, data: bytes, first: int = 1, bounds: Budget | None 
     Kinds that we do not use are skipped. A malformed object becomes a Finding.
 
     Args:
-        path: of the file, for Findings.
         data: its content, or a piece of it.
         first: line of the file at which `data` starts.
         bounds: the budget left for the whole file, if `data` is a piece.
@@ -145,7 +144,6 @@ def _expand(
 
     Args:
         value: a document, or an item of a List in it.
-        line: its line.
         document: for the lines of its items; None if `value` is an item.
         depth: how many more Lists may be nested.
     """

@@ -122,11 +122,8 @@ class Store:
 
         Args:
             node_name: the Node of this name is this node; others are ignored.
-            on_change: called after each call that left something to be synced.
             sync_fields: returns the part of a Service to compare (falsy: not served).
             on_report: called after each report that changed the Findings.
-            clock: tells when changes are received.
-            facts: this machine.
         """
         self._node_name = node_name
         self._on_change = on_change

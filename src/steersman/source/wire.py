@@ -48,9 +48,7 @@ class ApiError(Exception):
 
         Args:
             reason: a short word for metrics, such as `http_403`.
-            message: what happened, for people.
             status: HTTP status (or code of an ERROR event); 0 if there is none.
-            retry_after: seconds that the server asks to wait.
             causes: reasons in the details of a Status, such as `ResourceVersionTooLarge`.
         """
         super().__init__(message)

@@ -53,9 +53,7 @@ def spans_of(
     """Yield the spans of a sync, that of the whole change first.
 
     Args:
-        report: of a sync that had something to do.
         received: when the first change came, in seconds since 1970; None if there was none.
-        now: when everybody shows the sync.
         started: when the process started: older causes say nothing about it.
     """
     assert report.result is not None
@@ -107,11 +105,6 @@ class ChangeTracer:
 
     def __init__(self, config: Tracing, in_force: InForce, node: Callable[[], str]) -> None:
         """Set up the SDK; its thread sends spans from now on.
-
-        Args:
-            config: has an endpoint.
-            in_force: says which Services each sync was about.
-            node: returns the name of this node.
 
         Raises:
             StartError: the packages are not installed.

@@ -35,14 +35,6 @@ class DriftLog:
         metrics: Metrics,
         wall: Callable[[], float] = time.time,
     ) -> None:
-        """Start without drift.
-
-        Args:
-            store: takes the Finding.
-            recorder: takes the Events.
-            metrics: count repairs.
-            wall: seconds since 1970.
-        """
         self._store = store
         self._recorder = recorder
         self._metrics = metrics

@@ -32,9 +32,6 @@ class Ejections:
         """Publish nothing yet.
 
         Args:
-            store: takes the ejections, and the Findings about them.
-            recorder: takes the Events.
-            metrics: count ejections.
             to_wall: turns times of the policy into seconds since 1970.
         """
         self._store = store
@@ -66,9 +63,7 @@ class Ejections:
         """Replace the ejections of a Service; return the endpoints that were not ejected before.
 
         Args:
-            name: of the Service.
             ejections: with times of the policy.
-            snapshot: what Kubernetes says about the endpoints.
         """
         before = {each.backend for each in self.of(name)}
         found = {

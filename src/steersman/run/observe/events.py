@@ -81,10 +81,6 @@ class Recorder:
         """Create a recorder.
 
         Args:
-            poster: creates the Events at the API server.
-            node_name: this node, which most Events are about.
-            hostname: hostname of this machine, part of the reporting instance.
-            clock: nanoseconds since 1970.
             spread: the longest delay of an Event, in seconds; the nodes' Events are spread over it.
         """
         self._poster = poster
@@ -124,8 +120,6 @@ class Recorder:
         """Record an Event, unless it repeats a recent one or its object has too many.
 
         Args:
-            regarding: the object.
-            kind: the type of the Event.
             reason: a word in CamelCase.
             action: the action that was taken or failed, a word in CamelCase.
             note: the message; long ones are cut off.

@@ -84,18 +84,6 @@ class Failover:
         clock: Callable[[], float] = time.monotonic,
         wall: Callable[[], float] = time.time,
     ) -> None:
-        """Watch nothing yet.
-
-        Args:
-            store: takes the ejections, and the Findings about them.
-            in_force: says which Services changed.
-            recorder: takes the Events.
-            metrics: count ejections.
-            config: returns the configuration in force.
-            try_backend: connects to an endpoint.
-            clock: monotonic seconds.
-            wall: seconds since 1970.
-        """
         self._cursor = in_force.log.cursor()
         self._config = config
         self._try = try_backend

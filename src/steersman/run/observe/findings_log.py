@@ -29,12 +29,7 @@ class FindingsLog:
     def update(
         self, findings: tuple[Finding, ...], unlisted: Mapping[Severity, int] | None = None
     ) -> None:
-        """Log the difference to the Findings of the last call.
-
-        Args:
-            findings: the listed Findings.
-            unlisted: number of further Findings, by severity.
-        """
+        """Log the difference to the Findings of the last call."""
         now, before = frozenset(findings), self._listed
         complete = not unlisted
         gone = "resolved" if complete and self._complete else "no longer listed"

@@ -38,7 +38,6 @@ class Metrics(MetricTable):
         """Create all metrics of a mode, at zero.
 
         Args:
-            mode: name of the mode.
             families: the families served; their series exist from the start.
         """
         self._families = families
@@ -70,7 +69,6 @@ class Metrics(MetricTable):
         """Count batches that the kernel refused in the failure metrics that the mode declares.
 
         Args:
-            family: the family that was synced.
             full: number of batches of the difference to the whole kernel.
             partial: number of batches that held only changes.
         """

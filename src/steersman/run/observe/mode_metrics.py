@@ -71,13 +71,7 @@ class ModeMetrics:
         plans: Callable[[], Collection[ServicePlan]],
         per_service: Callable[[], bool],
     ) -> None:
-        """Create it; nothing is read before a page is requested.
-
-        Args:
-            mode: the mode whose counters are read.
-            plans: returns the plans that are in force.
-            per_service: returns whether `/metrics` shows all Services (`--metrics-per-service`).
-        """
+        """Create it; nothing is read before a page is requested."""
         self._mode = mode
         self._plans = plans
         self._per_service = per_service

@@ -59,18 +59,9 @@ class SyncObservers:
         """Create the observers; they do nothing before the first report.
 
         Args:
-            store: counts the changes that were seen.
-            in_force: what the observers follow.
-            metrics: updated by each report.
-            health: updated by each change and each report.
-            servers: servers of the health check node ports, by family.
             objects: returns every kernel object in force; called only if all are counted.
-            others: more observers, by name.
             mode: its own connection table is cleaned, too, if it has one.
             delete: deletes conntrack entries; None for the kernel's.
-            wall: seconds since 1970.
-            moment: both clocks.
-            clock: times the clean-up of conntrack.
         """
         clock = clock or MonotonicClock()
         counts = self.counts = EndpointCounts(in_force)
@@ -103,12 +94,7 @@ class SyncObservers:
         """Called with the reason if a sync fails, by name."""
 
     def use_mode(self, mode: Mode, objects: Callable[[], Objects]) -> None:
-        """Observe another mode from now on.
-
-        Args:
-            mode: the mode that serves.
-            objects: returns its kernel objects in force.
-        """
+        """Observe another mode from now on."""
         self._metrics.use_objects(objects)
         self.stale_entries = self._new_stale_entries(mode=mode)
 

@@ -241,7 +241,6 @@ def exposition(metrics: Iterable[Metric], accept: str = "") -> tuple[Iterator[by
 
     Args:
         metrics: read while the pieces are consumed; do that off the event loop.
-        accept: the Accept header.
 
     Returns:
         The pieces and the content type.

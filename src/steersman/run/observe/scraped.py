@@ -82,7 +82,6 @@ def process_state(state: NodeState, waiting: float) -> Iterator[Metric]:
     """Yield what the process says of itself.
 
     Args:
-        state: the process now.
         waiting: seconds that the oldest change has been waiting.
     """
     conditions = state.conditions

@@ -33,7 +33,6 @@ class ServiceLog:
     """Logs the changed Services of each sync."""
 
     def __init__(self, in_force: InForce, logger: logging.Logger = log) -> None:
-        """Log the changes from here on."""
         self._log = logger
         self._in_force = in_force
         self._cursor = in_force.log.cursor()
@@ -97,7 +96,6 @@ def cause(name: ObjectName, names: Iterable[Name]) -> str:
     """Say what made a Service change: its objects, or failover.
 
     Args:
-        name: the Service.
         names: everything that changed in the same syncs.
     """
     changes = [each for each in names if isinstance(each, Change)]

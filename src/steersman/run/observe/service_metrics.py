@@ -99,12 +99,7 @@ class View:
             rest[table] = tuple(map(sum, sums))
 
     def metrics(self, plans: Iterable[ServicePlan], counts: Counts) -> Iterator[Metric]:
-        """Return the series of a page.
-
-        Args:
-            plans: the ServicePorts that may be listed.
-            counts: as of the last update.
-        """
+        """Return the series of a page."""
         # Choose the rows of this page; remember their values for the next one.
         matching = (plan for plan in plans if self.filter.matches(plan.key.name))
         pages = _choose(matching, counts, self.filter.top)

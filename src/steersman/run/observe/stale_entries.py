@@ -146,7 +146,6 @@ class Debts:
         """Return when the next pass may begin; infinity if there is nothing to do.
 
         Args:
-            now: the present.
             rested: when the family has rested from its passes.
             ended: the end of its last pass.
         """
@@ -179,12 +178,9 @@ class StaleEntryCleaner:
         """Start without debts.
 
         Args:
-            metrics: counts durations and deletions.
-            in_force: says which Services changed.
             mode: its own connection table is cleaned, too, if it has one.
             delete: deletes conntrack entries; None for the kernel's.
             untranslated: deletes those that began without rules; None for the kernel's.
-            clock: for tests.
         """
         self._metrics = metrics
         self._cursor = in_force.log.cursor()

@@ -43,13 +43,6 @@ class ClusterPages:
         states: NodeStates,
         config: Callable[[], ProxyConfig],
     ) -> None:
-        """Create the pages.
-
-        Args:
-            sync: returns the body of the sync loop of the mode that serves.
-            states: describes the process.
-            config: returns the configuration in force.
-        """
         self._sync = sync
         self._states = states
         self._config = config

@@ -29,11 +29,6 @@ class ConditionLog:
     """The conditions as of the last call of `update`, and since when each has its status."""
 
     def __init__(self, started: float) -> None:
-        """Start without conditions.
-
-        Args:
-            started: when the process started, in seconds since 1970.
-        """
         self._now: dict[str, Condition] = {}
         self._started = started
 

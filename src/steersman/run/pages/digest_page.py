@@ -26,8 +26,6 @@ class DigestPage:
         """Create the page.
 
         Args:
-            store: the cluster's objects.
-            in_force: says which of them the kernel has.
             ready: called when all digests are known for the first time.
         """
         self._store = store

@@ -26,13 +26,6 @@ class DriftPage:
     def __init__(
         self, drift: DriftLog, sync: Callable[[], Sync], wall: Callable[[], float] = time.time
     ) -> None:
-        """Create the page.
-
-        Args:
-            drift: knows the repairs.
-            sync: returns the body of the sync loop of the mode that serves.
-            wall: seconds since 1970.
-        """
         self._drift = drift
         self._sync = sync
         self._wall = wall
@@ -76,10 +69,6 @@ async def compare(sync: Sync, lines: int) -> Drift | None:
     Syncs go on while the kernel is read, and what they change meanwhile is left out. Only if
     something else differs do they wait for a second comparison, which is exact: an object may have
     been missed in the first one, or changed by a sync and changed back.
-
-    Args:
-        sync: of the mode that serves.
-        lines: lines of the repair that the Drift keeps.
 
     Returns:
         What other programs changed; None if nothing, or if the objects in force are not known.

@@ -32,7 +32,6 @@ class Lags:
     """How long the changes of the last minutes took until they were in force."""
 
     def __init__(self) -> None:
-        """Start without any."""
         self._lags: deque[tuple[float, float]] = deque(maxlen=_MOST_LAGS)
         self.last: float | None = None
         """Seconds that the last change took; None if there was none."""
@@ -66,9 +65,7 @@ class History:
         """Start without records.
 
         Args:
-            wall: returns seconds since 1970.
             lags: the lag of each report is added to them before `observe`.
-            in_force: says what each sync was about.
         """
         self._wall = wall
         self._lags = lags

@@ -22,10 +22,7 @@ def names(
 
     Args:
         kind: one of KINDS; any other has no names.
-        services: all Services.
         slices: all EndpointSlices, with the targets of their endpoints.
-        nodes: the known Nodes.
-        plans: the plans in force.
     """
     found: set[str] = set()
     match kind:

@@ -44,9 +44,7 @@ class NodePage:
         """Create the page; nothing is made before it is asked for.
 
         Args:
-            states: describes the process.
             digest: returns the digest of all Services; "" until it is known.
-            clock: monotonic seconds.
         """
         self._states = states
         self._digest = digest

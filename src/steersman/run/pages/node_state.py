@@ -46,13 +46,8 @@ class NodeStates:
         """Describe a process that starts now.
 
         Args:
-            sync: returns the body of the sync loop of the mode that serves.
-            config: returns the configuration in force.
             stats: of the connection to the API server; None with manifests.
-            healthy: returns the answer of the health server.
             clock: monotonic seconds, also that of `stats`.
-            wall: seconds since 1970.
-            cpu: returns the CPU seconds of this process so far.
         """
         self._sync = sync
         self._config = config

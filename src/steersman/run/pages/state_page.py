@@ -20,10 +20,6 @@ def state_json(node: NodeState, state: State) -> Iterator[bytes]:
     """Return the State as of this call as JSON (`/state`), in pieces made on demand.
 
     The pieces may be made in another thread: everything that may change is read before.
-
-    Args:
-        node: the process.
-        state: what its syncs have made.
     """
     result, plans, plain = state.result, tuple(state.plan.services.values()), msgspec.to_builtins
     source: dict[str, Any] = {"kind": "manifests"}

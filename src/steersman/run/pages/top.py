@@ -84,13 +84,7 @@ class TopPage:
         sync: Callable[[], Sync],
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        """Create the page; nothing is counted before it is asked for.
-
-        Args:
-            states: describes the process.
-            sync: returns the body of the sync loop of the mode that serves.
-            clock: monotonic seconds.
-        """
+        """Create the page; nothing is counted before it is asked for."""
         self._states = states
         self._sync = sync
         self._clock = clock
@@ -258,7 +252,6 @@ def make_row(
 
     Args:
         named: name, key and number of endpoints.
-        now: the counts.
         before: those of `seconds` before.
         seconds: the time in between.
         dials: whether the mode knows failed dials and their durations.

@@ -78,7 +78,6 @@ def concerning(objects: Container[str], findings: Iterable[Finding]) -> tuple[Fi
 
     Args:
         objects: the Services and EndpointSlices, as in `Service shop/cart`.
-        findings: of everything.
     """
     return tuple(
         each

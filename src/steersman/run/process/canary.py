@@ -112,10 +112,7 @@ class Canary:
         """Choose the destinations; nothing is dialled before `prove`.
 
         Args:
-            targets: as of `targets_of`.
-            dial: opens a connection.
             proxied: connections end in this process, so that they succeed without an endpoint.
-            sleep: waits between two dials.
         """
         self.proven: list[Target] = []
         """Destinations that answered before the change."""

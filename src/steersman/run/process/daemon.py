@@ -121,7 +121,6 @@ class Daemon:
         node_watcher: NodeWatcher,
         reloader: ConfigReloader,
     ) -> None:
-        """Create the daemon of assembled parts; nothing runs before `run`."""
         self._machine = machine
         self._logs = logs
         self._stop = stop

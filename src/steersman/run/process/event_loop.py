@@ -47,7 +47,6 @@ class MeasuringSelector(selectors.DefaultSelector):
         wall: Callable[[], float] = time.monotonic,
         cpu: Callable[[], float] = time.thread_time,
     ) -> None:
-        """Start at zero; the clocks are for tests."""
         super().__init__()
         self._wall, self._cpu = wall, cpu
         self._since: tuple[float, float] | None = None
@@ -77,7 +76,6 @@ class MeasuredLoop(asyncio.SelectorEventLoop):
     """A loop that measures its iterations."""
 
     def __init__(self, holds: MeasuringSelector | None = None) -> None:
-        """Create a loop that is measured by `holds`."""
         self.holds = holds or MeasuringSelector()
         super().__init__(self.holds)
 
@@ -94,8 +92,6 @@ async def guarded(
     cannot be (`bindAddressHardFail`).
 
     Args:
-        name: name of the task, for people.
-        work: the coroutine.
         on_crash: called with a sentence; ends the process, so that a supervisor restarts it.
     """
     try:
@@ -115,7 +111,6 @@ async def until(
 
     Args:
         stop: work that it abandons is cancelled, and the result is None.
-        work: the work.
         patience: seconds that cancelled work gets to end, as it may run programs; None waits until
             it has ended.
     """
@@ -143,8 +138,6 @@ def run_to_end(
     kernel would delay that for as long, so the process ends without it.
 
     Args:
-        runner: makes the loop; it is closed.
-        main: the coroutine of the process.
         report: reports a failure, and returns the exit status.
 
     Returns:

@@ -64,11 +64,8 @@ def other_modes(
     A mode that takes no part in the order of clean-up removes nothing but its own other variants.
 
     Args:
-        current: the mode that serves.
-        execute: runs programs.
         variant: its variant; "none" if it changes nothing on this machine.
         options: the operator's settings, which say what belongs to other programs and stays.
-        create: builds a mode.
         may_have_left: leaves out modes of which nothing can be there.
     """
     # Modes that take part in clean-up remove all others, in the order of their rank.
@@ -120,7 +117,6 @@ async def remove_leftovers_once(
     Failures are reported and never stop the mode that serves.
 
     Args:
-        modes: as of `other_modes`.
         drain: seconds that established connections get to end, in a mode that carries them; it
             accepts no new ones in that time.
         current: the mode that serves; it may have to keep connections of other modes alive.
@@ -182,13 +178,7 @@ class Leftovers(NamedTuple):
 async def clean_up(
     execute: Exec, options: ModeOptions, running: Callable[[], object | None] = lambda: None
 ) -> Cleaned:
-    """Remove every object of every mode from the kernel, and nothing else.
-
-    Args:
-        execute: runs programs.
-        options: the operator's settings.
-        running: returns the instance that runs on this node, None if there is none.
-    """
+    """Remove every object of every mode from the kernel, and nothing else."""
     removed: dict[str, int] = {}
     problems: list[str] = []
     unprobed: list[tuple[Leftovers, tuple[Family, ...], str]] = []

@@ -50,7 +50,6 @@ def judge(node: Node | None, waited: float, *, needs_pod_cidrs: bool) -> Wait:
     """Decide whether to start with a node's object as it is.
 
     Args:
-        node: this node's object; None while there is none.
         waited: seconds since the process began to wait.
         needs_pod_cidrs: local pods are detected by this node's PodCIDRs (NodeCIDR).
     """

@@ -88,7 +88,6 @@ class Switcher:
     """Switches the mode, one switch at a time."""
 
     def __init__(self, daemon: Daemon) -> None:
-        """Prepare for switches of this process."""
         self._daemon = daemon
         self.dial: Dial = dial
         """Opens the connections that are watched."""
@@ -149,8 +148,6 @@ class Switcher:
         """Remove a mode in the background once its connections have ended.
 
         Args:
-            old: the mode.
-            current: the mode that serves.
             drain: seconds that connections get.
             in_force: whether the rules of the mode that serves are: nothing is removed before.
         """

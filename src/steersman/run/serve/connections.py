@@ -118,12 +118,6 @@ class ClientPool:
     def __init__(
         self, bounds: Bounds = BOUNDS, limit: Callable[[], int] = descriptor_limit
     ) -> None:
-        """Create a pool without clients.
-
-        Args:
-            bounds: the limits.
-            limit: returns how many descriptors the process may have.
-        """
         self.bounds = bounds
         self._limit = limit
         self._servers: dict[Clients, None] = {}  # those that have clients
@@ -185,7 +179,6 @@ class Clients:
         """Start without clients.
 
         Args:
-            pool: bounds them.
             tls: the context of HTTPS; None for HTTP.
         """
         self._tls = tls
@@ -241,8 +234,6 @@ class Clients:
         """Accept clients until cancelled.
 
         Args:
-            sock: a listening socket.
-            protocol: makes the protocol for a client.
             what: name of the server, for messages.
             welcome: returns whether a new client is served at all.
         """

@@ -43,12 +43,7 @@ class ControlSocket:
     """Serves pages on the local socket."""
 
     def __init__(self, pages: Mapping[tuple[str, str], Page], name: str = CONTROL) -> None:
-        """Create the socket; nothing is bound before `run`.
-
-        Args:
-            pages: the handlers, by method and path.
-            name: of the abstract socket.
-        """
+        """Create the socket; nothing is bound before `run`."""
         self._name = name
         self._pages = pages
         self.listening = asyncio.Event()
@@ -112,7 +107,6 @@ def told_in_lines(
     The work goes on if the client leaves.
 
     Args:
-        kind: type of the request's body.
         work: gets the request, and a function that sends a step; its result is the last line. A
             failure is the last line, too; before the first step, it is a status: 409 for a
             BusyError, else 500.

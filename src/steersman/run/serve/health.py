@@ -191,15 +191,7 @@ def proxy_health_app(
     count: Callable[[str, int], None] = lambda _path, _status: None,
     clock: Callable[[], Moment] = now,
 ) -> App:
-    """Return the application of `healthzBindAddress`.
-
-    Args:
-        health: the state that is served.
-        node: returns this node's object as it is now.
-        ready: returns whether the first full sync reached the kernel.
-        count: called with each answer of `healthz` and `livez`, for the metrics.
-        clock: for tests.
-    """
+    """Return the application of `healthzBindAddress`."""
 
     def counted(name: str, answer: Callable[[], Answer]) -> Page:
         def page(_: Request) -> Answer:

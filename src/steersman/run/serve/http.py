@@ -444,14 +444,10 @@ async def keep_serving(
 
     Args:
         app: makes the application, once for each attempt.
-        host: address to bind.
-        port: port to bind.
         what: name of the server, for messages.
         on_failure: called with each failure, to post an Event.
         hard_fail: raise the failure instead of retrying (`bindAddressHardFail`).
-        pool: bounds its clients.
         tls: the context of HTTPS; None for HTTP.
-        sleep: for tests.
 
     Raises:
         ListenError: with `hard_fail`, the address cannot be bound.

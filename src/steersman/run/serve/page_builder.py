@@ -30,7 +30,6 @@ class PageBuilder:
         clock: Callable[[], float] = time.monotonic,
         sleep: Callable[[float], Awaitable[None]] = asyncio.sleep,
     ) -> None:
-        """Create an idle builder; the arguments are for tests."""
         self._clock = clock
         self._sleep = sleep
         self._one = asyncio.Lock()

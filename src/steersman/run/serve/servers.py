@@ -64,10 +64,6 @@ class Servers:
         """Create the servers; nothing is bound before `tasks`.
 
         Args:
-            config: the configuration in force.
-            flags: the flags of the command line, for `/flagz`.
-            node_name: this node.
-            sync: has the State that is served.
             stats: connection to the API server; None with manifests.
             logs: its verbosity can be set by a request.
             machine: tells how full the conntrack table is.

@@ -106,7 +106,6 @@ async def serve_state(
 
     Args:
         config: its address is given, and a token file.
-        pages: the handlers, by method and path.
         on_failure: called with the reason if the address cannot be bound.
         hard_fail: raise that instead of retrying.
     """

@@ -23,7 +23,6 @@ class InForce:
     """The plans of the last sync that reached the kernel."""
 
     def __init__(self) -> None:
-        """Start with an empty kernel."""
         self.plans: dict[PlanKey, ServicePlan] = {}
         self.log: ChangeLog[Name] = ChangeLog()
         self.refused: frozenset[ObjectName] = frozenset()
@@ -45,7 +44,6 @@ class InForce:
 
         Args:
             writer: who made it; all plans are compared if it was somebody else the last time.
-            plans: all plans, as they are now.
             owners: those that changed since the last sync of this writer.
             changes: of the Store, since then, and its revision.
             refused: Services of which an older version stays in force.

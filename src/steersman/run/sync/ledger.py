@@ -226,8 +226,6 @@ class ObjectLedger:
         """Record that owners keep the objects they have.
 
         Args:
-            owners: the owners whose part the kernel refused.
-            why: the kernel's error.
             kernel: the objects in the kernel: owners that the ledger knows no objects of get
                 those that an earlier process wrote for them.
         """

@@ -70,10 +70,8 @@ class Runner:
 
         Args:
             work: the work; raises an Exception if it fails, returns False if there was none.
-            min_interval: minimum seconds between the end of a run and the next start.
             retry_interval: seconds until a failed run is retried.
             max_interval: seconds until the work runs without a request.
-            clock: for tests.
             first_retry: seconds until the first retry after a success, if that is shorter.
 
         Raises:

@@ -342,7 +342,6 @@ class Sync:
 
         Args:
             repair: as `by_others` returns it.
-            writers: these programs.
             most: lines of the repair that the Drift keeps.
         """
         if not repair:
