@@ -1,0 +1,243 @@
+"""One thread that touches the kernel on behalf of the event loop.
+
+Theory. Netlink sockets, bpf maps and programs block for as long as somebody else holds the kernel's
+locks, and two callers must not use one of them at the same time. So each mode has a KernelWorker,
+and every call of it that touches the kernel runs in that thread. A job is a generator:
+
+    do          returns at once      one call after the other: writes, and what a sync waits for
+    wait_for    yields a descriptor  goes on when that is readable, between two calls
+    do_slowly   yields None          one step at a time while no call waits: scrapes, long lists
+
+The thread sleeps until one of the three is due. It ends what it has begun, as a system call cannot
+be cancelled, and a cancelled caller waits for that end. So once no task is left, nothing is written
+any more, and nobody uses a descriptor that is about to be closed.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import inspect
+import selectors
+import socket
+import threading
+from collections import deque
+from collections.abc import Awaitable, Callable, Coroutine, Generator
+from contextlib import suppress
+from typing import Any, Generic, NamedTuple, ParamSpec, TypeVar
+
+P = ParamSpec("P")
+T = TypeVar("T")
+
+
+class Changes(NamedTuple):
+    """A descriptor that becomes readable when others may have changed something."""
+
+    fd: int
+    judge: Callable[[], bool]
+    """Read what has arrived, without blocking; return whether it concerns the one who waits."""
+
+
+class _Job(Generic[T]):
+    """A generator that runs in the thread, and the end of it that a task waits for."""
+
+    def __init__(self, steps: Generator[int | None, None, T]) -> None:
+        self.steps = steps
+        self.loop = asyncio.get_running_loop()
+        self.ended: asyncio.Future[None] = self.loop.create_future()
+        self.begun = False
+        self.cancelled = False
+        self.result: T
+        self.error: BaseException | None = None
+
+    def end(self) -> None:
+        """Wake the task that waits; call it in the thread."""
+        with suppress(RuntimeError):  # the loop is closed: nobody waits any more
+            self.loop.call_soon_threadsafe(self.ended.set_result, None)
+
+
+class KernelWorker:
+    """A thread that the first job starts, and `close` ends."""
+
+    def __init__(self) -> None:
+        """Create it without a thread."""
+        self._thread: threading.Thread | None = None
+        self._lock = threading.Lock()
+        """Held while a job begins or is dropped."""
+        self._calls: deque[_Job[Any]] = deque()
+        self._slow: deque[_Job[Any]] = deque()
+        self._waiting: dict[_Job[Any], int] = {}
+        """The descriptor for which each job waits."""
+        self._closing = False
+        self._loop: asyncio.AbstractEventLoop
+        self._selector: selectors.BaseSelector
+        self._alarm: tuple[socket.socket, socket.socket]
+        """A byte that is sent to the second one wakes the thread."""
+
+    # On the event loop
+
+    async def do(
+        self, call: Callable[P, T | Awaitable[T]], /, *args: P.args, **kwargs: P.kwargs
+    ) -> T:
+        """Call a function in the thread, after all calls before it.
+
+        When cancelled, drop a call that has not begun, and wait for the end of one that has.
+
+        Raises:
+            OSError: no thread can be started, and whatever the function raises.
+        """
+        # Methods of modes that are asynchronous still stay on the event loop.
+        if inspect.iscoroutinefunction(call):
+            return await call(*args, **kwargs)  # type: ignore[no-any-return]
+
+        def work() -> Generator[int | None, None, T | Awaitable[T]]:
+            return call(*args, **kwargs)
+            yield
+
+        result = await self._end_of(_Job(work()), self._calls)
+        return await result if isinstance(result, Awaitable) else result
+
+    async def do_slowly(self, steps: Generator[None, None, T]) -> T:
+        """Run a generator in the thread, one step at a time, while no call waits.
+
+        A call waits for the end of a step, so one should take a few milliseconds at most. When
+        cancelled, the generator is closed in the thread, and this waits for it.
+
+        Returns:
+            What the generator returns.
+        """
+        return await self._end_of(_Job(steps), self._slow)
+
+    async def wait_for(self, changes: Changes) -> None:
+        """Return once the judge has found something that concerns us.
+
+        The descriptor may be closed after that. What arrives then is found by the next wait.
+        """
+
+        def judge() -> Generator[int | None, None, None]:
+            while True:
+                yield changes.fd
+                if changes.judge():
+                    return
+
+        await self._end_of(_Job(judge()), self._calls)
+
+    async def close(self) -> None:
+        """End the thread after all calls; cancel the other jobs. A later call starts another."""
+        if self._thread is not None:
+            await self.do(self._stop)
+            self._thread.join()
+            self._thread = None
+            self._selector.close()
+            for end in self._alarm:
+                end.close()
+
+    async def _end_of(self, job: _Job[T], queue: deque[_Job[Any]]) -> T:
+        """Queue a job, and return its result."""
+        self._start()
+        queue.append(job)
+        self._wake()
+        try:
+            await asyncio.shield(job.ended)
+        except asyncio.CancelledError:
+            with self._lock:
+                job.cancelled = True
+            self._wake()
+            while job.begun and not job.ended.done():
+                with suppress(asyncio.CancelledError):  # once more
+                    await asyncio.shield(job.ended)
+            raise
+        if job.cancelled:
+            raise asyncio.CancelledError
+        if job.error is not None:
+            error, job.error = job.error, None  # no cycle of the job and its traceback
+            raise error
+        return job.result
+
+    def _start(self) -> None:
+        """Start the thread if there is none."""
+        if self._thread is not None:
+            return
+        self._loop = asyncio.get_running_loop()
+        self._selector = selectors.DefaultSelector()
+        self._alarm = receiver, sender = socket.socketpair()
+        for end in self._alarm:
+            end.setblocking(False)
+        self._selector.register(receiver, selectors.EVENT_READ)
+        self._closing = False
+        thread = threading.Thread(target=self._run, daemon=True, name="kernel")
+        try:
+            thread.start()
+        except RuntimeError as error:
+            self._selector.close()
+            receiver.close()
+            sender.close()
+            raise OSError(f"no thread can be started: {error}") from error
+        self._thread = thread
+
+    def _wake(self) -> None:
+        with suppress(BlockingIOError):  # enough of them are on their way
+            self._alarm[1].send(b"!")
+
+    # In the thread
+
+    def on_loop(self, coroutine: Coroutine[Any, Any, T]) -> T:
+        """Run a coroutine on the event loop that made the first call, and wait for its end."""
+        return asyncio.run_coroutine_threadsafe(coroutine, self._loop).result()
+
+    def _run(self) -> None:
+        """Do all jobs until `close`."""
+        while not self._closing or self._calls:
+            while (job := self._next(self._calls)) is not None:
+                self._advance(job)
+            for key, _ in self._selector.select(0 if self._slow or self._closing else None):
+                if key.data is None:
+                    self._alarm[0].recv(4096)
+                elif not key.data.cancelled:
+                    self._go_on(key.data)
+            for job in [job for job in self._waiting if job.cancelled]:
+                self._go_on(job)
+            if (job := self._next(self._slow)) is not None:
+                self._advance(job)
+        for job in (*self._waiting, *self._slow):
+            job.cancelled = True
+        for job in list(self._waiting):
+            self._go_on(job)
+        while (job := self._next(self._slow)) is not None:
+            self._advance(job)
+
+    def _next(self, queue: deque[_Job[Any]]) -> _Job[Any] | None:
+        """Return the first job of a queue that is not dropped; it begins."""
+        with self._lock:
+            while queue:
+                job = queue.popleft()
+                if job.begun or not job.cancelled:
+                    job.begun = True
+                    return job
+        return None
+
+    def _go_on(self, job: _Job[Any]) -> None:
+        """Continue a job that waited for its descriptor."""
+        self._selector.unregister(self._waiting.pop(job))
+        self._advance(job)
+
+    def _advance(self, job: _Job[Any]) -> None:
+        """Run a job up to where it waits, or to its end."""
+        try:
+            if job.cancelled:
+                job.steps.close()
+            else:
+                descriptor = next(job.steps)
+                if descriptor is None:
+                    self._slow.append(job)
+                else:
+                    self._selector.register(descriptor, selectors.EVENT_READ, job)
+                    self._waiting[job] = descriptor
+                return
+        except StopIteration as end:
+            job.result = end.value
+        except BaseException as error:
+            job.error = error
+        job.end()
+
+    def _stop(self) -> None:
+        self._closing = True
