@@ -1,171 +1,148 @@
-"""What the pinned maps say about a packet: the same lookups as those of c/balance.h."""
+"""What the maps say about a new connection: the twin of c/balance.h in Python.
+
+Tracing explains by it what the programs did, and failover chooses an endpoint as they would.
+"""
 
 from __future__ import annotations
 
-import time
-from collections.abc import Mapping
-from pathlib import Path
+import random
+from collections.abc import Iterator, Mapping
 from typing import NamedTuple
 
 from steersman.model.names import Family
 from steersman.model.plan import SourceClass
 from steersman.modes.ebpf import layout
-from steersman.modes.ebpf.bpf import HashMap, SumMap
-from steersman.modes.ebpf.dump import describe
-from steersman.modes.ebpf.layout import (
-    UNSPECIFIED,
-    FrontendValue,
-    Kind,
-    is_ipv4,
-    print_address,
-)
+from steersman.modes.ebpf.bpf import HashMap
+from steersman.modes.ebpf.tables import Config
 
-_SOURCES = (SourceClass.POD, SourceClass.NODE, SourceClass.EXTERNAL)
-_VERDICT_NAMES = ("forward", "drop", "reject")
-# Fields of a config: cookie, flags.
-_CONFIG_COOKIE, _CONFIG_FLAGS = 0, 3
+MAPS = (
+    *("frontends", "services", "slots", "members", "prefixes", "node_ips", "devices", "config"),
+    *("affinities", "maglevs", "names"),
+)
+"""Names of the maps that a Lookup reads."""
+SOURCES = (SourceClass.POD, SourceClass.NODE, SourceClass.EXTERNAL)
+"""In the order of `enum source_class`."""
+_ACTION_BITS = 4
 _DETECTORS = layout.CONFIG_DETECTOR_CIDR | layout.CONFIG_DETECTOR_DEVICE
 _ALL_BITS = 32 + 128
-_ACTION_BITS, _VERDICT_MASK = 4, 3
-# Fields of a service: affinity timeout.
-_AFFINITY_SECONDS = 4
+_LOOPBACK4 = layout.IPV4_PREFIX + b"\x7f"
 
 
-class Ruling(NamedTuple):
-    """What the maps have for a destination and a class of clients."""
+class Match(NamedTuple):
+    """The frontend that serves a destination."""
 
-    verdict: str
-    """`forward`, `drop`, `reject`; "" if the destination is no Service's."""
-    text: str
-    """The object in the maps, in words."""
-    why: str = ""
-    """Why it is dropped or rejected, or not balanced at the socket."""
-    service: int = 0
+    key: bytes
+    service: int
     """Number of the ServicePort."""
+    actions: int
+    flags: int
+
+    def action(self, client: SourceClass) -> int:
+        """Return the four bits of a class of clients."""
+        return self.actions >> _ACTION_BITS * SOURCES.index(client) & 15
 
 
-class TraceMaps:
-    """The mode's pinned maps, read beside the daemon."""
+class Candidate(NamedTuple):
+    """An endpoint that a client may get."""
 
-    def __init__(self, directory: Path) -> None:
-        """Open the maps, and remember the affinities that clients have now."""
-        names = (
-            *("frontends", "services", "names", "prefixes", "maglevs", "node_ips", "devices"),
-            *("config", "affinities"),
-        )
-        self._maps: Mapping[str, HashMap] = {
-            name: HashMap.pinned(directory / name) for name in names
-        }
-        self._affinities = dict(self._maps["affinities"].items())
-        self._counters = SumMap.pinned(directory / "counters")
-        self._dropped = self._count_drops()
-        config = self._maps["config"].get(layout.number_key(0)) or bytes(layout.CONFIG.size)
-        values = layout.CONFIG.unpack(config)
-        self.host_cookie: int = values[_CONFIG_COOKIE]
+    service: int
+    session: bytes
+    """Key of the client's affinity; b"" if the ServicePort has none."""
+    endpoint: bytes
+
+
+class Lookup:
+    """The maps of balancing."""
+
+    def __init__(self, maps: Mapping[str, int]) -> None:
+        """Read the node's facts; descriptors stay with their owner."""
+        self.maps = {name: HashMap(maps[name]) for name in MAPS}
+        record = self.maps["config"].get(layout.number_key(0)) or bytes(layout.CONFIG.size)
+        config = Config(*layout.CONFIG.unpack(record))
+        self.host_cookie = config.cookie
         """Network namespace of the node; 0 if no sockets are balanced."""
-        self._flags: int = values[_CONFIG_FLAGS]
-
-    def close(self) -> None:
-        """Close the maps."""
-        for each in (*self._maps.values(), self._counters):
-            each.close()
-
-    def _count_drops(self) -> dict[str, int]:
-        return {
-            name: self._counters.sum(layout.number_key(number))
-            for number, name in enumerate(layout.COUNTERS)
-            if name.startswith("dropped_")
-        }
-
-    def new_drops(self) -> list[str]:
-        """Return the reasons for which packets were dropped since then, not only of one flow."""
-        now = self._count_drops()
-        return [name for name, count in now.items() if count > self._dropped[name]]
-
-    # The class of a client
+        self.flags = config.flags
 
     def class_of_socket(self, netns_cookie: int) -> SourceClass:
         """Return the class of a socket's owner."""
         if netns_cookie == self.host_cookie:
             return SourceClass.NODE
-        return SourceClass.POD if self._flags & _DETECTORS else SourceClass.EXTERNAL
+        return SourceClass.POD if self.flags & _DETECTORS else SourceClass.EXTERNAL
 
     def class_of_packet(self, source: bytes, device: int) -> SourceClass:
         """Return the class of a packet that comes in by a device."""
-        if self._flags & layout.CONFIG_DETECTOR_CIDR and self._in_prefixes(
-            layout.PREFIXES_PODS, source
-        ):
+        by_address = self.flags & layout.CONFIG_DETECTOR_CIDR
+        if by_address and self.in_prefixes(layout.PREFIXES_PODS, source):
             return SourceClass.POD
-        value = self._maps["devices"].get(layout.number_key(device))
+        value = self.maps["devices"].get(layout.number_key(device))
         flags = layout.DEVICE.unpack(value)[2] if value else 0
-        by_device = self._flags & layout.CONFIG_DETECTOR_DEVICE and flags & layout.DEVICE_POD
+        by_device = self.flags & layout.CONFIG_DETECTOR_DEVICE and flags & layout.DEVICE_POD
         return SourceClass.POD if by_device else SourceClass.EXTERNAL
 
-    def _in_prefixes(self, number: int, end: bytes) -> bool:
+    def in_prefixes(self, number: int, end: bytes) -> bool:
+        """Whether an address is in the prefixes of a number."""
         key = layout.PREFIX.pack(_ALL_BITS, number, end[: layout.ADDRESS_SIZE])
-        return self._maps["prefixes"].get(key) is not None
+        return self.maps["prefixes"].get(key) is not None
 
-    # The destination
+    def find_frontend(self, protocol: int, destination: bytes, *, own: bool) -> Match | None:
+        """Find the frontend of a destination: its own, or that of a node port.
 
-    def rule(self, protocol: int, source: bytes, destination: bytes, client: SourceClass) -> Ruling:
-        """Look up a destination for a client, as the programs do."""
+        Args:
+            protocol: number.
+            destination: packed endpoint.
+            own: whether the client is the node itself.
+        """
         address, port = layout.split_endpoint(destination)
-        frontends, at = self._maps["frontends"], print_address(address)
-        own, ipv4 = client is SourceClass.NODE, is_ipv4(address)
-        unspecified = address in UNSPECIFIED.values()
+        unspecified = address in layout.UNSPECIFIED.values()
+        addresses = [] if unspecified else [address]
+        if self._serves_node_ports(address, own=own):
+            family = Family.IPV4 if layout.is_ipv4(address) else Family.IPV6
+            addresses.append(layout.UNSPECIFIED[family])
+        for each in addresses:
+            key = layout.FRONTEND_KEY.pack(each, port, protocol)
+            if value := self.maps["frontends"].get(key):
+                return Match(key, *layout.FRONTEND.unpack(value))
+        return None
 
-        # Its own frontend, or that of a node port (serves_node_ports).
-        keys = [] if unspecified else [(address, port, protocol)]
-        serves = self._maps["node_ips"].get(address) is not None
-        if unspecified or (ipv4 and at.startswith("127.")):
-            localhost = self._flags & layout.CONFIG_LOCALHOST_NODE_PORTS
-            serves = own and ipv4 and (serves or bool(localhost))
-        if serves:
-            keys.append((UNSPECIFIED[Family.IPV4 if ipv4 else Family.IPV6], port, protocol))
-        for key in (layout.FRONTEND_KEY.pack(*parts) for parts in keys):
-            if value := frontends.get(key):
-                break
-        else:
-            if frontends.get(layout.FRONTEND_KEY.pack(address, 0, 0)):
-                return Ruling("reject", f"clusterIP {at}", f"its Service has no port {port}")
-            if self._in_prefixes(layout.PREFIXES_SERVICE_CIDRS, address):
-                return Ruling("drop", f"{at} is in a ServiceCIDR", "no Service has this address")
-            return Ruling("", "")
+    def _serves_node_ports(self, address: bytes, *, own: bool) -> bool:
+        if address in layout.UNSPECIFIED.values() or address.startswith(_LOOPBACK4):
+            if not own or not layout.is_ipv4(address):
+                return False
+            if self.flags & layout.CONFIG_LOCALHOST_NODE_PORTS:
+                return True
+        return self.maps["node_ips"].get(address) is not None
 
-        # What it does with the client: first its source ranges, then its action for the class.
-        service, actions, flags = layout.FRONTEND.unpack(value)
-        name = layout.unpack_name(self._maps["names"].get(layout.number_key(service)) or b"")
-        text = describe((Kind.FRONTEND + key, FrontendValue(actions, flags, name).pack()))
-        why = ""
-        if flags & layout.FRONTEND_RANGES:
-            why = "" if own else "the client's address is only known in its packets"
-            known = any(source[: layout.ADDRESS_SIZE])
-            if known and not self._in_prefixes(service, source):
-                why = "the client is in none of the Service's source ranges"
-                return Ruling("drop", text, why, service)
-        action = actions >> _ACTION_BITS * _SOURCES.index(client)
-        verdict = _VERDICT_NAMES[action & _VERDICT_MASK]
-        if verdict == "forward" and action & layout.ACTION_MASQUERADE and not own:
-            why = "its source has to change"
-        elif verdict != "forward":
-            why = "the Service has no endpoint for this client"
-        return Ruling(verdict, text, why, service)
+    def affinity_seconds(self, service: int) -> int:
+        """Return the affinity timeout of a ServicePort; 0 if it has none, or is not there."""
+        return self._service(service)[1]
 
-    # The endpoint
+    def candidates(
+        self, match: Match, source: SourceClass, client: bytes, count: int
+    ) -> Iterator[Candidate]:
+        """Yield the endpoint that the client is bound to, then others at random.
 
-    def chosen_by(self, service: int, client: bytes, endpoint: bytes) -> str:
-        """Say how an endpoint was chosen for a client: an address, or a network namespace."""
-        record = self._maps["services"].get(layout.number_key(service))
-        if not record:
-            return ""
-        seconds: int = layout.SERVICE.unpack(record)[_AFFINITY_SECONDS]
-        if not seconds:
-            maglev = self._maps["maglevs"].get(layout.number_key(service))
-            return "chosen by the Maglev table" if maglev else "chosen at random"
-        known = self._affinities.get(layout.AFFINITY_KEY.pack(client, service))
-        if known:
-            address, last, port = layout.AFFINITY.unpack(known)
-            age = time.monotonic_ns() - last
-            if address + port == endpoint and age < seconds * 1_000_000_000:
-                return f"the client had it {age // 1_000_000_000} s ago (affinity, {seconds} s)"
-        return f"chosen at random; the client keeps it for {seconds} s"
+        Args:
+            match: the frontend that the client connects to.
+            source: its class.
+            client: its address, or `layout.netns_client`.
+            count: at most so many others.
+        """
+        local = bool(match.action(source) & layout.ACTION_LOCAL)
+        pools, seconds = self._service(match.service)
+        session = layout.AFFINITY_KEY.pack(client, match.service) if seconds else b""
+        if session and (bound := self.maps["affinities"].get(session)):
+            address, _, port = layout.AFFINITY.unpack(bound)
+            member = layout.MEMBER_KEY.pack(match.service, address + port)
+            if layout.read_number(self.maps["members"].get(member) or bytes(4)) & 1 << local:
+                yield Candidate(match.service, session, address + port)
+        base, size = pools[local]
+        for place in random.sample(range(size), min(size, count)):
+            slot = self.maps["slots"].get(layout.number_key(base + place))
+            (endpoint,) = layout.SLOT.unpack(slot or bytes(layout.SLOT.size))
+            yield Candidate(match.service, session, endpoint)
+
+    def _service(self, number: int) -> tuple[tuple[tuple[int, int], tuple[int, int]], int]:
+        """Return both pools of a ServicePort, and its affinity timeout."""
+        record = self.maps["services"].get(layout.number_key(number))
+        values = layout.SERVICE.unpack(record or bytes(layout.SERVICE.size))
+        return (values[0:2], values[2:4]), values[4]

@@ -15,15 +15,14 @@ gets ECONNABORTED.
 
 from __future__ import annotations
 
-import random
-import socket
 import time
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Collection, Mapping
 from pathlib import Path
 
 from steersman.host.netlink import Netlink
 from steersman.model.failover import Backend
-from steersman.model.names import Family, Protocol
+from steersman.model.names import Protocol
+from steersman.model.plan import SourceClass
 from steersman.modes.ebpf import layout
 from steersman.modes.ebpf.bpf import HashMap, Object
 from steersman.modes.ebpf.flows import (
@@ -37,6 +36,8 @@ from steersman.modes.ebpf.flows import (
     TO_ENDPOINT,
     delete_unanswered,
 )
+from steersman.modes.ebpf.lookup import MAPS, Lookup
+from steersman.modes.ebpf.netns import netns_cookie
 from steersman.modes.ebpf.presence import PresenceFilter
 from steersman.modes.ebpf.sockets import (
     Peer,
@@ -48,18 +49,10 @@ from steersman.modes.ebpf.sockets import (
     read_peers,
 )
 
-_SO_NETNS_COOKIE = 71
 _TCP = Protocol.TCP.number
-_ONLY = layout.number_key(0)
 _TRIES = 16
-_NODE, _POD, _OTHERS = 1, 0, 2  # enum source_class
-_ACTION_BITS = 4
 _OVER = (CLOSING, RESET, REFUSED)
-_DETECTORS = layout.CONFIG_DETECTOR_CIDR | layout.CONFIG_DETECTOR_DEVICE
-_MAPS = (
-    *("flows", "frontends", "services", "slots", "members", "config", "marks", "affinities"),
-    *("seats", "crowded", "reverses"),
-)
+_MAPS = {*MAPS, "flows", "marks", "seats", "crowded", "reverses"}
 
 
 class Mover:
@@ -102,9 +95,7 @@ class Mover:
         seen: dict[int, bytes] = {}
 
         def visit(netlink: Netlink) -> int:
-            with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as sock:
-                cookie = sock.getsockopt(socket.SOL_SOCKET, _SO_NETNS_COOKIE, 8)
-            move = _Move(maps, netlink, int.from_bytes(cookie, layout.BYTE_ORDER), doomed)
+            move = _Move(maps, netlink, netns_cookie(), doomed)
             moved = 0
             for each in list(connecting(netlink)):
                 peer = wanted.get(each.cookie)
@@ -131,14 +122,14 @@ class _Move:
     def __init__(
         self, maps: Mapping[str, int], netlink: Netlink, netns: int, doomed: Collection[bytes]
     ) -> None:
-        self._maps = {name: HashMap(fd) for name, fd in maps.items() if name != "marks"}
+        self._lookup = Lookup(maps)
+        self._flows = HashMap(maps["flows"])
         self._presence = PresenceFilter(maps["marks"])
         self._netlink = netlink
-        self._netns = netns
+        self._client = layout.netns_client(netns)
         self._doomed = doomed
-        config = layout.CONFIG.unpack(self._maps["config"].get(_ONLY) or bytes(layout.CONFIG.size))
-        self._own = netns == config[0]
-        self._class = _NODE if self._own else _POD if config[3] & _DETECTORS else _OTHERS
+        self._class = self._lookup.class_of_socket(netns)
+        self._own = self._class is SourceClass.NODE
 
     def socket(self, sock: Socket, peer: Peer) -> bytes:
         """Move a socket, or destroy it if its packets pass no device.
@@ -150,10 +141,14 @@ class _Move:
         if layout.address_of(client) == layout.address_of(dead):
             return dead if destroy_one(self._netlink, sock, _TCP) else b""
         there, back = (EGRESS, INGRESS) if self._own else (INGRESS, EGRESS)
-        flows = self._maps["flows"]
-        for service, session, end in self._candidates(peer.frontend):
+        match = self._lookup.find_frontend(_TCP, peer.frontend, own=self._own)
+        if match is None:
+            return b""
+        for service, session, end in self._lookup.candidates(
+            match, self._class, self._client, _TRIES
+        ):
             answers = layout.flow_key(end, client, _TCP, back)
-            other = flows.get(answers)
+            other = self._flows.get(answers)
             # The client may have a connection from this port to that endpoint, too.
             taken = other is not None and layout.flow_state(other) not in _OVER
             if end in self._doomed or taken or exists(self._netlink, client, end):
@@ -165,43 +160,11 @@ class _Move:
             if session:
                 address, port = layout.address_of(end), end[layout.ADDRESS_SIZE :]
                 value = layout.AFFINITY.pack(address, time.monotonic_ns(), port)
-                self._maps["affinities"].put(session, value)
+                self._lookup.maps["affinities"].put(session, value)
             return end
         return b""
 
     def _put(self, key: bytes, end: bytes, kind: int, service: int) -> None:
         address, port = layout.address_of(end), end[layout.ADDRESS_SIZE :]
         value = layout.FLOW.pack(address, time.monotonic_ns(), port, kind, OPENING, service)
-        self._maps["flows"].put(key, value)
-
-    def _candidates(self, frontend: bytes) -> Iterator[tuple[int, bytes, bytes]]:
-        """Yield endpoints of the Service that a socket has connected to, as c/balance.h chooses.
-
-        Each comes with the number of the ServicePort, and the key of the client's session; b"" if
-        it has no affinity.
-        """
-        address, port = layout.split_endpoint(frontend)
-        family = Family.IPV4 if layout.is_ipv4(address) else Family.IPV6
-        for at in (address, layout.UNSPECIFIED[family]):
-            key = layout.FRONTEND_KEY.pack(at, port, _TCP)
-            if value := self._maps["frontends"].get(key):
-                break
-        else:
-            return
-        service, actions, _ = layout.FRONTEND.unpack(value)
-        record = self._maps["services"].get(layout.number_key(service))
-        *pools, seconds, _ = layout.SERVICE.unpack(record or bytes(layout.SERVICE.size))
-        local = bool(actions >> _ACTION_BITS * self._class & layout.ACTION_LOCAL)
-        base, count = pools[2 * local : 2 * local + 2]
-        session = layout.AFFINITY_KEY.pack(layout.netns_client(self._netns), service)
-        if not seconds:
-            session = b""
-        elif known := self._maps["affinities"].get(session):
-            own, _, own_port = layout.AFFINITY.unpack(known)
-            member = layout.MEMBER_KEY.pack(service, own + own_port)
-            in_pools = layout.read_number(self._maps["members"].get(member) or bytes(4))
-            if in_pools & 1 << local:
-                yield service, session, own + own_port
-        for place in random.sample(range(count), min(count, _TRIES)):
-            slot = self._maps["slots"].get(layout.number_key(base + place))
-            yield service, session, layout.SLOT.unpack(slot or bytes(layout.SLOT.size))[0]
+        self._flows.put(key, value)

@@ -52,6 +52,13 @@ _WANTED_CHANGES = (
 assert max(RTM_NEWLINK, RTM_DELLINK, RTM_NEWADDR, RTM_DELADDR) < 1 << 8
 
 
+def netns_cookie() -> int:
+    """Return the number by which programs know the namespace of this thread (Linux 5.14)."""
+    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as sock:
+        cookie = sock.getsockopt(socket.SOL_SOCKET, _SO_NETNS_COOKIE, 8)
+    return int.from_bytes(cookie, layout.BYTE_ORDER)
+
+
 class Enter(Protocol):
     """Calls a function in the network namespace of the node, and returns its result."""
 
@@ -85,13 +92,8 @@ class NodeNetns:
         return self.run(lambda: Subscription(NETLINK_ROUTE, groups, wanted=_WANTED_CHANGES))
 
     def cookie(self) -> int:
-        """Return the number by which programs know the namespace (Linux 5.14)."""
-
-        def ask() -> bytes:
-            with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as sock:
-                return sock.getsockopt(socket.SOL_SOCKET, _SO_NETNS_COOKIE, 8)
-
-        return int.from_bytes(self.run(ask), layout.BYTE_ORDER)
+        """Return the number by which programs know the namespace."""
+        return self.run(netns_cookie)
 
     def port_range(self) -> tuple[int, int]:
         """Return the first and last port for sockets that ask for none."""

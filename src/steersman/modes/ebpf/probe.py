@@ -11,7 +11,6 @@ import ctypes
 import errno
 import os
 import re
-import socket
 import struct
 import sys
 from collections.abc import Callable, Iterable
@@ -23,6 +22,7 @@ from steersman.model.errors import ApplyError
 from steersman.modes.base import Support
 from steersman.modes.ebpf import bpf
 from steersman.modes.ebpf.loader import library
+from steersman.modes.ebpf.netns import netns_cookie
 
 _MOUNTS = Path("/proc/self/mountinfo")
 _CGROUPS = "/sys/fs/cgroup"
@@ -32,7 +32,6 @@ _ARRAY, _MMAPABLE = 2, 1 << 10
 _SCHED_CLS, _SOCK_ADDR = 3, 18
 _CONNECT4, _GETPEERNAME4 = 10, 29
 _NETNS_COOKIE, _REDIRECT_NEIGH, _SET_RETVAL = 122, 152, 187
-_SO_NETNS_COOKIE = 71
 # Index that no device has.
 _NO_DEVICE = 0x7FFFFFFF
 _DENIED = (errno.EPERM, errno.EACCES)
@@ -113,11 +112,10 @@ def _has_batches() -> bool:
 
 
 def _has_netns_cookies() -> bool:
-    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as sock:
-        try:
-            sock.getsockopt(socket.SOL_SOCKET, _SO_NETNS_COOKIE, 8)
-        except OSError:
-            return False
+    try:
+        netns_cookie()
+    except OSError:
+        return False
     return True
 
 

@@ -23,11 +23,11 @@ from steersman.modes.base import Tracer
 from steersman.modes.ebpf import layout
 from steersman.modes.ebpf.datapath import EbpfOptions
 from steersman.modes.ebpf.loader import StaleMapsError
-from steersman.modes.ebpf.lookup import TraceMaps
 from steersman.modes.ebpf.netns import NodeNetns
 from steersman.modes.ebpf.pins import Pins
 from steersman.modes.ebpf.probe import cgroup_root
 from steersman.modes.ebpf.trace_events import FILE, FILTER, Kind, TraceEvent, Watcher
+from steersman.modes.ebpf.trace_maps import TraceMaps
 from steersman.modes.ebpf.trace_story import Story
 from steersman.modes.netfilter_tracer import NetfilterTracer
 

@@ -12,8 +12,8 @@ from steersman.model.plan import SourceClass
 from steersman.model.tracing import STEERSMAN, TraceStep, WatchedFlow
 from steersman.modes.ebpf import layout
 from steersman.modes.ebpf.dump import endpoint_name
-from steersman.modes.ebpf.lookup import Ruling, TraceMaps
 from steersman.modes.ebpf.trace_events import Kind, TraceEvent, drop_reasons, function_at
+from steersman.modes.ebpf.trace_maps import Ruling, TraceMaps
 
 KERNEL = "the kernel"
 """Owner of what no rule decides."""
