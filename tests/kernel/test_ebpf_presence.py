@@ -15,7 +15,6 @@ from steersman.model.ruleset import diff
 from steersman.modes.ebpf import flows, layout, render
 from steersman.modes.ebpf.bpf import ArrayMap
 from steersman.modes.ebpf.layout import (
-    FLOW_PRESENCE_BITS,
     L3_DEVICE_PLACES,
     LISTED_CIDRS,
     OFFSETS,
@@ -23,7 +22,7 @@ from steersman.modes.ebpf.layout import (
     Kind,
     pack_address,
 )
-from steersman.modes.ebpf.presence import PresenceFilter, places_of, places_of_flows
+from steersman.modes.ebpf.presence import PresenceFilter, places_of
 from steersman.modes.ebpf.tables import Tables
 from tests.support.lab.ebpf_node import MARKS
 from tests.support.lab.ebpf_packets import (
@@ -43,7 +42,6 @@ from tests.support.lab.frames import ACK, SYN, packet, see
 
 pytestmark = MARKS
 PLACES, MARK = 1 << PRESENCE_BITS, 4
-FLOW_PLACES, FLOW_MARK = 1 << FLOW_PRESENCE_BITS, 2
 AT = OFFSETS["marks"]
 
 
@@ -83,25 +81,17 @@ class Marked(Programs):
         self.presence = PresenceFilter(self.loaded.maps["marks"])
 
     def renew(self) -> None:
-        self.presence.renew(lambda: flows.noted(self.flows), len(dict(self.flows.items())))
+        for _ in self.presence.renew(lambda: flows.clients_of(self.flows)):
+            pass
 
     def generation(self, number: int) -> set[int]:
         """Places that are marked in a generation of clients."""
-        return self._marked("places", PLACES, MARK, number)
-
-    def keys(self, number: int) -> set[int]:
-        """Places that are marked in a generation of keys of flows."""
-        return self._marked("flows", FLOW_PLACES, FLOW_MARK, number)
-
-    def _marked(self, field: str, places: int, size: int, number: int) -> set[int]:
-        told = self.memory[AT[field] : AT[field] + places * size].tobytes()[number::size]
-        return {place for place, mark in enumerate(told) if mark}
+        start = AT["places"]
+        marks = self.memory[start : start + PLACES * MARK].tobytes()[number::MARK]
+        return {place for place, mark in enumerate(marks) if mark}
 
     def clients(self) -> set[bytes]:
-        return {client for client, _ in flows.noted(self.flows)}
-
-    def flow_places(self) -> set[int]:
-        return places_of_flows(key for _, key in flows.noted(self.flows))
+        return set(flows.clients_of(self.flows))
 
     @property
     def filling(self) -> int:
@@ -130,10 +120,9 @@ def flow(marked: Marked, port: int, client: str = CLIENT) -> Iterator[None]:
 @pytest.mark.parametrize("client", [CLIENT, CLIENT6])
 def test_programs_and_we_mark_the_same_places(marked: Marked, client: str) -> None:
     with flow(marked, 4000, client):
-        before, keys = marked.clients(), marked.flow_places()
+        before = marked.clients()
         assert pack_address(client) in before
         assert marked.generation(0) == places_of(before)
-        assert marked.keys(0) == keys
 
 
 def test_addresses_spread() -> None:
@@ -141,31 +130,6 @@ def test_addresses_spread() -> None:
     far = [secrets.token_bytes(16) for _ in range(1000)]
     for addresses in (near, far):
         assert len(places_of(addresses)) > 900
-    server = pack_address("192.168.0.2") + (80).to_bytes(2, "big")
-    one = [pack_address(CLIENT) + port.to_bytes(2, "big") for port in range(32768, 33768)]
-    many = [address + port[16:] for address, port in zip(near, one, strict=True)]
-    for clients in (one, many):
-        keys = [layout.flow_key(client, server, 6, 0) for client in clients]
-        assert len(places_of_flows(keys)) > 900
-
-
-@pytest.mark.parametrize("client", [CLIENT, CLIENT6])
-def test_other_packets_of_a_client_are_not_looked_at(marked: Marked, client: str) -> None:
-    """What tells it: a flow of the same client that nobody has noted is passed over."""
-    vip, pod = (VIP6, POD6) if ":" in client else (VIP, POD)
-    with flow(marked, 4000, client), flow(marked, 4001, client):
-        pass
-    (gone,) = (
-        key
-        for key, value in marked.flows.items()
-        if layout.flow_kind(value) == flows.TO_ENDPOINT and key[32:34] == (4001).to_bytes(2, "big")
-    )
-    (place,) = places_of_flows([gone])
-    marked.memory[AT["flows"] + FLOW_MARK * place] = 0
-    other = packet((client, 4001), (vip, 80), flags=ACK)
-    assert marked.ingress(other) == (NEXT, other)
-    first = packet((client, 4000), (vip, 80), flags=ACK)
-    assert see(marked.ingress(first)[1])[1] == (pod, 8080)
 
 
 def test_an_unmarked_packet_is_not_looked_at(marked: Marked) -> None:
@@ -177,11 +141,9 @@ def test_an_unmarked_packet_is_not_looked_at(marked: Marked) -> None:
     assert marked.ingress(given) == (NEXT, given)
     marked.presence.distrust()
     assert see(marked.ingress(given)[1])[1] == (POD, 8080)
-    size = FLOW_PLACES * FLOW_MARK
-    marked.memory[AT["flows"] : AT["flows"] + size] = bytes(size)
     with flow(marked, 4000):
         marked.presence.serve([pack_address(VIP)])
-        marked.presence.trust(flows.noted(marked.flows))
+        marked.presence.trust(flows.clients_of(marked.flows))
 
 
 def test_a_crowd_of_marks_goes_and_flows_stay(marked: Marked) -> None:
@@ -194,41 +156,9 @@ def test_a_crowd_of_marks_goes_and_flows_stay(marked: Marked) -> None:
         with flow(marked, 4002, "203.0.113.77"):
             marked.renew()
             assert not marked.generation(0)
-            assert not marked.keys(0)
             assert marked.generation(1) == places_of(marked.clients())
-            assert marked.keys(1) == marked.flow_places()
             marked.renew()
             assert marked.filling == 1
-
-
-def test_many_ended_flows_go_but_not_while_as_many_are_present(marked: Marked) -> None:
-    many = FLOW_PLACES // 8
-    with flow(marked, 4000):
-        start = AT["flows"]
-        marked.memory[start : start + FLOW_PLACES] = b"\1\0" * (FLOW_PLACES // 2)
-        marked.presence.renew(lambda: flows.noted(marked.flows), many // 2)
-        assert marked.filling == 0
-        marked.renew()
-        assert marked.filling == 1
-        marked.renew()
-        assert not marked.keys(0)
-        assert marked.keys(1) == marked.flow_places()
-
-
-def test_few_ended_flows_stay(marked: Marked) -> None:
-    with flow(marked, 4000):
-        marked.memory[AT["flows"] : AT["flows"] + FLOW_PLACES // 8] = b"\1\0" * (FLOW_PLACES // 16)
-        marked.renew()
-        assert marked.filling == 0
-
-
-def test_neighbouring_ports_are_neighbours_in_the_filter() -> None:
-    """A cache line has the next connections of a client: that is why they cost no more."""
-    server = pack_address("192.168.0.2") + (80).to_bytes(2, "big")
-    ends = [pack_address(CLIENT) + port.to_bytes(2, "big") for port in range(32768, 32800)]
-    places = places_of_flows(layout.flow_key(end, server, 6, 0) for end in ends)
-    assert len(places) == 32
-    assert max(places) - min(places) < 64
 
 
 def test_devices_without_ethernet_share_places_with_others(marked: Marked) -> None:

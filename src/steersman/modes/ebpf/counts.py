@@ -19,11 +19,11 @@ from steersman.modes.ebpf import layout, render
 from steersman.modes.ebpf.bpf import HashMap, SumMap
 from steersman.modes.ebpf.flows import (
     Collected,
+    clients_of,
     collect,
     count_open,
     delete_stale,
     find_stale,
-    noted,
     read_timeouts,
 )
 from steersman.modes.ebpf.loader import LoadedObject
@@ -141,11 +141,12 @@ class Tracking:
         self._counts.add_expired(deleted)
         self._state = self._counts.after_pass(entries, expired.made, self._state)
         self._counts.delete_unplanned(self._tables)
-        self._tables.presence.renew(lambda: noted(self._flows), entries)
+        for _ in self._tables.presence.renew(lambda: clients_of(self._flows)):
+            pass
 
     def trust_filter(self) -> None:
         """Make programs rely on the presence filter: all of them write it now."""
-        self._tables.presence.trust(noted(self._flows))
+        self._tables.presence.trust(clients_of(self._flows))
 
     def prepare_stats(self, plans: Collection[ServicePlan]) -> Callable[[], ConnectionStats]:
         """Return a function that reads the counts by ServicePort, without zeros.

@@ -135,12 +135,12 @@ class Collected(NamedTuple):
     expired: int
 
 
-def noted(flows: HashMap) -> Iterator[tuple[bytes, bytes]]:
-    """Yield client and key of each flow, for the presence filter (c/presence.h)."""
+def clients_of(flows: HashMap) -> Iterator[bytes]:
+    """Yield the packed address of each flow's client, for the presence filter (c/presence.h)."""
     for key, value in flows.items():
         source, destination, *_ = layout.FLOW_KEY.unpack(key)
         to_endpoint = layout.flow_kind(value) in (TO_ENDPOINT, MASQUERADE)
-        yield source if to_endpoint else destination, key
+        yield source if to_endpoint else destination
 
 
 def find_stale(flows: HashMap, stale: Stale) -> tuple[bytes, ...]:

@@ -45,7 +45,7 @@ WATCHING = struct.Struct("=QQQI4x")
 HEALTH = struct.Struct("=QQI4x")
 ANSWER = struct.Struct("=18s6xQ")
 FAILURE = struct.Struct("=16s16sQ2sBB4x")
-PRESENCE_BITS, FLOW_PRESENCE_BITS, PRESENCE_FACTOR = 16, 18, 0x9E3779B1
+PRESENCE_BITS, PRESENCE_FACTOR = 16, 0x9E3779B1
 L3_DEVICE_PLACES = 256
 
 FAILURE_SIZES: Mapping[str, int] = {
@@ -78,8 +78,7 @@ SIZES: Mapping[str, int] = {
     "affinity_key": AFFINITY_KEY.size,
     "affinity": AFFINITY.size,
     "mark": 4,
-    "flow_mark": 2,
-    "marks": 8 + L3_DEVICE_PLACES + (4 << PRESENCE_BITS) + (2 << FLOW_PRESENCE_BITS),
+    "marks": 8 + L3_DEVICE_PLACES + (4 << PRESENCE_BITS),
 }
 """Size of each struct by its name in C."""
 OFFSETS: Mapping[str, Mapping[str, int]] = {
@@ -137,7 +136,6 @@ OFFSETS: Mapping[str, Mapping[str, int]] = {
         "attached": 2,
         "bare": 8,
         "places": 8 + L3_DEVICE_PLACES,
-        "flows": 8 + L3_DEVICE_PLACES + (4 << PRESENCE_BITS),
     },
 }
 """Offset of each field that Python reads or writes, by struct and name in C."""

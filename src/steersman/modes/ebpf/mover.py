@@ -154,7 +154,7 @@ class _Move:
             if end in self._doomed or taken or exists(self._netlink, client, end):
                 continue
             waiting = layout.flow_key(client, dead, _TCP, there)
-            self._presence.note((layout.address_of(client), key) for key in (answers, waiting))
+            self._presence.note([layout.address_of(client)])
             self._put(answers, dead, FROM_SERVICE, service)
             self._put(waiting, end, TO_ENDPOINT, service)
             if session:

@@ -47,7 +47,6 @@ enum pool_index { CLUSTER_POOL = 0, LOCAL_POOL = 1 };
 
 // The presence filter, the map `marks` (presence.h)
 #define PRESENCE_BITS 16 // 2^16 places of addresses
-#define FLOW_PRESENCE_BITS 18 // and 2^18 of flows, as many as the map has entries
 #define PRESENCE_FACTOR 0x9e3779b1u // 2^32 divided by the golden ratio: spreads similar addresses
 #define L3_DEVICE_PLACES 256 // places of devices
 

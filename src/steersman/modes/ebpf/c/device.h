@@ -27,8 +27,7 @@ INLINE int concerns_no_flow(const struct marks *all, const struct packet *packet
 
 	if (!all->trusted)
 		return 0;
-	if ((all->places[source].either || all->places[destination].either) &&
-	    all->flows[flow_place(&packet->key)].either)
+	if (all->places[source].either || all->places[destination].either)
 		return 0;
 	return !opens(packet) || serves_nothing(&packet->key.destination);
 }

@@ -174,11 +174,11 @@ VERIFIED_ONCE int update_flow(struct __sk_buff *skb, struct flow *flow, const st
 	return 0;
 }
 
-// Write an entry unless there is one; note it in the presence filter in any case.
+// Write an entry unless there is one; note its client in the presence filter in any case.
 INLINE int add_flow(const struct flow_key *key, const struct flow *value,
 		    const struct address *client)
 {
-	note_flow(key, client);
+	note_client(client);
 	if (bpf_map_update_elem(&flows, key, value, BPF_NOEXIST))
 		return 0;
 	count(FLOWS_MADE);

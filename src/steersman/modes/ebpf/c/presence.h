@@ -7,10 +7,6 @@
 // connection, that is this node), and presence.py the addresses of frontends. Several addresses
 // share a place, and a place stays set after the flow has ended: then a packet is looked up for
 // nothing.
-//
-// A client of a Service has other connections, too, and a lookup in `flows` costs 115 ns, most of
-// it for memory that no cache has. So the keys of flows are noted as well. They would not do alone:
-// a node with many flows has no free place among them, but few clients.
 #pragma once
 
 INLINE struct marks *presence_filter(void)
@@ -27,28 +23,13 @@ INLINE __u32 presence_place(const struct address *address)
 	       (32 - PRESENCE_BITS);
 }
 
-// The place of a flow, the same in both directions. A client takes one port after the other for its
-// connections to a server: their places are neighbours, so that a cache has the next one.
-INLINE __u32 flow_place(const struct flow_key *key)
+INLINE void note_client(const struct address *client)
 {
-	const __be32 *from = key->source.words, *to = key->destination.words;
-	__u32 addresses = from[0] ^ from[1] ^ from[2] ^ from[3] ^ to[0] ^ to[1] ^ to[2] ^ to[3];
-
-	// Linux 6.1 knows no limit of swapped bytes, so the limit comes last.
-	return ((addresses * PRESENCE_FACTOR >> (32 - FLOW_PRESENCE_BITS)) +
-		bpf_ntohs(key->source_port ^ key->destination_port)) &
-	       ((1 << FLOW_PRESENCE_BITS) - 1);
-}
-
-INLINE void note_flow(const struct flow_key *key, const struct address *client)
-{
-	__u32 place = presence_place(client), own = flow_place(key);
+	__u32 place = presence_place(client);
 	struct marks *all = presence_filter();
 
-	if (!all)
-		return;
-	all->places[place].clients[all->filling & 1] = 1;
-	all->flows[own].keys[all->filling & 1] = 1;
+	if (all)
+		all->places[place].clients[all->filling & 1] = 1;
 }
 
 // Whether a CIDR of this list has an address. Unused ones have none.

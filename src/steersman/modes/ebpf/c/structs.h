@@ -208,14 +208,6 @@ struct mark {
 	__u8 zero;
 };
 
-// The same for keys of flows.
-struct flow_mark {
-	union {
-		__u8 keys[2];
-		__u16 either;
-	};
-};
-
 struct marks {
 	__u8 trusted; // 0: any packet may belong to a flow
 	__u8 filling;
@@ -224,7 +216,6 @@ struct marks {
 	__u8 bare[L3_DEVICE_PLACES]; // L3 devices (without Ethernet), by the remainder of their
 				     // index
 	struct mark places[1 << PRESENCE_BITS];
-	struct flow_mark flows[1 << FLOW_PRESENCE_BITS];
 };
 
 // Failing connections (failures.h)
