@@ -18,7 +18,7 @@ from benchmarks.memory import _resident
 from benchmarks.nftables import events_of
 from benchmarks.node import Node
 from steersman.modes.base import Mode
-from steersman.modes.ebpf.attach import XDP_PROGRAM
+from steersman.modes.ebpf.links import XDP_PROGRAM
 from steersman.modes.ebpf.bpf import Object
 from steersman.modes.ebpf.datapath import EbpfOptions
 from steersman.modes.ebpf.loader import FILE, LoadedObject
