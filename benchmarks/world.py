@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Iterable, Iterator, Mapping
 
-from steersman.netfilter.names import chain_hash
+from steersman.netfilter.iptables.names import chain_hash
 
 CLUSTER_CIDR = "10.0.0.0/9"
 NODE = "node-a"

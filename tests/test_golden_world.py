@@ -19,7 +19,7 @@ from steersman.model.plan import FrontendKind, NodePlan
 from steersman.modes.iptables.mode import IptablesMode, IptablesOptions
 from steersman.modes.iptables.names import SHARED_CHAINS
 from steersman.modes.iptables.render import Features
-from steersman.netfilter.names import BUILT_IN
+from steersman.netfilter.iptables.names import BUILT_IN
 from tests.support.builders import kube
 from tests.support.builders.worlds import World, snapshot_of
 from tests.support.modes.flows import FlowCase, by_rules, by_trace

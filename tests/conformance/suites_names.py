@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from steersman.netfilter.rule_text import probability
+from steersman.netfilter.iptables.saved import probability
 
 Case = Mapping[str, Any]
 

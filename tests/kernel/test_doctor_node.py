@@ -14,9 +14,9 @@ from steersman.host.echo import answers_echo
 from steersman.host.exec import SubprocessExec
 from steersman.model.names import Family, Protocol
 from steersman.netfilter.conntrack.stale import find_stale
-from steersman.netfilter.firewall import Firewall, read_firewall, rule_text
-from steersman.netfilter.nf_tables import list_tables
-from steersman.netfilter.packet_filter import Packet, drops
+from steersman.netfilter.firewall.packet_filter import Packet, drops
+from steersman.netfilter.firewall.read import Firewall, read_firewall, rule_text
+from steersman.netfilter.nft.tables import list_tables
 from steersman.operate.doctor.network import KernelNetwork
 from tests.support.builders.objects import endpoint, plan_of, port, service, slice_, snapshot
 from tests.support.lab.cluster import Lab, Layout, Pod

@@ -23,8 +23,8 @@ from steersman.model.world import Origin, World
 from steersman.modes.kernel_words import Words
 from steersman.modes.nftables import words as words_of_nftables
 from steersman.modes.nftables.words import NftablesWords
-from steersman.netfilter.rule_reader import read_rule_book
-from steersman.netfilter.trace_steps import TraceEvent
+from steersman.netfilter.trace.events import TraceEvent
+from steersman.netfilter.trace.reader import read_rule_book
 from steersman.operate.dump import compare
 from steersman.source.store import Store
 from tests.support.builders.ebpf_node_plan import NODE as NODE_IP

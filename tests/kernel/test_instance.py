@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from steersman.netfilter.nf_tables import NoTablesError, OwnedTables
+from steersman.netfilter.nft.owned import NoTablesError, OwnedTables
 from steersman.run.process import instance as instance_module
 from steersman.run.process.instance import NAME, NEXT, Holder, Instance
 from steersman.run.process.startup import StartError
@@ -220,7 +220,7 @@ async def _in_rules(text: str) -> bool:
 
 SQUAT = """
 import socket, sys, time
-from steersman.netfilter.nf_tables import NoTablesError, OwnedTables
+from steersman.netfilter.nft.owned import NoTablesError, OwnedTables
 from steersman.run.process.instance import NAME
 sock = socket.socket(socket.AF_UNIX)
 sock.bind("\\0" + NAME)

@@ -20,7 +20,7 @@ from steersman.model.plan import NodeSettings, ServicePlan
 from steersman.model.ruleset import Diff, Ruleset, diff
 from steersman.modes.iptables.mode import IptablesMode, IptablesOptions
 from steersman.modes.iptables.names import is_kubelets
-from steersman.netfilter.rule_text import LIMITS, Limits
+from steersman.netfilter.iptables.restore import LIMITS, Limits
 from steersman.run.sync.sync import Sync
 from steersman.source.store import Store
 from tests.support.builders.plans import (

@@ -17,7 +17,7 @@ from steersman.model.plan import ServicePlan
 from steersman.model.ruleset import Ruleset, diff
 from steersman.modes.nftables.layout import affinity_map_name, base_name
 from steersman.modes.nftables.mode import NftablesMode, subscribe
-from steersman.netfilter.nf_tables import generation
+from steersman.netfilter.nft.generations import generation
 from steersman.run.sync.sync import Sync
 from steersman.source.store import Store
 from tests.support.builders import nftables_plans as make

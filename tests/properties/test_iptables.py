@@ -13,8 +13,9 @@ from steersman.model.plan import ServicePlan
 from steersman.model.ruleset import diff
 from steersman.modes.iptables.render import Features, render_node, render_service
 from steersman.modes.iptables.script import parse, write_runs
-from steersman.netfilter.names import RuleKey, printed_name
-from steersman.netfilter.rule_text import LIMITS, Limits, canonical
+from steersman.netfilter.iptables.names import RuleKey, printed_name
+from steersman.netfilter.iptables.restore import LIMITS, Limits
+from steersman.netfilter.iptables.saved import canonical
 from tests.support.builders.plans import SETTINGS, key, random_plan
 from tests.support.modes.iptables_tables import Tables
 

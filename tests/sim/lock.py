@@ -57,7 +57,7 @@ class Locks:
 
 
 class OwnedTables:
-    """Stands in for `steersman.netfilter.nf_tables.OwnedTables`."""
+    """Stands in for `steersman.netfilter.nft.owned.OwnedTables`."""
 
     def __init__(self, locks: Locks) -> None:
         self.loop = asyncio.get_running_loop()

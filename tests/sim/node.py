@@ -24,7 +24,7 @@ from steersman.host import linux, netlink
 from steersman.model.errors import BusyError
 from steersman.model.failover import Ejection
 from steersman.model.names import ObjectName
-from steersman.netfilter import nf_tables
+from steersman.netfilter.nft import owned
 from steersman.run.observe.failover import Failover
 from steersman.run.process import assemble, instance
 from steersman.run.process.canary import Target
@@ -143,7 +143,7 @@ class Node:
             (assemble, "assemble", self._assemble),
             (assemble, "Failover", partial(Failover, try_backend=endpoints.try_backend)),
             (Store, "eject", eject),
-            (nf_tables, "OwnedTables", self.locks.open_tables),
+            (owned, "OwnedTables", self.locks.open_tables),
             (instance, "_bind", self.locks.bind),
             (instance, "_connect", self.locks.connect),
             (instance, "peer", lambda _: ROOT),

@@ -280,6 +280,10 @@ class Subscription:
         return self
 
     def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def close(self) -> None:
+        """Close the socket."""
         self._socket.close()
 
     async def receive(self) -> list[Message]:

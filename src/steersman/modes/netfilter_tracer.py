@@ -15,15 +15,11 @@ from steersman.model.errors import BusyError
 from steersman.model.tracing import TraceStep, TrackedConnection, WatchedFlow
 from steersman.modes.base import Tracer
 from steersman.netfilter.conntrack.flows import find_connection
-from steersman.netfilter.nftrace import (
-    FIRST_PREFIX,
-    REPLY_PREFIX,
-    NftTrace,
-    TraceLog,
-    legacy_families,
-)
-from steersman.netfilter.rule_reader import read_rule_book
-from steersman.netfilter.trace_steps import TraceEvent, first_headers, to_steps
+from steersman.netfilter.trace.events import TraceEvent
+from steersman.netfilter.trace.legacy_log import TraceLog, has_legacy_tables
+from steersman.netfilter.trace.mark import FIRST_PREFIX, REPLY_PREFIX, NftTrace
+from steersman.netfilter.trace.reader import read_rule_book
+from steersman.netfilter.trace.steps import first_headers, to_steps
 
 
 class NetfilterTracer(Tracer):
@@ -70,9 +66,8 @@ class NetfilterTracer(Tracer):
             BusyError: the kernel has no nf_tables that can do it.
         """
         self.flow = flow
-        families = [family for family in legacy_families() if family is flow.family]
-        if families:  # before packets are marked, so that no event is missed
-            self._log = TraceLog(families)
+        # Before packets are marked, so that no event is missed.
+        self._log = TraceLog(flow.family) if has_legacy_tables(flow.family) else None
         try:
             self._nft = NftTrace(flow, replies=self._replies, to_anywhere=self._to_anywhere)
         except BusyError:

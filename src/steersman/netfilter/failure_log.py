@@ -38,23 +38,21 @@ from steersman.model.failover import Backend, Observation
 from steersman.model.names import PROTOCOL_BY_NUMBER
 from steersman.netfilter import nflog
 from steersman.netfilter.conntrack.unanswered import ConntrackWatch, delete_unanswered
-from steersman.netfilter.owned_table import (
-    INPUT,
+from steersman.netfilter.nft.expressions import (
+    CT_STATE,
+    CT_STATUS,
     META_L4PROTO,
-    OUTPUT,
-    POSTROUTING,
-    PREROUTING,
     TRANSPORT,
-    Chain,
     expression,
     limit,
     load_ct,
     meta_is,
-    owned_table,
     payload,
     payload_is,
     register_bits_are,
 )
+from steersman.netfilter.nft.owned import Chain, owned_table
+from steersman.netfilter.nft.wire import INPUT, OUTPUT, POSTROUTING, PREROUTING
 
 log = logging.getLogger(__name__)
 
@@ -66,7 +64,6 @@ _AFTER_IPVS = 150  # which takes packets at 98 and 99; conntrack confirms connec
 _RATE = 1000  # packets of each kind a second; more prove no more
 _TOO_BIG = 4  # code of ICMP destination unreachable: fragmentation needed (RFC 1191)
 _TCP, _ICMP, _ICMPV6 = 6, 1, 58
-_CT_STATE, _CT_STATUS = 0, 2  # NFT_CT_*
 _STATE_NEW = struct.pack("=I", 8)
 _CONFIRMED, _DST_NAT = 1 << 3, 1 << 5  # IPS_*
 
@@ -169,9 +166,9 @@ def chains(group: int, translated: bool) -> list[Chain]:
     retransmitted = [
         *_flags_are(b"\x17", b"\x02"),
         *meta_is(META_L4PROTO, _TCP),
-        load_ct(_CT_STATUS),
+        load_ct(CT_STATUS),
         *register_bits_are(bits, bits),
-        load_ct(_CT_STATE),
+        load_ct(CT_STATE),
         *register_bits_are(_STATE_NEW, _STATE_NEW),
         *_logged(group, "syn"),
     ]

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from steersman.netfilter.names import BUILT_IN
+from steersman.netfilter.iptables.names import BUILT_IN
 
 _BUILT_IN = {
     "mangle": sorted(BUILT_IN),

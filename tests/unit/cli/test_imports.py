@@ -40,7 +40,7 @@ UNUSED = (
 RARELY_USED = {
     "steersman.modes.netfilter_tracer": ("ipvs",),
     "steersman.modes.userspace.direct_portals": (),
-    "steersman.netfilter.rule_text": ("iptables", "ipvs", "userspace"),
+    "steersman.netfilter.iptables.saved": ("iptables", "ipvs", "userspace"),
     "steersman.proxy.engine": ("userspace",),
 }
 """Modules that only these modes need before somebody asks for something."""

@@ -6,8 +6,8 @@ from __future__ import annotations
 import pytest
 
 from steersman.model.errors import ApplyError, BusyError
-from steersman.netfilter.iptables import Iptables, Tool, choose_tool
-from steersman.netfilter.rule_text import Run
+from steersman.netfilter.iptables.restore import Run
+from steersman.netfilter.iptables.tool import Iptables, Tool, choose_tool
 from tests.support.modes.scripted import BOTH, LEGACY, NFT, WORKS, Scripted
 
 TOOL = Tool("iptables", "nft", (1, 8, 9))

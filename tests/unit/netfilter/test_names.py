@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from steersman.netfilter.names import chain_hash, printed_name
-from steersman.netfilter.rule_text import probability
+from steersman.netfilter.iptables.names import chain_hash, printed_name
+from steersman.netfilter.iptables.saved import probability
 from tests.support.builders.plans import key
 
 CONFORMANCE = Path(__file__).parents[3] / "../shared/conformance/chain_names.json"

@@ -7,8 +7,8 @@ from typing import Any
 import pytest
 
 from steersman.model.names import Family, Protocol
-from steersman.netfilter import filter_iptables, filter_nft
-from steersman.netfilter.packet_filter import Chain, FilterTable, Hook, Packet, Rule, drops
+from steersman.netfilter.firewall import from_iptables, from_nft
+from steersman.netfilter.firewall.packet_filter import Chain, FilterTable, Hook, Packet, Rule, drops
 
 WEB = Packet(
     Family.IPV4,
@@ -32,7 +32,7 @@ def saved(*lines: str, policy: str = "ACCEPT", table: str = "filter") -> str:
 
 def end(text: str, packet: Packet = WEB, hook: Hook = "forward") -> str:
     """Where a packet ends in some iptables rules: `yes`, `maybe` and the rule, or nothing."""
-    found = drops(filter_iptables.parse_saved(text, Family.IPV4), hook, packet)
+    found = drops(from_iptables.parse_saved(text, Family.IPV4), hook, packet)
     return "; ".join(f"{'yes' if drop.certain else 'maybe'} {drop.place}" for drop in found)
 
 
@@ -142,7 +142,7 @@ def nft(*statements: dict[str, Any], policy: str = "accept", **chain: Any) -> li
     """One rule of these statements in a chain at the forward hook."""
     place = {"family": "inet", "table": "fw"}
     hook = {"type": "filter", "hook": "forward", "prio": 0, "policy": policy} | chain
-    return filter_nft.parse_ruleset(
+    return from_nft.parse_ruleset(
         [
             {"metainfo": {"version": "1.0.6"}},
             {"table": {"family": "inet", "name": "fw"}},
@@ -261,7 +261,7 @@ def test_tables_of_nft_can_be_left_out() -> None:
         for family in ("ip", "ip6", "bridge")
         for table in ("ours", "theirs")
     ]
-    tables = filter_nft.parse_ruleset(objects, skip=lambda _, table: table == "ours")
+    tables = from_nft.parse_ruleset(objects, skip=lambda _, table: table == "ours")
     assert [table.name for table in tables] == ["table ip theirs", "table ip6 theirs"]
 
 
@@ -279,7 +279,7 @@ def test_chains_before_nat_see_the_address_of_the_service() -> None:
     before = WEB._replace(destination="10.96.0.1", port=80)
     rule = "-A FORWARD -d 10.96.0.1/32 -j DROP"
     for table, ends in (("raw", 1), ("mangle", 1), ("filter", 0)):
-        tables = filter_iptables.parse_saved(saved(rule, table=table), Family.IPV4)
+        tables = from_iptables.parse_saved(saved(rule, table=table), Family.IPV4)
         assert len(drops(tables, "forward", WEB, before)) == ends
 
 

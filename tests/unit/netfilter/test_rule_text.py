@@ -7,7 +7,8 @@ import pytest
 
 from steersman.model.names import Family
 from steersman.model.ruleset import Diff
-from steersman.netfilter.rule_text import canonical, chains, count_written
+from steersman.netfilter.iptables.restore import count_written
+from steersman.netfilter.iptables.saved import canonical, chains
 
 C = '-m comment --comment "ns/a:http cluster IP"'
 

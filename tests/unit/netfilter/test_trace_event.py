@@ -8,7 +8,7 @@ import pytest
 
 from steersman.host.nlmsg import Message, attr, be32, nested, text
 from steersman.netfilter import nflog
-from steersman.netfilter.trace_steps import (
+from steersman.netfilter.trace.events import (
     TRACE_MESSAGE,
     Headers,
     parse_headers,

@@ -4,14 +4,9 @@ from __future__ import annotations
 
 from steersman.model.names import Protocol
 from steersman.model.tracing import STEERSMAN, TraceStep, WatchedFlow
-from steersman.netfilter.trace_steps import (
-    BaseChain,
-    Headers,
-    RuleBook,
-    TraceEvent,
-    first_headers,
-    to_steps,
-)
+from steersman.netfilter.trace.events import Headers, TraceEvent
+from steersman.netfilter.trace.rules import BaseChain, RuleBook
+from steersman.netfilter.trace.steps import first_headers, to_steps
 
 MINE = "steersman-trace-1"
 FLOW = WatchedFlow(Protocol.TCP, "10.96.0.1", 80, "10.1.0.9", 40000)

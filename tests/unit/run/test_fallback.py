@@ -14,7 +14,7 @@ from steersman.host.netlink import NetlinkError
 from steersman.modes.base import Support
 from steersman.modes.ipvs import probe
 from steersman.modes.ipvs.probe import check_ipset, check_matches, find_family, load_module
-from steersman.netfilter.iptables import Iptables, Tool
+from steersman.netfilter.iptables.tool import Iptables, Tool
 from steersman.run.observe.events import Recorder
 from steersman.run.observe.metrics import Metrics
 from steersman.run.process.startup import Chosen, StartError, choose_mode, report_fallback

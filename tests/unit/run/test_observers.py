@@ -13,7 +13,7 @@ import pytest
 from steersman.model.names import Family, ObjectName, PlanKey, Protocol, ServicePortName
 from steersman.model.plan import Action, Frontend, FrontendKind, ServicePlan, Verdict
 from steersman.modes.specs import SPECS
-from steersman.netfilter.rule_text import count_rules
+from steersman.netfilter.iptables.restore import count_rules
 from steersman.run.observe.endpoint_counts import EndpointCounts, without_local
 from steersman.run.observe.metrics import Metrics
 from steersman.run.observe.observers import SyncObservers
@@ -312,7 +312,7 @@ async def test_the_loop_goes_on_while_many_plans_and_rules_are_counted(
         sizes.append(len(objects))
         return count_rules(objects)
 
-    monkeypatch.setattr("steersman.netfilter.rule_text.count_rules", counting)
+    monkeypatch.setattr("steersman.netfilter.iptables.restore.count_rules", counting)
     told = Told(0)
     for number in range(1500):
         told.world.store.upsert(
@@ -325,7 +325,7 @@ async def test_the_loop_goes_on_while_many_plans_and_rules_are_counted(
     assert len(turns) >= 1500 // 1000
     assert counts.without_endpoints(Family.IPV4) == 1500
     monkeypatch.setattr(
-        "steersman.netfilter.rule_text.count_written", lambda _: (Counter(), Counter())
+        "steersman.netfilter.iptables.restore.count_written", lambda _: (Counter(), Counter())
     )
     told.objects = [((4, "nat", "KUBE-SVC"), "-A one")] * 2500
     await told.observers.observe(report)

@@ -28,17 +28,19 @@ from steersman.modes.iptables.names import (
 from steersman.modes.iptables.render import Features, render_node, render_service
 from steersman.modes.iptables.script import parse, write_runs
 from steersman.modes.specs import ModeOptions
-from steersman.netfilter.iptables import LOCK, Iptables, choose_tool, restore_scripts
-from steersman.netfilter.names import FILTER, RuleKey
-from steersman.netfilter.nf_tables import (
-    ForeignChanges,
-    WriterLog,
-    chains_left,
-    digest_rules,
+from steersman.netfilter.iptables.names import FILTER, RuleKey
+from steersman.netfilter.iptables.restore import LIMITS, UNCUT, Run
+from steersman.netfilter.iptables.saved import digest_rules
+from steersman.netfilter.iptables.tool import (
+    LOCK,
+    Iptables,
+    choose_tool,
     legacy_left,
+    restore_scripts,
 )
 from steersman.netfilter.nfacct import PacketCounters
-from steersman.netfilter.rule_text import LIMITS, UNCUT, Run
+from steersman.netfilter.nft.generations import ForeignChanges, WriterLog
+from steersman.netfilter.nft.tables import chains_left
 
 if TYPE_CHECKING:
     from steersman.modes.iptables.words import IptablesWords

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from steersman.netfilter.names import FILTER, MANGLE, NAT, RuleKey
+from steersman.netfilter.iptables.names import FILTER, MANGLE, NAT, RuleKey
 
 SERVICES = "KUBE-SERVICES"  # nat: by destination address; filter: cluster IPs without endpoints
 EXTERNAL_SERVICES = "KUBE-EXTERNAL-SERVICES"  # filter: other destinations without endpoints

@@ -57,7 +57,7 @@ from steersman.modes.iptables.names import (
     bucket_chain,
     last_octet,
 )
-from steersman.netfilter.names import (
+from steersman.netfilter.iptables.names import (
     FILTER,
     JUMPS,
     MANGLE,
@@ -67,7 +67,7 @@ from steersman.netfilter.names import (
     chain_hash,
     printed_name,
 )
-from steersman.netfilter.rule_text import HOST_MASK, masquerade_rules, probability
+from steersman.netfilter.iptables.saved import HOST_MASK, masquerade_rules, probability
 
 # -- Services --------------------------------------------------------------------------------------
 

@@ -26,17 +26,16 @@ from steersman.modes.iptables.names import (
     is_ours,
     is_shared,
 )
-from steersman.netfilter.names import BUILT_IN, FILTER, JUMPS, WHOLE, RuleKey
-from steersman.netfilter.rule_text import (
+from steersman.netfilter.iptables.names import BUILT_IN, FILTER, JUMPS, WHOLE, RuleKey
+from steersman.netfilter.iptables.restore import (
     Limits,
     Run,
     Step,
-    canonical,
-    chains,
     old_and_new,
     rule_lines,
     write_steps,
 )
+from steersman.netfilter.iptables.saved import canonical, chains
 
 # -- From iptables-save ----------------------------------------------------------------------------
 #

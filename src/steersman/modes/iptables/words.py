@@ -27,7 +27,7 @@ from steersman.modes.iptables.names import (
     last_octet,
 )
 from steersman.modes.kernel_words import KernelWords, Words, purpose_of
-from steersman.netfilter.names import JUMPS, WHOLE, RuleKey, chain_hash, printed_name
+from steersman.netfilter.iptables.names import JUMPS, WHOLE, RuleKey, chain_hash, printed_name
 
 _BUCKET = re.compile(rf" -j ({BUCKET}\S+)")
 _IS_FIRST_BUCKET = re.compile(rf"{BUCKET}[0-9a-f]").fullmatch

@@ -41,7 +41,7 @@ from steersman.modes.ipvs.wire import (
     list_services,
     service,
 )
-from steersman.netfilter.iptables import Iptables
+from steersman.netfilter.iptables.tool import Iptables
 
 _T = TypeVar("_T")
 InNamespace: TypeAlias = Callable[[Callable[[], Any]], Any]

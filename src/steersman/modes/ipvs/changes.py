@@ -20,8 +20,8 @@ from steersman.modes.ipvs.objects import (
     SetKey,
     role_set,
 )
-from steersman.netfilter.names import WHOLE
-from steersman.netfilter.rule_text import Step, old_and_new, rule_lines
+from steersman.netfilter.iptables.names import WHOLE
+from steersman.netfilter.iptables.restore import Step, old_and_new, rule_lines
 
 _CHAINS, _DROP_JUMPS, _ADD_JUMPS, _REMOVE = ((phase, 0) for phase in range(4))
 _MAX_ENTRIES = 1 << 20  # of a set; ipset's default of 65,536 is too small for large clusters

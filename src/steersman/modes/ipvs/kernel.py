@@ -38,8 +38,9 @@ from steersman.modes.ipvs.objects import (
     SetKey,
     role_set,
 )
-from steersman.netfilter.nf_tables import digest_rules, generation
-from steersman.netfilter.rule_text import LIMITS, write_steps
+from steersman.netfilter.iptables.restore import LIMITS, write_steps
+from steersman.netfilter.iptables.saved import digest_rules
+from steersman.netfilter.nft.generations import generation
 
 
 class IpvsKernel:

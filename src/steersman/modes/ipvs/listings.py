@@ -10,8 +10,8 @@ from typing import NamedTuple
 
 from steersman.model.names import Protocol
 from steersman.modes.ipvs.objects import CHAINS, OUR_SETS, MemberKey, ServerKey, SetKey, Target
-from steersman.netfilter.names import BUILT_IN, JUMPS, WHOLE, RuleKey
-from steersman.netfilter.rule_text import canonical, chains
+from steersman.netfilter.iptables.names import BUILT_IN, JUMPS, WHOLE, RuleKey
+from steersman.netfilter.iptables.saved import canonical, chains
 
 _NUMBERS = {protocol.lower(): str(protocol.number) for protocol in Protocol}
 _CREATE = 4  # words: create, name, type, family, ...

@@ -50,9 +50,9 @@ from steersman.modes.ipvs.tracer import IpvsTracer
 from steersman.modes.ipvs.wire import get_info, timeouts
 from steersman.modes.ipvs.words import IpvsWords
 from steersman.modes.specs import IpvsOptions, ModeOptions
-from steersman.netfilter.iptables import Iptables, choose_tool, restore_scripts
-from steersman.netfilter.nf_tables import chains_left
-from steersman.netfilter.rule_text import UNCUT, write_steps
+from steersman.netfilter.iptables.restore import UNCUT, write_steps
+from steersman.netfilter.iptables.tool import Iptables, choose_tool, restore_scripts
+from steersman.netfilter.nft.tables import chains_left
 
 log = logging.getLogger(__name__)
 _NUMBER = re.compile(r"\d+")

@@ -15,7 +15,7 @@ import msgspec
 
 from steersman.model.names import Family, Protocol
 from steersman.model.plan import SourceClass, Verdict
-from steersman.netfilter.names import FILTER, MANGLE, NAT
+from steersman.netfilter.iptables.names import FILTER, MANGLE, NAT
 
 DEVICE = "kube-ipvs0"
 """The dummy interface that has the addresses of Services (behaviour 10)."""

@@ -13,8 +13,8 @@ from steersman.model.names import Family, Protocol
 from steersman.modes.ipvs.backends import InNamespace, VirtualServers
 from steersman.modes.ipvs.objects import Server, ServerKey
 from steersman.modes.ipvs.wire import list_services, resolve
-from steersman.netfilter.iptables import Iptables
-from steersman.netfilter.rule_text import Run
+from steersman.netfilter.iptables.restore import Run
+from steersman.netfilter.iptables.tool import Iptables
 
 log = logging.getLogger(__name__)
 

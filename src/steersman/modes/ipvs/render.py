@@ -52,8 +52,8 @@ from steersman.modes.ipvs.objects import (
     all_sets,
     role_set,
 )
-from steersman.netfilter.names import FILTER, JUMPS, MANGLE, NAT, WHOLE
-from steersman.netfilter.rule_text import masquerade_rules
+from steersman.netfilter.iptables.names import FILTER, JUMPS, MANGLE, NAT, WHOLE
+from steersman.netfilter.iptables.saved import masquerade_rules
 
 # Services
 

@@ -54,7 +54,7 @@ from steersman.modes.nftables.rules import LAZY, needed_lazy
 from steersman.modes.nftables.skeleton import HEADER, foundation
 from steersman.modes.nftables.text import describe, interim_firewall, loadable, ruleset_text
 from steersman.modes.nftables.transaction import Counts, DerivedElements, Operation, transaction
-from steersman.netfilter.nf_tables import ForeignChanges, generation
+from steersman.netfilter.nft.generations import ForeignChanges, generation
 
 # -- Transactions ----------------------------------------------------------------------------------
 #

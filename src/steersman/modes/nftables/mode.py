@@ -49,7 +49,8 @@ from steersman.modes.nftables.skeleton import foundation
 from steersman.modes.nftables.text import diff_text, script
 from steersman.modes.nftables.wire import table_of
 from steersman.modes.specs import ModeOptions
-from steersman.netfilter.nf_tables import NEWGEN, generation, last_writes, table_left, writer_of
+from steersman.netfilter.nft.generations import NEWGEN, generation, last_writes, writer_of
+from steersman.netfilter.nft.tables import table_left
 
 if TYPE_CHECKING:
     from steersman.modes.nftables.words import NftablesWords

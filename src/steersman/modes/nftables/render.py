@@ -68,7 +68,7 @@ from steersman.modes.nftables.layout import (
     slot_keys,
     without_locality,
 )
-from steersman.netfilter.names import printed_name
+from steersman.netfilter.iptables.names import printed_name
 from steersman.proxy.listeners import ListenerPlan, decision_of
 
 Slots = MutableMapping[bytes, bytes]

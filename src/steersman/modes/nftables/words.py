@@ -42,7 +42,7 @@ from steersman.modes.nftables.layout import (
 )
 from steersman.modes.nftables.render import render_node
 from steersman.modes.nftables.skeleton import HEADER
-from steersman.netfilter.rule_reader import list_family, table_of
+from steersman.netfilter.trace.reader import list_family, table_of
 from steersman.proxy.listeners import ListenerPlan
 
 NFT_SECONDS = 5.0

@@ -22,11 +22,8 @@ def may_have_left(options: ModeOptions) -> bool:
     See `registry.may_have_left`.
     """
     # Not at the top: the mode of Windows imports this package, too.
-    from steersman.netfilter.nf_tables import (  # noqa: PLC0415
-        any_chain,
-        legacy_left,
-        table_left,
-    )
+    from steersman.netfilter.iptables.tool import legacy_left  # noqa: PLC0415
+    from steersman.netfilter.nft.tables import any_chain, table_left  # noqa: PLC0415
 
     families = tuple(Family)
     if options.portals == "nftables":

@@ -28,9 +28,9 @@ from steersman.modes.userspace import (
 )
 from steersman.modes.userspace.render import BASE, STRAY, BaseKey, Key, Portal, StrayKey
 from steersman.modes.userspace.rule_portals import DeleteStale, RulePortals
-from steersman.netfilter.iptables import Iptables, choose_tool
-from steersman.netfilter.nf_tables import chains_left, legacy_left
-from steersman.netfilter.rule_text import Run
+from steersman.netfilter.iptables.restore import Run
+from steersman.netfilter.iptables.tool import Iptables, choose_tool, legacy_left
+from steersman.netfilter.nft.tables import chains_left
 from steersman.proxy.listeners import FrontendKey
 
 # Upstream's jumps, and ours for new connections.

@@ -27,7 +27,7 @@ from steersman.modes.base import Support
 from steersman.modes.userspace import TABLE
 from steersman.modes.userspace.render import BASE, STRAY, BaseKey, Key, Portal, StrayKey
 from steersman.modes.userspace.rule_portals import DeleteStale, RulePortals
-from steersman.netfilter.nf_tables import table_left
+from steersman.netfilter.nft.tables import table_left
 from steersman.proxy.listeners import FrontendKey
 
 PORTALS, GUARDS = "portals", "guards"

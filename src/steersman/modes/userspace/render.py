@@ -26,7 +26,7 @@ from steersman.model.plan import (
     Verdict,
 )
 from steersman.model.ruleset import Diff, Ruleset
-from steersman.netfilter.names import printed_name
+from steersman.netfilter.iptables.names import printed_name
 from steersman.proxy.listeners import (
     LISTENER,
     PORTAL,

@@ -18,7 +18,7 @@ from steersman.model.plan import FrontendKind, ServicePlan
 from steersman.model.ruleset import Ruleset
 from steersman.modes.kernel_words import KernelWords, Words, purpose_of
 from steersman.modes.userspace.render import STRAY, BaseKey, Portal, StrayKey
-from steersman.netfilter.names import printed_name
+from steersman.netfilter.iptables.names import printed_name
 from steersman.proxy.listeners import PORTAL, FrontendKey, ListenerPlan
 
 if TYPE_CHECKING:

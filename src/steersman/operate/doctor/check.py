@@ -29,7 +29,7 @@ from steersman.model.names import Family, ObjectName
 from steersman.model.plan import FrontendKind, ServicePlan
 from steersman.model.world import World
 from steersman.modes.base import Mode, Requirements
-from steersman.netfilter.nf_tables import list_tables
+from steersman.netfilter.nft.tables import list_tables
 from steersman.operate.answer import Answer, Block, Line, Style
 from steersman.operate.doctor.network import KernelNetwork, Network
 

@@ -12,7 +12,7 @@ from typing import NamedTuple
 from steersman.compile.trace import classify
 from steersman.model.plan import Endpoint, Frontend, ServicePlan, SourceClass, Verdict
 from steersman.modes.base import Requirements, Support
-from steersman.netfilter.firewall import Firewall, read_firewall
+from steersman.netfilter.firewall.read import Firewall, read_firewall
 from steersman.operate.doctor.check import Context
 from steersman.operate.doctor.network import Way
 

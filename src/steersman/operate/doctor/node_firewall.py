@@ -16,8 +16,8 @@ from steersman.compile.trace import Flow
 from steersman.model.addresses import is_loopback
 from steersman.model.plan import NodeSettings, SourceClass
 from steersman.modes.base import Requirements
-from steersman.netfilter.firewall import rule_text
-from steersman.netfilter.packet_filter import Drop, Hook, Packet, drops
+from steersman.netfilter.firewall.packet_filter import Drop, Hook, Packet, drops
+from steersman.netfilter.firewall.read import rule_text
 from steersman.operate.doctor.check import (
     Cause,
     Check,

@@ -10,7 +10,7 @@ from typing import Final
 from steersman.model.addresses import is_loopback
 from steersman.model.names import Family
 from steersman.model.plan import SourceClass
-from steersman.netfilter.firewall import BRIDGE_SETTING
+from steersman.netfilter.firewall.read import BRIDGE_SETTING
 from steersman.operate.doctor.check import (
     Cause,
     Check,

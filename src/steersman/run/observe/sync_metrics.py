@@ -20,7 +20,7 @@ from steersman.run.sync.state import SyncReport
 from steersman.source.store import Store
 
 if TYPE_CHECKING:
-    from steersman.netfilter.rule_text import Rules
+    from steersman.netfilter.iptables.restore import Rules
 
 _SLICE = 1000
 """Kernel objects that are counted before other tasks may run; about 3 ms."""
@@ -118,19 +118,19 @@ class SyncMetrics:
 
     async def _count_rules(self, report: SyncReport) -> None:
         """Count iptables rules by table: all of them after a comparison, else the growth."""
-        from steersman.netfilter import rule_text  # noqa: PLC0415 - others have no iptables rules
+        from steersman.netfilter.iptables import restore  # noqa: PLC0415 - others have no iptables rules
 
         if len(report.written) <= _SLICE:
-            written, growth = rule_text.count_written(report.written.diff)
+            written, growth = restore.count_written(report.written.diff)
         else:
-            written, growth = await asyncio.to_thread(rule_text.count_written, report.written.diff)
+            written, growth = await asyncio.to_thread(restore.count_written, report.written.diff)
         # After a comparison, count all objects in force again: other programs may have changed
         # them. Otherwise the counts grow by the objects written.
         if report.compared and (report.written or not self._rules):
             rules: Rules = Counter()
             items = iter(self._objects())
             while some := tuple(islice(items, _SLICE)):
-                rules.update(rule_text.count_rules(some))
+                rules.update(restore.count_rules(some))
                 await asyncio.sleep(0)
             self._rules = rules
         else:

@@ -49,7 +49,7 @@ from steersman.host.peers import is_trusted, peer
 from steersman.run.process.startup import StartError
 
 if TYPE_CHECKING:
-    from steersman.netfilter.nf_tables import OwnedTables
+    from steersman.netfilter.nft.owned import OwnedTables
 
 log = logging.getLogger("steersman")
 
@@ -110,10 +110,7 @@ def running() -> Holder | None:
     """Return the instance that runs on this node, as far as this process may see it."""
     if sys.platform == "win32":
         return None
-    from steersman.netfilter.nf_tables import (  # noqa: PLC0415 - it calls what Windows lacks
-        NoTablesError,
-        OwnedTables,
-    )
+    from steersman.netfilter.nft.owned import NoTablesError, OwnedTables  # noqa: PLC0415 - it calls what Windows lacks
 
     try:
         tables = OwnedTables()
@@ -152,10 +149,7 @@ class Instance:
         Raises:
             StartError: another instance runs, or does not release the lock.
         """
-        from steersman.netfilter.nf_tables import (  # noqa: PLC0415 - it calls what Windows lacks
-            NoTablesError,
-            OwnedTables,
-        )
+        from steersman.netfilter.nft.owned import NoTablesError, OwnedTables  # noqa: PLC0415 - it calls what Windows lacks
 
         self._asked = asked
         try:

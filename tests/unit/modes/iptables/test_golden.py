@@ -17,8 +17,8 @@ from steersman.model.ruleset import diff
 from steersman.modes.iptables.mode import IptablesMode
 from steersman.modes.iptables.render import Features, render_node, render_service
 from steersman.modes.iptables.script import parse
-from steersman.netfilter.names import RuleKey
-from steersman.netfilter.rule_text import canonical
+from steersman.netfilter.iptables.names import RuleKey
+from steersman.netfilter.iptables.saved import canonical
 from steersman.source.objects import decode_value
 from steersman.source.store import Store
 

@@ -3,7 +3,7 @@ from __future__ import annotations
 import pytest
 
 from steersman.modes.iptables.names import bucket_chain, is_kubelets, is_ours, is_shared, last_octet
-from steersman.netfilter.names import FILTER, NAT
+from steersman.netfilter.iptables.names import FILTER, NAT
 
 
 @pytest.mark.parametrize(

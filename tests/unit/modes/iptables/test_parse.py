@@ -5,7 +5,7 @@ import pytest
 
 from steersman.modes.iptables.names import TAIL_COMMENT
 from steersman.modes.iptables.script import SavedRules, parse
-from steersman.netfilter.names import RuleKey
+from steersman.netfilter.iptables.names import RuleKey
 
 SVC = "KUBE-SVC-XPGD46QRK7WJZT7O"
 TAIL = f'-A KUBE-SERVICES -m comment --comment "{TAIL_COMMENT}" -m addrtype --dst-type LOCAL -j KUBE-NODEPORTS'

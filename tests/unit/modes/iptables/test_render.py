@@ -10,8 +10,8 @@ from steersman.modes.iptables.render import (
     render_node,
     render_service,
 )
-from steersman.netfilter.names import chain_hash
-from steersman.netfilter.rule_text import probability
+from steersman.netfilter.iptables.names import chain_hash
+from steersman.netfilter.iptables.saved import probability
 from tests.support.builders.plans import (
     DROPPED,
     EXTERNAL_LOCAL,

@@ -3,8 +3,8 @@ from __future__ import annotations
 from steersman.model.ruleset import Diff, diff
 from steersman.modes.iptables.render import Features, render_node, render_service
 from steersman.modes.iptables.script import write_runs
-from steersman.netfilter.names import RuleKey
-from steersman.netfilter.rule_text import LIMITS, Limits, Run
+from steersman.netfilter.iptables.names import RuleKey
+from steersman.netfilter.iptables.restore import LIMITS, Limits, Run
 from tests.support.builders.plans import SETTINGS, simple
 
 NODE = render_node(SETTINGS, Features())

@@ -13,7 +13,7 @@ from steersman.model.plan import FamilySettings, LocalDetector, NodeSettings, Sc
 from steersman.model.ruleset import diff_of_owners
 from steersman.modes.ipvs.objects import DEVICE, DeviceKey, MemberKey, Server, ServerKey, SetKey
 from steersman.modes.ipvs.render import node_port_addresses, render_node, render_service
-from steersman.netfilter.rule_text import canonical
+from steersman.netfilter.iptables.saved import canonical
 from tests.support.builders.plans import (
     DROPPED,
     EXTERNAL_LOCAL,

@@ -14,7 +14,7 @@ from steersman.host.exec import Result
 from steersman.model.names import Family
 from steersman.model.plan import SourceClass
 from steersman.modes.base import Requirements
-from steersman.netfilter.firewall import read_firewall
+from steersman.netfilter.firewall.read import read_firewall
 from steersman.operate.doctor.check import USUAL, CheckResult, Context, Question, Verdict
 from steersman.operate.doctor.network import Way
 from steersman.operate.doctor.node_firewall import FIREWALL_CHECKS

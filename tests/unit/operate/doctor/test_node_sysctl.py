@@ -11,7 +11,7 @@ from steersman.compile.trace import Flow
 from steersman.model.names import Family
 from steersman.model.plan import Traits
 from steersman.modes.base import Requirements
-from steersman.netfilter.firewall import BRIDGE_SETTING
+from steersman.netfilter.firewall.read import BRIDGE_SETTING
 from steersman.operate.doctor import node_sysctl
 from steersman.operate.doctor.check import Check, CheckResult, Question, Verdict
 from steersman.operate.doctor.network import Link, Way

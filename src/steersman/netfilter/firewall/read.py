@@ -12,10 +12,10 @@ import msgspec
 
 from steersman.host.exec import Exec
 from steersman.model.names import Family
-from steersman.netfilter.filter_iptables import parse_saved
-from steersman.netfilter.filter_nft import parse_ruleset
-from steersman.netfilter.nf_tables import list_tables
-from steersman.netfilter.packet_filter import Drop, FilterTable
+from steersman.netfilter.firewall.from_iptables import parse_saved
+from steersman.netfilter.firewall.from_nft import parse_ruleset
+from steersman.netfilter.firewall.packet_filter import Drop, FilterTable
+from steersman.netfilter.nft.tables import list_tables
 
 _TABLES = ("raw", "mangle", "filter", "security")
 """Tables of iptables whose rules can drop a packet."""

@@ -9,6 +9,8 @@ from __future__ import annotations
 import os
 import re
 from collections.abc import Iterable, Sequence
+from contextlib import suppress
+from itertools import chain
 from pathlib import Path
 from typing import NamedTuple
 
@@ -18,7 +20,7 @@ from steersman.host.process import NEEDS_NET_ADMIN
 from steersman.model.errors import ApplyError, BusyError
 from steersman.model.names import Family
 from steersman.model.ruleset import Script
-from steersman.netfilter.rule_text import Run
+from steersman.netfilter.iptables.restore import Run
 
 _VERSION = re.compile(r"v(\d+)\.(\d+)(?:\.(\d+))?(?:.*\((\w+)\))?")
 _COMMANDS = {"": "iptables", "nft": "iptables-nft", "legacy": "iptables-legacy"}
@@ -227,3 +229,30 @@ class Iptables:
 
 def _message(result: Result) -> str:
     return result.message or f"exit status {result.returncode}"
+
+
+def legacy_tables(
+    families: Iterable[Family], proc: Path = Path("/proc")
+) -> dict[Family, list[str]]:
+    """Return the tables of iptables-legacy, in the network namespace of this thread.
+
+    Raises:
+        OSError: they cannot be listed.
+    """
+    found: dict[Family, list[str]] = {}
+    for family in families:
+        name = "ip_tables_names" if family is Family.IPV4 else "ip6_tables_names"
+        with suppress(FileNotFoundError):  # the module is not loaded
+            found[family] = (proc / "thread-self/net" / name).read_text().split()
+    return found
+
+
+def legacy_left(families: Iterable[Family], proc: Path = Path("/proc")) -> str:
+    """Return a sentence about tables of iptables-legacy, whose rules only it can list, or ""."""
+    try:
+        tables = sorted({*chain.from_iterable(legacy_tables(families, proc).values())})
+    except PermissionError:
+        return f"looking for tables {NEEDS_NET_ADMIN}"
+    except OSError as error:
+        return f"tables cannot be listed: {error.strerror}"
+    return f"rules may be left in the tables {', '.join(tables)}" if tables else ""

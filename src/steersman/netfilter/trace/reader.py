@@ -13,20 +13,24 @@ from contextlib import suppress
 
 from steersman.host.exec import Exec
 from steersman.host.netlink import NETLINK_NETFILTER, DumpInterruptedError, Netlink
-from steersman.host.nlmsg import Message, Request, attributes, string
-from steersman.netfilter.trace_steps import (
+from steersman.host.nlmsg import Message, attributes, string
+from steersman.netfilter.nft.wire import (
+    ALL,
+    CHAIN_HOOK,
+    CHAIN_NAME,
     FAMILY_NAMES,
+    GETCHAIN,
+    GETRULE,
+    HEAD,
     HOOKS,
-    BaseChain,
-    RuleBook,
-    RuleId,
-    TraceEvent,
-    parse_nft,
-    parse_save,
+    RULE_CHAIN,
+    RULE_HANDLE,
+    TABLE_NAME,
+    request,
 )
+from steersman.netfilter.trace.events import TraceEvent
+from steersman.netfilter.trace.rules import BaseChain, RuleBook, RuleId, parse_nft, parse_save
 
-_GETCHAIN, _GETRULE = 10 << 8 | 4, 10 << 8 | 7
-_UNSPEC = bytes(4)  # nfgenmsg: all families
 _IPTABLES_TABLES = frozenset({"raw", "mangle", "nat", "filter", "security"})
 _SAVE = {"ip": "iptables", "ip6": "ip6tables"}
 
@@ -112,7 +116,7 @@ def _listed(netlink: Netlink, kind: int) -> Iterator[Message]:
     any set, too. On a busy node that is always so, and the chains and rules are there anyway.
     """
     with suppress(DumpInterruptedError):
-        yield from netlink.dump(Request(kind, _UNSPEC))
+        yield from netlink.dump(request(kind, ALL))
 
 
 def read_places(
@@ -122,23 +126,29 @@ def read_places(
     bases: dict[tuple[str, str, str], BaseChain] = {}
     places: dict[RuleId, int] = {}
     with Netlink(NETLINK_NETFILTER, buffer=1 << 20) as netlink:
-        for reply in _listed(netlink, _GETCHAIN):
-            values = attributes(reply.payload, 4)
+        for reply in _listed(netlink, GETCHAIN):
+            values = attributes(reply.payload, HEAD.size)
             family = FAMILY_NAMES.get(reply.payload[0], "")
-            hook = attributes(values.get(4, b""))  # NFTA_CHAIN_HOOK
+            hook = attributes(values.get(CHAIN_HOOK[0], b""))
             number = int.from_bytes(hook.get(1, b""), "big")
             if hook and number < len(HOOKS):
                 priority = int.from_bytes(hook.get(2, b""), "big", signed=True)
-                name = family, string(values.get(1, b"")), string(values.get(3, b""))
+                name = (
+                    family,
+                    string(values.get(TABLE_NAME, b"")),
+                    string(values.get(CHAIN_NAME, b"")),
+                )
                 bases[name] = BaseChain(HOOKS[number], priority)
         if not any(table in _IPTABLES_TABLES for backend, _, table in tables if backend == "nft"):
             return bases, places
         counts: dict[tuple[str, str, str], int] = {}
-        for reply in _listed(netlink, _GETRULE):
-            values = attributes(reply.payload, 4)  # NFTA_RULE_TABLE, CHAIN, HANDLE
+        for reply in _listed(netlink, GETRULE):
+            values = attributes(reply.payload, HEAD.size)
             family = FAMILY_NAMES.get(reply.payload[0], "")
-            name = family, string(values.get(1, b"")), string(values.get(2, b""))
+            name = family, string(values.get(TABLE_NAME, b"")), string(values.get(RULE_CHAIN, b""))
             if ("nft", *name[:2]) in tables and name[1] in _IPTABLES_TABLES:
                 counts[name] = counts.get(name, 0) + 1
-                places["nft", *name, int.from_bytes(values.get(3, b""), "big")] = counts[name]
+                places["nft", *name, int.from_bytes(values.get(RULE_HANDLE, b""), "big")] = counts[
+                    name
+                ]
     return bases, places

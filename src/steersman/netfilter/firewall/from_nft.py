@@ -11,7 +11,7 @@ from typing import Any, TypeAlias, cast
 
 from steersman.model.addresses import canonical_cidr
 from steersman.model.names import Family, Protocol
-from steersman.netfilter.packet_filter import (
+from steersman.netfilter.firewall.packet_filter import (
     Chain,
     Fate,
     FilterTable,

@@ -10,8 +10,7 @@ import shlex
 
 from steersman.model.addresses import canonical_cidr
 from steersman.model.names import Family
-from steersman.netfilter.names import BUILT_IN
-from steersman.netfilter.packet_filter import (
+from steersman.netfilter.firewall.packet_filter import (
     Chain,
     Fate,
     FilterTable,
@@ -27,6 +26,7 @@ from steersman.netfilter.packet_filter import (
     unknown_match,
     with_mark,
 )
+from steersman.netfilter.iptables.names import BUILT_IN
 
 _FATES: dict[str, Fate] = {
     "ACCEPT": "accept",

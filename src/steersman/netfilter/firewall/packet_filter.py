@@ -1,6 +1,6 @@
 """What the rules of a packet filter do to one packet, as far as rules alone can tell.
 
-Rules come from iptables-save (filter_iptables.py) or from `nft -j` (filter_nft.py) in one form. A
+Rules come from iptables-save (from_iptables.py) or from `nft -j` (from_nft.py) in one form. A
 match is true, false, or unknown: rates, sets by name, extensions and properties that the Packet
 does not say. So a walk ends in one of three ways: the packet passes, it is certainly dropped, or it
 may be dropped. Pure.

@@ -1,0 +1,1 @@
+"""What the rules of any program would do to a packet."""

@@ -1,0 +1,1 @@
+"""The programs of iptables, and the text that they read and print."""

@@ -1,0 +1,1 @@
+"""nf_tables over netlink: messages, expressions, tables with an owner, generations."""

@@ -1,0 +1,142 @@
+"""Tables and chains of nf_tables that are there: leftovers of a mode, and lists.
+
+This works if neither iptables nor nft is installed.
+"""
+
+from __future__ import annotations
+
+import errno
+from collections.abc import Callable, Iterable
+from itertools import product
+
+from steersman.host.netlink import (
+    NETLINK_NETFILTER,
+    DumpInterruptedError,
+    Netlink,
+    NetlinkError,
+)
+from steersman.host.nlmsg import (
+    Request,
+    attributes,
+    string,
+    text,
+)
+from steersman.host.process import NEEDS_NET_ADMIN
+from steersman.model.names import Family
+from steersman.netfilter.nft.wire import (
+    ALL,
+    CHAIN_NAME,
+    FAMILY_NAMES,
+    GETCHAIN,
+    GETTABLE,
+    HEAD,
+    INET,
+    NFPROTO,
+    TABLE_NAME,
+    Table,
+    about,
+    request,
+    table_of,
+)
+
+_LISTS = 6
+"""Lists that are read at most, if all of them are disturbed."""
+_UNSUPPORTED = (errno.EPROTONOSUPPORT, errno.EOPNOTSUPP, errno.EINVAL, errno.ENOENT)
+"""Errors of a kernel without nf_tables."""
+
+
+def chains_left(ours: Callable[[str, str], bool], families: Iterable[Family]) -> str:
+    """Return a sentence about chains of iptables-nft that are left, or "".
+
+    Args:
+        ours: whether a chain, given by its table and name, is meant.
+        families: where to look.
+    """
+
+    def name(found: dict[int, bytes]) -> str:
+        table, chain = string(found.get(TABLE_NAME, b"")), string(found.get(CHAIN_NAME, b""))
+        return chain if ours(table, chain) else ""
+
+    return _left("chains", GETCHAIN, name, families)
+
+
+def any_chain(chains: Iterable[tuple[str, str]], families: Iterable[Family]) -> bool:
+    """Return whether one of some chains of iptables-nft exists, or may exist; lists nothing.
+
+    Args:
+        chains: table and name of each.
+        families: where to look.
+    """
+    try:
+        with Netlink(NETLINK_NETFILTER, buffer=1 << 16) as netlink:
+            for family, (table, chain) in product(families, chains):
+                where = Table(NFPROTO[family], table)
+                try:
+                    netlink.request(about(where, GETCHAIN, text(CHAIN_NAME, chain)))
+                except NetlinkError as error:
+                    if error.errno in _UNSUPPORTED:  # ENOENT: there is no such chain or table
+                        continue
+                return True
+    except OSError:
+        return True
+    return False
+
+
+def table_left(wanted: str, families: Iterable[Family]) -> str:
+    """Return a sentence about a table of nftables that is left, or ""."""
+
+    def name(found: dict[int, bytes]) -> str:
+        return wanted if string(found.get(TABLE_NAME, b"")) == wanted else ""
+
+    return _left("tables", GETTABLE, name, families)
+
+
+def _left(
+    objects: str, kind: int, name: Callable[[dict[int, bytes]], str], families: Iterable[Family]
+) -> str:
+    names: list[str] = []
+    try:
+        with Netlink(NETLINK_NETFILTER, buffer=1 << 20) as netlink:
+            for family in families:
+                names += _some_list(netlink, request(kind, NFPROTO[family]), name)
+    except OSError as error:
+        if error.errno in _UNSUPPORTED:
+            return ""
+        if error.errno in (errno.EPERM, errno.EACCES):
+            return f"looking for {objects} {NEEDS_NET_ADMIN}"
+        return f"{objects} cannot be listed: {error.strerror}"
+    found = sorted(names)
+    return f"{objects} are left: {len(found)}, such as {found[0]}" if found else ""
+
+
+def _some_list(
+    netlink: Netlink, listing: Request, name: Callable[[dict[int, bytes]], str]
+) -> list[str]:
+    """Return the names in a list; if rules change all the time, in the longest of several."""
+    longest: list[str] = []
+    for _ in range(_LISTS):
+        found: list[str] = []
+        try:
+            for reply in netlink.dump(listing):
+                if named := name(attributes(reply.payload, HEAD.size)):
+                    found.append(named)
+            return found
+        except DumpInterruptedError:
+            longest = max(longest, found, key=len)
+    return longest
+
+
+def list_tables() -> list[tuple[str, str]]:
+    """Return family and name of the tables whose chains see routed packets; blocks.
+
+    `nft list tables` does the same, but nft 1.0.6 reads every rule of the machine for it.
+
+    Raises:
+        OSError: they cannot be listed.
+    """
+    found = []
+    with Netlink(NETLINK_NETFILTER, buffer=1 << 20) as netlink:
+        for reply in netlink.dump(request(GETTABLE, ALL)):
+            if (protocol := reply.payload[0]) in (INET, *NFPROTO.values()):
+                found.append((FAMILY_NAMES[protocol], table_of(reply.payload)))
+    return found

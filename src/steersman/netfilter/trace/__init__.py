@@ -1,0 +1,1 @@
+"""What netfilter reports about a traced packet, whoever made the rules."""

@@ -1,0 +1,91 @@
+"""The texts of rules, by table, chain and number; what iptables-save and nft print. Pure.
+
+nf_tables numbers rules by handle, iptables-legacy by place. reader.py reads them.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from typing import NamedTuple
+
+import msgspec
+
+from steersman.netfilter.iptables.names import BUILT_IN
+from steersman.netfilter.trace.events import TraceEvent
+
+RuleId = tuple[str, str, str, str, int]
+"""Backend, family, table, chain and number, as in a TraceEvent."""
+_LEGACY_PRIORITIES = {"raw": -300, "mangle": -150, "nat": -100, "filter": 0, "security": 50}
+_HANDLE_COMMENT = re.compile(r" # handle (\d+)$")
+
+
+class BaseChain(NamedTuple):
+    """Where a chain is called from."""
+
+    hook: str
+    priority: int
+
+
+class RuleBook(msgspec.Struct, frozen=True):
+    """The rules in the kernel, as far as they are known."""
+
+    rules: Mapping[RuleId, str] = {}
+    bases: Mapping[tuple[str, str, str], BaseChain] = {}
+    """By family, table and chain of nf_tables."""
+    policies: Mapping[tuple[str, str, str], str] = {}
+    """By family, table and chain of iptables-legacy; "" for chains that others jump to."""
+
+    def text(self, event: TraceEvent) -> str:
+        """Return the text of an event's rule; "" at the end of a chain, or if it is not known."""
+        if event.kind != "rule":
+            return ""
+        return self.rules.get(
+            (event.backend, event.family, event.table, event.chain, event.number), ""
+        )
+
+    def base(self, event: TraceEvent) -> BaseChain | None:
+        """Return where an event's chain is called from; None for a chain that others jump to."""
+        if event.backend == "nft":
+            return self.bases.get((event.family, event.table, event.chain))
+        if event.chain not in BUILT_IN:
+            return None
+        return BaseChain(event.hook, _LEGACY_PRIORITIES.get(event.table, 0))
+
+
+def parse_save(text: str) -> tuple[dict[tuple[str, str, int], str], dict[tuple[str, str], str]]:
+    """Read iptables-save: rules by table, chain and place from 1; policies of all chains."""
+    rules: dict[tuple[str, str, int], str] = {}
+    policies: dict[tuple[str, str], str] = {}
+    counts: dict[tuple[str, str], int] = {}
+    table = ""
+    for line in text.splitlines():
+        if line.startswith("*"):
+            table = line[1:]
+        elif line.startswith(":"):
+            chain, policy, *_ = line[1:].split()
+            policies[table, chain] = policy.lower().strip("-")
+        elif line.startswith("-A "):
+            chain = line.split(" ", 2)[1]
+            counts[table, chain] = place = counts.get((table, chain), 0) + 1
+            rules[table, chain, place] = line
+    return rules, policies
+
+
+def parse_nft(text: str) -> dict[tuple[str, int], str]:
+    """Read `nft -a list table`: rules by chain and handle."""
+    rules: dict[tuple[str, int], str] = {}
+    chain, pending = "", ""
+    for line in text.splitlines():
+        words = line.split()
+        if line.startswith("\tchain "):
+            chain, pending = words[1].strip('"'), ""
+        elif line.startswith("\t}"):
+            chain = ""
+        elif chain and words and not (words[0] == "type" and "hook" in words):
+            # A long rule takes several lines; the last one has the handle.
+            pending = f"{pending} {line.strip()}".lstrip()
+            if handle := _HANDLE_COMMENT.search(pending):
+                rules[chain, int(handle[1])] = pending[: handle.start()]
+                pending = ""
+    return rules
