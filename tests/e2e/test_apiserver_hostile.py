@@ -13,7 +13,7 @@ from contextlib import asynccontextmanager
 import pytest
 
 from steersman.source import lister, watch
-from steersman.source.bodies import body_chunks
+from steersman.source.http import Response
 from steersman.source.kubeconfig import ClusterAccess
 from steersman.source.pace import MAX_RETRY_AFTER
 from tests.support.apiserver.reading import WORLD, Reading, reading, service, timing, until
@@ -113,13 +113,14 @@ async def test_lists(
 
 async def test_a_gzip_bomb_is_taken_in_small_pieces(monkeypatch: pytest.MonkeyPatch) -> None:
     sizes: list[int] = []
+    chunks = Response.chunks
 
-    async def noted(response: object) -> AsyncIterator[bytes]:
-        async for piece in body_chunks(response):  # type: ignore[arg-type]
+    async def noted(response: Response) -> AsyncIterator[bytes]:
+        async for piece in chunks(response):
             sizes.append(len(piece))
             yield piece
 
-    monkeypatch.setattr(lister, "body_chunks", noted)
+    monkeypatch.setattr(Response, "chunks", noted)
     monkeypatch.setattr(lister, "MAX_BODY", 8 * MIB)
     async with told(compressed(BOMB)) as r:
         await until(lambda: r.errors("too_long"))
@@ -129,19 +130,20 @@ async def test_a_gzip_bomb_is_taken_in_small_pieces(monkeypatch: pytest.MonkeyPa
 async def test_large_pages_are_in_memory_one_at_a_time(monkeypatch: pytest.MonkeyPatch) -> None:
     """So that a server which answers all kinds with bombs takes the memory of one."""
     held = most = 0
+    chunks = Response.chunks
 
-    async def noted(response: object) -> AsyncIterator[bytes]:
+    async def noted(response: Response) -> AsyncIterator[bytes]:
         nonlocal held, most
         size = 0
         try:
-            async for piece in body_chunks(response):  # type: ignore[arg-type]
+            async for piece in chunks(response):
                 yield piece  # it was taken when this returns
                 size, held = size + len(piece), held + len(piece)
                 most = max(most, held)
         finally:
             held -= size
 
-    monkeypatch.setattr(lister, "body_chunks", noted)
+    monkeypatch.setattr(Response, "chunks", noted)
     monkeypatch.setattr(lister, "MAX_BODY", 8 * MIB)
     monkeypatch.setattr(lister, "LARGE_BODY", MIB)
     async with told(compressed(BOMB)) as r:

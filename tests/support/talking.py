@@ -12,7 +12,6 @@ from typing import Any
 
 import pytest
 
-from steersman.source.bodies import body_chunks
 from steersman.source.http import HttpClient, Response
 from steersman.source.http_connection import HttpError
 from tests.support.apiserver.reading import until
@@ -149,7 +148,7 @@ def descriptors() -> set[str]:
 
 
 async def body_of(response: Response) -> bytes:
-    with_end = [chunk async for chunk in body_chunks(response)]
+    with_end = [chunk async for chunk in response.chunks()]
     return b"".join(with_end)
 
 

@@ -10,14 +10,13 @@ from __future__ import annotations
 import asyncio
 import logging
 import os
-from collections.abc import AsyncIterator, Mapping, Sequence
-from contextlib import asynccontextmanager
+from collections.abc import AsyncIterator, Iterator, Mapping, Sequence
+from contextlib import asynccontextmanager, contextmanager
 from types import TracebackType
 from typing import Self
 
 import msgspec
 
-from steersman.source.bodies import body_chunks
 from steersman.source.credentials import CredentialError, Credentials
 from steersman.source.framing import CONTENT_TYPE, Message, unwrap
 from steersman.source.http import HttpClient, Response
@@ -113,14 +112,13 @@ class ApiClient:
             self._json_only.add(path)
             headers = [("Accept", JSON)]
             response, server = await self._first_answer(path, params, idle_timeout, more=headers)
-        try:
-            await self._check(response, server, types=self._spoken if negotiate else (JSON,))
-            yield response
-        except HttpError as error:
-            self.failed(server)
-            raise _api_error(error) from error
-        finally:
-            response.close()
+        with _reading(response):
+            try:
+                await self._check(response, server, types=self._spoken if negotiate else (JSON,))
+                yield response
+            except HttpError:
+                self.failed(server)
+                raise
 
     @asynccontextmanager
     async def proxied(
@@ -145,17 +143,13 @@ class ApiClient:
                 caller's block, if the connection breaks there.
         """
         response, server = await self._first_answer(path, params, idle_timeout, body, headers)
-        try:
+        with _reading(response):
+            if response.status == 401 and response.content_type != JSON:
+                text = shown((await response.read())[:MAX_ERROR_BODY].decode(errors="replace"))
+                raise ApiError("http_401", text or "the pod refuses the token", status=401)
             if response.status != 200:
-                if response.status == 401 and response.content_type != JSON:
-                    text = shown((await response.read())[:MAX_ERROR_BODY].decode(errors="replace"))
-                    raise ApiError("http_401", text or "the pod refuses the token", status=401)
                 await self._check(response, server)
             yield response
-        except HttpError as error:
-            raise _api_error(error) from error
-        finally:
-            response.close()
 
     async def post(self, path: str, body: object) -> bytes:
         """Create an object; return it, in JSON, as the server completed it.
@@ -187,17 +181,13 @@ class ApiClient:
     ) -> bytes:
         """Return the body of the answer to a POST request."""
         found = b""
-        try:
+        with _reading(response):
             await self._check(response, server, (200, 201, 202), types)
-            async for chunk in body_chunks(response):
+            async for chunk in response.chunks():
                 found += chunk
                 if len(found) > MAX_LINE:
                     raise ApiError("malformed", f"the answer to {path} is too long")
-            return found
-        except HttpError as error:
-            raise _api_error(error) from error
-        finally:
-            response.close()
+        return found
 
     async def _first_answer(
         self,
@@ -271,7 +261,7 @@ class ApiClient:
             self.failed(server)
         # Read a part of the body, for the message.
         body = b""
-        async for chunk in body_chunks(response):
+        async for chunk in response.chunks():
             body += chunk
             if len(body) > MAX_ERROR_BODY:
                 break
@@ -294,6 +284,17 @@ class ApiClient:
             sent = self._credentials.description if server.startswith("https:") else ""
             error.args = (f"{error}; sent: {sent or 'nothing'}",)
         raise error
+
+
+@contextmanager
+def _reading(response: Response) -> Iterator[None]:
+    """Close an answer at the end; a broken connection is an ApiError."""
+    try:
+        yield
+    except HttpError as error:
+        raise _api_error(error) from error
+    finally:
+        response.close()
 
 
 def _api_error(error: HttpError) -> ApiError:

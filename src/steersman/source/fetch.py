@@ -15,7 +15,6 @@ import msgspec
 from steersman.model.kube import Node, Pod
 from steersman.source.apiserver import resources
 from steersman.source.base import EventHandler
-from steersman.source.bodies import body_chunks
 from steersman.source.client import ApiClient
 from steersman.source.kubeconfig import ClusterAccess
 from steersman.source.lister import Lister, Listing
@@ -74,7 +73,7 @@ async def fetch_pod(access: ClusterAccess, namespace: str, name: str) -> Pod | N
     async with _client(access) as (client, _):
         try:
             async with client.get(path, {}, _TIMING.answer) as response:
-                async for chunk in body_chunks(response):
+                async for chunk in response.chunks():
                     body += chunk
                     if len(body) > _MAX_POD:
                         raise ApiError("too_long", f"pod {namespace}/{name} has too many bytes")
@@ -130,7 +129,7 @@ async def fetch_reply(access: ClusterAccess, path: str) -> Reply:
         try:
             async with client.get(path, {}, _TIMING.answer) as response:
                 headers = {name.lower(): value for name, value in response.headers.items()}
-                async for chunk in body_chunks(response):
+                async for chunk in response.chunks():
                     body += chunk
                     if len(body) > _MAX_REPLY:
                         raise ApiError("too_long", f"the answer to {path} has too many bytes")

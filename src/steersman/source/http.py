@@ -12,7 +12,8 @@ import asyncio
 import os
 import socket
 import ssl
-from collections.abc import Awaitable, Callable, Mapping
+import zlib
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
 from urllib.parse import quote, urlencode, urlsplit
 
 import h11
@@ -26,6 +27,9 @@ from steersman.source.http_connection import (
 )
 from steersman.source.route import Headers, Route
 from steersman.source.tls import tls_words
+
+_PIECE = 256 << 10
+"""Bytes decompressed at a time, in about a millisecond."""
 
 
 class Response:
@@ -73,6 +77,40 @@ class Response:
             raise self._failure
         return b"".join(pieces)
 
+    async def chunks(self) -> AsyncIterator[bytes]:
+        """Yield the body as it arrives, decompressed in small pieces.
+
+        A few kilobytes of gzip can be hundreds of megabytes of zeros.
+
+        Raises:
+            HttpError: the connection breaks, or the body cannot be decompressed.
+        """
+        encoding = self.headers.get("content-encoding", "identity").strip().lower()
+        if encoding == "identity":
+            while chunk := await self.read():
+                yield chunk
+            return
+        if encoding not in ("gzip", "x-gzip"):
+            raise _unreadable(f"it is compressed by {encoding[:40]!r}, which was not requested")
+        # Other tasks run between two pieces, so that a bomb does not block the event loop either.
+        gzip = zlib.decompressobj(wbits=16 + zlib.MAX_WBITS)
+        while rest := await self.read():
+            while True:
+                try:
+                    piece = gzip.decompress(rest, _PIECE)
+                except zlib.error as error:
+                    raise _unreadable(f"it is not gzip: {error}") from None
+                rest = gzip.unconsumed_tail
+                if piece:
+                    yield piece
+                if gzip.unused_data:  # zlib would keep all of it
+                    raise _unreadable("more follows the compressed data")
+                if not rest and len(piece) < _PIECE:
+                    break
+                await asyncio.sleep(0)
+        if not gzip.eof:
+            raise _unreadable("it ended within compressed data")
+
     def _finish(self, connection: Connection) -> None:
         connection.finish()
         self._connection = None
@@ -91,6 +129,10 @@ class Response:
         if self._connection is not None:
             self._connection.close()
             self._connection = None
+
+
+def _unreadable(why: str) -> HttpError:
+    return HttpError("connection", f"the body of an answer cannot be read: {why}")
 
 
 class HttpClient:

@@ -23,7 +23,6 @@ import msgspec
 
 from steersman.model.findings import Finding
 from steersman.model.kube import KINDS, KubeObject
-from steersman.source.bodies import body_chunks
 from steersman.source.client import ApiClient
 from steersman.source.framing import CONTENT_TYPE, ListReader
 from steersman.source.http import Response
@@ -156,7 +155,7 @@ class Lister:
                 if response.content_type == CONTENT_TYPE:
                     return await self._protobuf_page(response, arrived)
                 body = bytearray()
-                async for chunk in body_chunks(response):
+                async for chunk in response.chunks():
                     self._stats.received(chunk, self._timing.now())
                     if len(body) <= LARGE_BODY < len(body) + len(chunk):
                         await alone.enter_async_context(self._client.large_body)
@@ -173,7 +172,7 @@ class Lister:
     async def _protobuf_page(self, response: Response, arrived: _Arrived) -> ListMeta:
         """Read a page in protobuf: decode its items as they arrive."""
         kind, reader = self._resource.kind, ListReader(MAX_LINE)
-        async for chunk in body_chunks(response):
+        async for chunk in response.chunks():
             self._stats.received(chunk, self._timing.now())
             arrived.received(len(chunk))
             items = reader.feed(chunk)

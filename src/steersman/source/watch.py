@@ -6,7 +6,6 @@ import asyncio
 from collections.abc import AsyncGenerator, AsyncIterator, Callable
 
 from steersman.model.findings import Finding
-from steersman.source.bodies import body_chunks
 from steersman.source.http import Response
 from steersman.source.lister import MAX_LIST, Listing, PackedObjects
 from steersman.source.objects import decode_object
@@ -33,7 +32,7 @@ async def watch_events(
         ApiError: the server reports an error, or the watch ends within an event.
     """
     splitter = splitter_for(response.content_type)
-    async for chunk in body_chunks(response):
+    async for chunk in response.chunks():
         stats.received(chunk, now())
         for line in splitter.feed(chunk):
             try:

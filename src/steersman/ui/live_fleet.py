@@ -23,7 +23,6 @@ from steersman.model.world import Origin, World
 from steersman.operate.agreement import Agreement
 from steersman.operate.fleet_view import Disagreement, SeenNode
 from steersman.run.pages.world_wire import VersionError, decode_world
-from steersman.source.bodies import body_chunks
 from steersman.source.framing import LineTooLongError
 from steersman.source.pace import Backoff, Timing
 from steersman.source.wire import LineSplitter
@@ -167,7 +166,7 @@ class LiveFleet(Fleet):
         """
         body = bytearray()
         async with self._way(node).open(path, idle=_PATIENCE) as response:
-            async for chunk in body_chunks(response):
+            async for chunk in response.chunks():
                 body += chunk
                 if len(body) > _MAX_ANSWER:
                     raise NodeError(f"the answer of node {node} to {path} is too long")
@@ -182,7 +181,7 @@ class LiveFleet(Fleet):
         splitter = LineSplitter(_MAX_ANSWER)
         try:
             async with self._way(node).open(path, idle=_RUN_PATIENCE, body=document) as response:
-                async for chunk in body_chunks(response):
+                async for chunk in response.chunks():
                     for line in splitter.feed(chunk):
                         yield msgspec.json.decode(line)
             if splitter.rest.strip():
@@ -276,7 +275,7 @@ class LiveFleet(Fleet):
             async with self._slots:
                 opened = each.way.open("/node?watch=1", idle=_SILENCE)
                 response = await stack.enter_async_context(opened)
-            async for chunk in body_chunks(response):
+            async for chunk in response.chunks():
                 # Of several states that came together, only the last one matters.
                 lines = splitter.feed(chunk)
                 each.heard = self._wall()

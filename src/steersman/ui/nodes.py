@@ -26,7 +26,6 @@ from steersman.host.peers import CONTROL
 from steersman.model.addresses import join_host_port, without_password
 from steersman.operate.answer import QuestionError
 from steersman.operate.client import check_server
-from steersman.source.bodies import body_chunks
 from steersman.source.client import ApiClient
 from steersman.source.http import HttpClient, Response
 from steersman.source.http_connection import HttpError
@@ -398,7 +397,7 @@ async def list_pods(client: ApiClient, path: str, selector: str) -> list[_Pod]:
     while True:
         body = bytearray()
         async with client.get(path, params, _ANSWER) as response:
-            async for chunk in body_chunks(response):
+            async for chunk in response.chunks():
                 body += chunk
                 if len(body) > _MAX_LIST:
                     raise ApiError("too_long", "the list of pods is too long")

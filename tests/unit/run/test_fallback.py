@@ -175,7 +175,7 @@ HELD = Result(4, b"", b"Another app is currently holding the xtables lock.\n")
 
 
 async def matches(says: Says) -> str:
-    """What is said of the matches of iptables-legacy."""
+    """The sentence about the matches of iptables-legacy."""
     return await check_matches(says, Iptables(says, Tool("iptables", "legacy", (1, 8, 9))))
 
 
