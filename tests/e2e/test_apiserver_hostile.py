@@ -12,7 +12,7 @@ from contextlib import asynccontextmanager
 
 import pytest
 
-from steersman.source import lister, watch
+from steersman.source import lister
 from steersman.source.http import Response
 from steersman.source.kubeconfig import ClusterAccess
 from steersman.source.pace import MAX_RETRY_AFTER
@@ -172,8 +172,7 @@ async def test_pages_without_end(monkeypatch: pytest.MonkeyPatch) -> None:
 async def test_lists_of_endless_pages_or_events(
     watch_list: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    for module in (lister, watch):
-        monkeypatch.setattr(module, "MAX_LIST", MIB)
+    monkeypatch.setattr(lister, "MAX_LIST", MIB)
     obj = service("a")
     line = json.dumps({"type": "ADDED", "object": obj}).encode() + b"\n"
     page = {**LIST, "metadata": {"resourceVersion": "7", "continue": "x"}, "items": [obj] * 500}

@@ -15,7 +15,7 @@ from __future__ import annotations
 
 import asyncio
 from collections import deque
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import AsyncIterator, Iterable, Iterator, Mapping, Sequence
 from contextlib import AsyncExitStack
 from typing import Any, NamedTuple
 
@@ -34,8 +34,10 @@ from steersman.source.wire import (
     ApiError,
     ListMeta,
     Resource,
+    WatchEvent,
     decode_list,
     decode_list_meta,
+    initial_end,
 )
 
 FIRST_PAGE = 25
@@ -220,6 +222,29 @@ def _parts(items: msgspec.Raw) -> Iterator[tuple[bytes | msgspec.Raw, int]]:
             yield msgspec.json.encode(part), size
             part, size = [], 0
     yield msgspec.json.encode(part), size
+
+
+async def read_initial(kind: str, events: AsyncIterator[WatchEvent], timing: Timing) -> Listing:
+    """Return the list that a watch begins with (WatchList); the events after it are left.
+
+    Raises:
+        ApiError: there is none (`no_watch_list`), or it is too long.
+    """
+    arrived = _Arrived(PackedObjects(kind), [])
+    try:
+        async with asyncio.timeout(timing.initial_total):
+            async for event in events:
+                if event.type == "BOOKMARK":
+                    version = initial_end(event)
+                    return Listing(arrived.objects.drain(), arrived.findings, version)
+                if event.type != "ADDED":
+                    raise ApiError("no_watch_list", f"{event.type} among initial events")
+                length = len(memoryview(event.object))
+                arrived.received(length)
+                arrived.add(*partition([decode_object(kind, event.object)]), length)
+    except TimeoutError as error:
+        raise ApiError("no_watch_list", "its initial events did not end in time") from error
+    raise ApiError("no_watch_list", "its initial events ended early")
 
 
 class PackedObjects:

@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Iterable
+from collections.abc import AsyncGenerator, Callable, Iterable
 from contextlib import aclosing
 
 import msgspec
@@ -23,12 +23,20 @@ from steersman.model.names import ObjectName
 from steersman.source.base import EventHandler, upsert_in_batches
 from steersman.source.client import ApiClient
 from steersman.source.framing import LineTooLongError
-from steersman.source.lister import Lister, Listing
+from steersman.source.http import Response
+from steersman.source.lister import Lister, Listing, read_initial
 from steersman.source.objects import decode_object, scope_of
 from steersman.source.pace import Backoff, Timing
 from steersman.source.stats import KindStats
-from steersman.source.watch import read_initial, watch_events
-from steersman.source.wire import ApiError, RelistError, Resource, WatchEvent, decode_metadata
+from steersman.source.wire import (
+    ApiError,
+    RelistError,
+    Resource,
+    WatchEvent,
+    decode_event,
+    decode_metadata,
+    splitter_for,
+)
 
 _ABSENT = frozenset({403, 404})
 # Status codes of a server without WatchList: it is not tried again.
@@ -297,3 +305,26 @@ class Reflector:
         self._version = version or last
         self._backoff.reset()
         self._suspect = False
+
+
+async def watch_events(
+    response: Response, stats: KindStats, now: Callable[[], float]
+) -> AsyncGenerator[WatchEvent, None]:
+    """Yield the events of a watch as they arrive.
+
+    Raises:
+        RelistError: one is malformed. A resumed watch would begin with it again.
+        LineTooLongError: one is longer than allowed.
+        ApiError: the server reports an error, or the watch ends within an event.
+    """
+    splitter = splitter_for(response.content_type)
+    async for chunk in response.chunks():
+        stats.received(chunk, now())
+        for line in splitter.feed(chunk):
+            try:
+                event = decode_event(line)
+            except (ValueError, RecursionError) as error:  # msgspec's errors are ValueErrors
+                raise RelistError(f"a malformed event: {error}") from error
+            yield event
+    if splitter.rest:
+        raise ApiError("truncated", "the watch ended within an event")
