@@ -5,7 +5,7 @@ Errors are returned, not raised. Rules of our own block come last.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Final
 
 from msgspec import structs
@@ -22,6 +22,7 @@ from steersman.config.features import enabled
 from steersman.config.go import Duration, parse_int, split_address
 from steersman.config.types import (
     IPVS,
+    ClientConnection,
     Conntrack,
     DetectLocal,
     FailoverSection,
@@ -79,7 +80,7 @@ def _errors(config: ProxyConfig, strict_upstream: bool) -> Iterator[FieldError]:
         config.conntrack, config.oom_score_adj, f"{ROOT}.KubeProxyLinuxConfiguration"
     )
     yield from validate_mode(config.mode, f"{ROOT}.Mode", strict_upstream=strict_upstream)
-    yield from _not_negative((f"{ROOT}.ClientConnection.Burst", config.client_connection.burst))
+    yield from validate_client_connection(config.client_connection, f"{ROOT}.ClientConnection")
 
     # Periods
     if config.config_sync_period <= 0:
@@ -109,9 +110,7 @@ def _errors(config: ProxyConfig, strict_upstream: bool) -> Iterator[FieldError]:
     path = f"{ROOT}.ShowHiddenMetricsForVersion"
     yield from validate_hidden_metrics_version(config.show_hidden_metrics_for_version, path)
     mode, path = config.detect_local_mode, f"{ROOT}.DetectLocalConfiguration"
-    choices = [*DetectLocalMode, ""]
-    if mode not in choices:
-        yield unsupported(f"{ROOT}.DetectLocalMode", mode, map(str, choices))
+    yield from validate_detect_local_mode(mode, f"{ROOT}.DetectLocalMode")
     yield from validate_detect_local(mode, config.detect_local, config.cluster_cidrs, path)
     yield from validate_logging(config.logging, config.feature_gates, f"{ROOT}.logging")
     if spec.uses_port_range and parse_port_range(config.port_range) is None:
@@ -134,24 +133,33 @@ def validate_ipvs(section: IPVS, path: str) -> Iterator[FieldError]:
         (f"{path}.TCPFinTimeout", section.tcp_fin_timeout),
         (f"{path}.UDPTimeout", section.udp_timeout),
     )
-    for index, cidr in enumerate(section.exclude_cidrs):
+    yield from validate_exclude_cidrs(section.exclude_cidrs, f"{path}.ExcludeCidrs")
+
+
+def validate_exclude_cidrs(cidrs: Iterable[str], path: str) -> Iterator[FieldError]:
+    """Check that each is a CIDR."""
+    for index, cidr in enumerate(cidrs):
         if canonical_cidr(cidr) is None:
-            yield invalid(f"{path}.ExcludeCidrs[{index}]", cidr, _CIDR)
+            yield invalid(f"{path}[{index}]", cidr, _CIDR)
 
 
 def validate_linux(conntrack: Conntrack, score: int | None, path: str) -> Iterator[FieldError]:
-    """Check that no sysctl is negative, and that the OOM score is within the kernel's range."""
-    where = f"{path}.KubeProxyConntrackConfiguration"
-    yield from _not_negative(
-        (f"{where}.MaxPerCore", conntrack.max_per_core),
-        (f"{where}.Min", conntrack.min),
-        (f"{where}.TCPEstablishedTimeout", conntrack.tcp_established_timeout),
-        (f"{where}.TCPCloseWaitTimeout", conntrack.tcp_close_wait_timeout),
-        (f"{where}.UDPTimeout", conntrack.udp_timeout),
-        (f"{where}.UDPStreamTimeout", conntrack.udp_stream_timeout),
-    )
+    """Check the conntrack sysctls, and that the OOM score is within the kernel's range."""
+    yield from validate_conntrack(conntrack, f"{path}.KubeProxyConntrackConfiguration")
     if score is not None and not -1000 <= score <= 1000:
         yield invalid(f"{path}.OOMScoreAdj", score, "must be within the range [-1000, 1000]")
+
+
+def validate_conntrack(section: Conntrack, path: str) -> Iterator[FieldError]:
+    """Check that no value is negative."""
+    yield from _not_negative(
+        (f"{path}.MaxPerCore", section.max_per_core),
+        (f"{path}.Min", section.min),
+        (f"{path}.TCPEstablishedTimeout", section.tcp_established_timeout),
+        (f"{path}.TCPCloseWaitTimeout", section.tcp_close_wait_timeout),
+        (f"{path}.UDPTimeout", section.udp_timeout),
+        (f"{path}.UDPStreamTimeout", section.udp_stream_timeout),
+    )
 
 
 def validate_mode(mode: str, path: str, *, strict_upstream: bool = False) -> Iterator[FieldError]:
@@ -165,6 +173,11 @@ def validate_mode(mode: str, path: str, *, strict_upstream: bool = False) -> Ite
             f"must be {listed} or blank "
             f"(blank means the best-available proxy [currently {DEFAULT_MODE}])",
         )
+
+
+def validate_client_connection(section: ClientConnection, path: str) -> Iterator[FieldError]:
+    """Check that the burst is not negative."""
+    yield from _not_negative((f"{path}.Burst", section.burst))
 
 
 def validate_host_port(address: str, path: str) -> Iterator[FieldError]:
@@ -202,6 +215,13 @@ def validate_hidden_metrics_version(version: str, path: str) -> Iterator[FieldEr
             "--show-hidden-metrics-for-version must be omitted or have the value "
             f"'{HIDDEN_METRICS_VERSION}'. Only the previous minor version is allowed",
         )
+
+
+def validate_detect_local_mode(mode: str, path: str) -> Iterator[FieldError]:
+    """Check that it is one of the four, or "" for the default."""
+    choices = [*DetectLocalMode, ""]
+    if mode not in choices:
+        yield unsupported(path, mode, map(str, choices))
 
 
 def validate_detect_local(

@@ -37,7 +37,7 @@ def run_words(argv: Sequence[str], program: str = "steersman run") -> int:
         except OSError as error:
             raise CommandError(f"--write-config-to {path}: {error.strerror}") from error
         return 0
-    patterns = ",".join(f"{m.file_pattern}={m.verbosity}" for m in config.logging.vmodule)
+    patterns = [(each.file_pattern, each.verbosity) for each in config.logging.vmodule]
     logs = ProcessLog(config.logging.format or "text", config.logging.verbosity, patterns)
     for warning in parsed.warnings:
         logging.getLogger("steersman").warning("%s", warning)

@@ -21,10 +21,10 @@ import sys
 import time
 import traceback
 from collections import OrderedDict
-from collections.abc import Callable, Hashable, Iterator
+from collections.abc import Callable, Hashable, Iterator, Sequence
 from datetime import datetime
 from pathlib import PurePath
-from typing import TextIO
+from typing import TextIO, TypeAlias
 
 from steersman.model.findings import clipped, printable
 
@@ -38,6 +38,8 @@ _KINDS = 512
 """Kinds that are remembered; the oldest are forgotten beyond that."""
 _NUMBERS = re.compile(r"\d+")
 _START = 100  # characters
+Vmodule: TypeAlias = Sequence[tuple[str, int]]
+"""Patterns of files, and the verbosity of each; the first that matches counts."""
 _STANDARD = frozenset(vars(logging.makeLogRecord({}))) | {"message", "asctime", "taskName"}
 
 
@@ -53,28 +55,14 @@ def verbosity_of(level: int) -> int:
     return _DEBUG_VERBOSITY if level == logging.DEBUG else logging.INFO - level
 
 
-def parse_vmodule(text: str) -> tuple[tuple[str, int], ...]:
-    """Parse `pattern=N,...` (`--vmodule`).
-
-    A pattern with a slash is matched with the file's path, others with its name, both without
-    `.py`; `*` and `?` match anything.
-
-    Raises:
-        ValueError: it is no such list.
-    """
-    pairs = []
-    for word in filter(None, (part.strip() for part in text.split(","))):
-        pattern, _, number = word.rpartition("=")
-        if not pattern or not number.isascii() or not number.isdigit():
-            raise ValueError(f"vmodule: {word!r} is not PATTERN=NUMBER")
-        pairs.append((pattern, int(number)))
-    return tuple(pairs)
-
-
 class Verbosity(logging.Filter):
-    """Selects records by -v and --vmodule; the verbosity can be changed while running."""
+    """Selects records by -v and --vmodule; the verbosity can be changed while running.
 
-    def __init__(self, verbosity: int = 0, vmodule: tuple[tuple[str, int], ...] = ()) -> None:
+    A pattern of --vmodule with a slash is matched with the file's path, others with its name, both
+    without `.py`; `*` and `?` match anything.
+    """
+
+    def __init__(self, verbosity: int = 0, vmodule: Vmodule = ()) -> None:
         super().__init__()
         self._vmodule = vmodule
         self._of_file: dict[str, int | None] = {}
@@ -304,20 +292,14 @@ class ProcessLog:
         self,
         form: str = "text",
         verbosity: int = 0,
-        vmodule: str = "",
+        vmodule: Vmodule = (),
         *,
         stream: TextIO | None = None,
         root: logging.Logger | None = None,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        """Configure the root logger; without a stream it writes to standard error, as upstream.
-
-        Raises:
-            ValueError: `form` or `vmodule` is not understood.
-        """
-        if form not in FORMATTERS:
-            raise ValueError(f"logging format {form!r} is unknown; write text or json")
-        self._filter = Verbosity(verbosity, parse_vmodule(vmodule))
+        """Configure the root logger; without a stream it writes to standard error, as upstream."""
+        self._filter = Verbosity(verbosity, vmodule)
         self._root = root or logging.getLogger()
         handler = _Handler(stream or sys.stderr, clock)
         handler.setFormatter(FORMATTERS[form]())
