@@ -233,7 +233,7 @@ def test_an_unwanted_listener_without_its_address_is_closed() -> None:
 def test_addresses_of_the_predecessor_stay_if_another_one_is_refused() -> None:
     async def body(one: Endpoint) -> None:
         refused = "10.96.0.11"
-        execute = Failing(lambda argv, _: f"{refused}/32" in argv)
+        execute = Failing(lambda _, stdin: f"{refused}/32".encode() in stdin)
         old, new = (userspace_mode(e, "direct") for e in (SubprocessExec(), execute))
         await old.probe()
         await become(old, served(one))

@@ -14,7 +14,7 @@ from steersman.model.errors import BusyError
 from steersman.model.names import Protocol
 from steersman.model.plan import Endpoint
 from steersman.proxy.engine import Proxy
-from steersman.proxy.handoff import HandoffChannel, SocketHandoff, Stage
+from steersman.proxy.handoff import SocketHandoff, receive
 from tests.support.lab.namespace import in_namespace
 from tests.support.modes.userspace_proxy import (
     answering,
@@ -92,7 +92,7 @@ def test_root_without_capabilities_gets_nothing() -> None:
     async def body(node: Predecessor, _: Endpoint) -> None:
         async with successor("--without-capabilities") as (_process, count):
             assert count == 0
-            assert node.handoff.stage is Stage.SERVING
+            assert node.handoff.alone
             await node.serves()
         async with successor() as (_process, count):
             assert count == 2
@@ -108,12 +108,11 @@ def test_sockets_of_a_process_without_capabilities_are_not_taken(trusted: bool) 
         node.handoff.close()
         async with successor(*[] if trusted else ["--without-capabilities"]) as (process, _count):
             await serve(process)
-            channel = HandoffChannel(NAME, node.handoff)
-            sockets = await asyncio.to_thread(channel.receive)
+            link, sockets = await asyncio.to_thread(receive, f"\0{NAME}")
             assert len(sockets) == trusted
-            for sock in sockets.values():
-                sock.close()
-            channel.close()
+            for sock in (link, *sockets.values()):
+                if sock is not None:
+                    sock.close()
 
     on_a_node(body)
 
@@ -122,13 +121,13 @@ def test_a_successor_that_dies_before_it_serves_changes_nothing() -> None:
     async def body(node: Predecessor, one: Endpoint) -> None:
         async with successor() as (process, count):
             assert count == 2
-            assert node.handoff.stage is Stage.OFFERED
+            assert not node.handoff.alone
             await node.serves()
             with pytest.raises(BusyError):
-                await node.handoff.follow({TCP_KEY: listener(one)}, (), ())
+                await node.handoff.follow({TCP_KEY: listener(one)}, ())
             process.kill()
-            await until(lambda: node.handoff.stage is Stage.SERVING)
-        await node.handoff.wait_until_resumed()
+            await until(lambda: node.handoff.alone)
+        await node.handoff.resumed.wait()
         await node.serves()
         async with successor() as (_process, count):
             assert count == 2
@@ -136,33 +135,17 @@ def test_a_successor_that_dies_before_it_serves_changes_nothing() -> None:
     on_a_node(body)
 
 
-def test_the_predecessor_serves_again_if_its_successor_dies() -> None:
-    async def body(node: Predecessor, _: Endpoint) -> None:
-        for _round in range(2):
-            async with successor() as (process, count):
-                assert count == 2
-                await serve(process)
-                await until(lambda: node.handoff.stage is Stage.RETIRED)
-                process.kill()
-                await until(lambda: node.handoff.stage is Stage.SERVING)
-            await node.serves()
-            await until(lambda: node.handoff._channel._listening is not None)  # type: ignore[union-attr]
-
-    on_a_node(body)
-
-
-def test_the_first_process_stays_retired_if_its_successor_has_a_successor() -> None:
+def test_each_process_hands_over_to_the_next() -> None:
     async def body(node: Predecessor, _: Endpoint) -> None:
         async with successor() as (second, _count):
             await serve(second)
-            await until(lambda: node.handoff.stage is Stage.RETIRED)
+            await until(node.handoff.retired.is_set)
             async with successor() as (third, count):
                 await serve(third)
                 assert count == 1
                 second.kill()
                 await second.wait()
                 assert third.returncode is None
-                await until(lambda: not node.handoff._channel._tasks)  # type: ignore[union-attr]
-                assert node.handoff.stage is Stage.RETIRED
+                assert node.handoff.retired.is_set()
 
     on_a_node(body)

@@ -52,55 +52,6 @@ _DRAIN_POLL = 0.05  # seconds
 _CLOSING_ROUNDS = 3
 
 
-class InheritedSockets:
-    """Listening sockets of the predecessor that no listener has taken over yet."""
-
-    def __init__(self) -> None:
-        self._waiting: dict[ListenerKey, socket.socket] = {}
-        self._claimed: set[FrontendKey] = set()
-        """Listeners that took one over; forgotten with the sockets that remain."""
-
-    def __len__(self) -> int:
-        """Return the number of sockets that wait for a listener."""
-        return len(self._waiting)
-
-    def replace(self, sockets: Sockets) -> None:
-        """Keep these sockets for listeners to come, and close those from before."""
-        for sock in self._waiting.values():
-            sock.close()
-        self._waiting = dict(sockets)
-        self._claimed.clear()
-
-    def claim(
-        self, key: FrontendKey, plan: ListenerPlan, ports: PortAllocator
-    ) -> socket.socket | None:
-        """Return the predecessor's socket for a listener; None if there is none that fits."""
-        sock = self._waiting.pop(_listener_key(key, plan), None)
-        if sock is None:
-            return None
-        # The range of proxy ports, or the port itself, may be configured differently now.
-        port = sock.getsockname()[1]
-        if port == plan.port or (not plan.port and ports.allows(port)):
-            sock.setblocking(False)
-            self._claimed.add(key)
-            return sock
-        sock.close()
-        return None
-
-    def is_claimed(self, key: FrontendKey) -> bool:
-        """Whether a listener has just taken over a socket."""
-        return key in self._claimed
-
-    def give_back(self, listeners: Mapping[FrontendKey, RunningListener]) -> None:
-        """Keep the sockets of listeners that are given up: clients may wait there."""
-        for key, listener in listeners.items():
-            if key in self._claimed:
-                with contextlib.suppress(OSError):  # no descriptors: a new socket has to do
-                    again = _listener_key(key, listener.route.plan)
-                    self._waiting[again] = listener.socket.dup()
-        self._claimed -= listeners.keys()
-
-
 class SharedState:
     """The state that listeners of a ServicePort share, until the last of them stops."""
 
@@ -158,13 +109,14 @@ class Proxy:
         self.budget = DescriptorBudget(limit or descriptor_limit())
         self.traffic = Traffic()
         self.shared = SharedState(self.traffic)
-        self.inherited = InheritedSockets()
         self.dns_search: tuple[str, ...] = ()
         """Suffixes to try for queries to DNS Services (dns.py)."""
         self._open_socket = open_socket
         self._ports = ports
         self._udp_idle = udp_idle
         self._listeners: dict[FrontendKey, RunningListener] = {}
+        self._inherited: Sockets = {}
+        """The predecessor's sockets, for listeners to come."""
         self._stopped: list[RunningListener] = []
         """Stopped listeners that still have connections."""
         self._poller: Poller | None = None
@@ -178,6 +130,11 @@ class Proxy:
     def plans(self, keys: Iterable[FrontendKey]) -> dict[FrontendKey, ListenerPlan]:
         """Return the plans of those of these listeners that exist."""
         return {k: self._listeners[k].route.plan for k in keys if k in self._listeners}
+
+    def listens_at(self, key: FrontendKey, plan: ListenerPlan) -> bool:
+        """Whether there is a listener at the address and port of a plan."""
+        old = self._listeners[key].route.plan if key in self._listeners else None
+        return old is not None and (old.bind, old.port) == (plan.bind, plan.port)
 
     def port(self, key: FrontendKey) -> int:
         """Return the port of a listener; 0 for an unknown one."""
@@ -212,23 +169,28 @@ class Proxy:
             for key, listener in self._listeners.items()
         }
 
-    def retire(self) -> None:
-        """Let another process serve, which has the same sockets.
+    def inherit(self, sockets: Sockets) -> None:
+        """Keep the predecessor's sockets for listeners to come, and close those from before.
 
-        New UDP clients go to the other process; replies to earlier datagrams are still passed on.
-        TCP clients may be accepted by either process.
+        A listener takes a duplicate, so that clients may wait if it is given up and started again.
+        """
+        for sock in self._inherited.values():
+            sock.close()
+        self._inherited = sockets
+
+    def inherits(self, key: FrontendKey, plan: ListenerPlan) -> bool:
+        """Whether there is a socket of the predecessor for a listener."""
+        return _listener_key(key, plan) in self._inherited
+
+    def retire(self) -> None:
+        """Leave new clients to another process, which has the same sockets.
+
+        TCP clients may still be accepted here; replies to earlier datagrams are still passed on.
         """
         for listener in self._listeners.values():
             listener.route.shared = True
             if isinstance(listener, UdpListener):
                 listener.pause()
-
-    def resume(self) -> None:
-        """Serve all clients again: the other process has gone."""
-        for listener in self._listeners.values():
-            listener.route.shared = False
-            if isinstance(listener, UdpListener):
-                listener.resume()
 
     async def start(
         self, wanted: Mapping[FrontendKey, ListenerPlan]
@@ -245,11 +207,9 @@ class Proxy:
         fresh: dict[FrontendKey, RunningListener] = {}
         try:
             for key, plan in wanted.items():
-                old = self._listeners[key].route.plan if key in self._listeners else None
-                if old is None or (old.bind, old.port) != (plan.bind, plan.port):
+                if not self.listens_at(key, plan):
                     fresh[key] = await self._open(key, plan)
         except OSError as error:
-            self.inherited.give_back(fresh)
             self.stop(fresh.values())
             at = f"{plan.bind or 'every address'} port {plan.port or '(a free one)'}/{key.protocol}"
             why = error.strerror or str(error)
@@ -319,7 +279,7 @@ class Proxy:
 
     async def _open(self, key: FrontendKey, plan: ListenerPlan) -> RunningListener:
         """Start a listener on the predecessor's socket or a new one."""
-        inherited = self.inherited.claim(key, plan, self._ports)
+        inherited = self._claim(key, plan)
         address = plan.bind or wildcard(key.family is Family.IPV6)
         sock = inherited or self._open_socket(address, key.protocol)
         listener: RunningListener
@@ -358,6 +318,17 @@ class Proxy:
         self.budget.used += 1
         self.shared.add(plan.owner, listener)
         return listener
+
+    def _claim(self, key: FrontendKey, plan: ListenerPlan) -> socket.socket | None:
+        """Return the predecessor's socket for a listener; None if there is none that fits."""
+        sock = self._inherited.get(_listener_key(key, plan))
+        # The range of proxy ports, or the port itself, may be configured differently now.
+        port = sock.getsockname()[1] if sock is not None else 0
+        if sock is None or not (port == plan.port or (not plan.port and self._ports.allows(port))):
+            return None
+        claimed = sock.dup()
+        claimed.setblocking(False)
+        return claimed
 
 
 def _listener_key(key: FrontendKey, plan: ListenerPlan) -> ListenerKey:

@@ -294,11 +294,6 @@ class UdpListener(asyncio.DatagramProtocol):
         if self._reads:
             self.loop.remove_reader(self.socket)
 
-    def resume(self) -> None:
-        """Receive datagrams again."""
-        if self._reads and not self._stopped:
-            self.loop.add_reader(self.socket, self._readable)
-
     def stop(self) -> None:
         """Receive no more, and end the sessions, whose replies have no socket to leave by.
 

@@ -11,22 +11,22 @@ import socket
 import struct
 import sys
 
-from steersman.proxy.handoff import HandoffChannel
-from steersman.proxy.sockets import ListenerKey, Sockets
+from steersman.proxy.engine import Proxy
+from steersman.proxy.handoff import SocketHandoff
+from steersman.proxy.ports import PortAllocator
+from steersman.proxy.sockets import ListenerKey, open_socket
 
 _CAPABILITY_VERSION_3 = 0x20080522
 
 
-class Giver:
+class OneSocket(Proxy):
     """Has one socket to give to the next one."""
 
-    def offer(self) -> Sockets:
-        sock = socket.create_server(("127.0.0.1", 0))
-        return {ListenerKey("127.0.0.1:80/TCP", ""): sock}
+    def __init__(self) -> None:
+        super().__init__(open_socket, PortAllocator(), 1.0)
 
-    def retire(self) -> None: ...
-
-    def resume(self) -> None: ...
+    def sockets(self) -> dict[ListenerKey, socket.socket]:
+        return {ListenerKey("127.0.0.1:80/TCP", ""): socket.create_server(("127.0.0.1", 0))}
 
 
 def drop_capabilities() -> None:
@@ -38,11 +38,13 @@ def drop_capabilities() -> None:
 async def main(name: str, *options: str) -> None:
     if "--without-capabilities" in options:
         drop_capabilities()
-    channel = HandoffChannel(name, Giver())
-    print(len(channel.receive()), flush=True)
+    proxy = OneSocket()
+    handoff = SocketHandoff(name, proxy)
+    await handoff.take_over()
+    print(len(proxy._inherited), flush=True)
     while line := await asyncio.to_thread(sys.stdin.readline):
         assert line == "serve\n"
-        await channel.listen()
+        await handoff.started()
         print("serving", flush=True)
 
 

@@ -11,14 +11,14 @@ from contextlib import asynccontextmanager
 
 import pytest
 
-from steersman.model.errors import ApplyError
+from steersman.model.errors import ApplyError, BusyError
 from steersman.model.names import Protocol
 from steersman.model.plan import Endpoint, Verdict
 from steersman.model.ruleset import Diff
-from steersman.modes.userspace.render import Portal, left_without_endpoints, removed_listeners
+from steersman.modes.userspace.render import Portal, left_without_endpoints
 from steersman.proxy import handoff
 from steersman.proxy.engine import Proxy
-from steersman.proxy.handoff import SocketHandoff, Stage
+from steersman.proxy.handoff import SocketHandoff
 from steersman.proxy.listeners import PORTAL, FrontendKey, ListenerPlan
 from steersman.proxy.ports import PortAllocator
 from tests.support.modes.userspace_proxy import (
@@ -66,8 +66,8 @@ async def test_all_sockets_are_handed_over_without_losing_a_client() -> None:
             ports = {k: old.port(k) for k in wanted}
             waiting = [await asyncio.open_connection(LOCAL, port) for port in ports.values()]
             async with serving(new, wanted) as after:
-                await until(lambda: before.stage is Stage.RETIRED)
-                assert after.stage is Stage.SERVING
+                await until(before.retired.is_set)
+                assert after.alone
                 assert {k: new.port(k) for k in wanted} == ports
                 draining = asyncio.create_task(old.drain(20))
                 for reader, writer in waiting:
@@ -87,7 +87,7 @@ async def test_unclaimed_sockets_are_closed(monkeypatch: pytest.MonkeyPatch) -> 
             async with serving(new, many(one, 1)):
                 await old.drain(0)
                 assert await ask(first) == b"1"
-                await until(lambda: not len(new.inherited))
+                await until(lambda: not new._inherited)
                 with pytest.raises(ConnectionRefusedError):
                     await ask(second)
 
@@ -112,18 +112,21 @@ async def test_a_retired_process_follows_plans_but_reads_no_datagrams() -> None:
         serving(new, {**many(one, 1), **datagrams(three)}),
     ):
         assert new.port(key(Protocol.UDP))
-        await until(lambda: before.stage is Stage.RETIRED)
+        await until(before.retired.is_set)
         for _ in range(20):  # datagrams are read by the new one only
             async with client(old.port(key(Protocol.UDP))) as somebody:
                 assert await somebody.ask(b"?") == b"3?"
         assert not old.open_connections
-        await before.follow(many(two, 5), (), datagrams(three))
-        assert list(old.listeners.values()) == list(many(two, 1).values())
+        with pytest.raises(BusyError):
+            await before.follow(many(two, 5), ())
+        assert list(old.listeners.values()) == [
+            *many(two, 1).values(),
+            *datagrams(three).values(),
+        ]
 
 
 async def test_without_a_predecessor_nothing_is_received() -> None:
-    async with proxy() as made:
-        assert handoff.HandoffChannel(NAME, SocketHandoff(NAME, made)).receive() == {}
+    assert handoff.receive(f"\0{NAME}") == (None, {})
 
 
 async def test_a_process_of_another_user_receives_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -139,7 +142,7 @@ async def test_a_process_of_another_user_receives_nothing(monkeypatch: pytest.Mo
     async with proxy() as old, serving(old, plan) as before:
         monkeypatch.setattr(os, "geteuid", lambda: user + 1)
         assert await asyncio.to_thread(asks) == b""
-        assert before.stage is Stage.SERVING
+        assert before.alone
 
 
 async def test_a_connected_client_is_served_after_its_listener_stops() -> None:
@@ -202,7 +205,7 @@ async def test_a_successor_that_is_cancelled_and_closed_lets_go(
         await cancelled_at_once(after.take_over())
         after.close()
         await until(lambda: "this one serves again" in caplog.text)
-        assert before.stage is Stage.SERVING
+        assert before.alone
         await until(lambda: len(os.listdir("/proc/self/fd")) == descriptors)
 
 
@@ -215,10 +218,7 @@ async def cancelled_at_once(action: Coroutine[None, None, None]) -> None:
         await task
 
 
-async def test_a_predecessor_that_answered_too_late_retires_later(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    monkeypatch.setattr(handoff, "_TIMEOUT", 0.2)
+async def test_a_slow_predecessor_is_waited_for() -> None:
     async with (
         endpoint(answering(b"1")) as one,
         proxy() as old,
@@ -226,14 +226,44 @@ async def test_a_predecessor_that_answered_too_late_retires_later(
         proxy() as third,
         serving(old, many(one, 1)) as before,
     ):
-        asyncio.get_running_loop().call_soon(time.sleep, 0.5)
+        asyncio.get_running_loop().call_soon(time.sleep, 2.5)
         async with serving(new, many(one, 1)) as after:
-            await until(lambda: before.stage is Stage.RETIRED)
-            assert after.stage is Stage.SERVING
+            await until(before.retired.is_set)
+            assert after.alone
             (port,) = (new.port(k) for k in many(one, 1))
             assert await ask(port) == b"1"
             async with serving(third, many(one, 1)):
-                await until(lambda: after.stage is Stage.RETIRED)
+                await until(after.retired.is_set)
+
+
+async def test_a_silent_predecessor_is_not_waited_for(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(handoff, "_TIMEOUT", 0.1)
+    with socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as silent:
+        silent.bind(f"\0{NAME}")
+        silent.listen(1)
+        async with endpoint(answering(b"1")) as one, proxy() as new, serving(new, many(one, 1)):
+            (port,) = (new.port(k) for k in many(one, 1))
+            assert await ask(port) == b"1"
+
+
+async def test_all_sockets_are_sent_although_many_are_closed_meanwhile() -> None:
+    async with endpoint(answering(b"1")) as one, proxy() as old:
+        await old.start(many(one, 450))
+        first, second = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        with first, second:
+            second.settimeout(60)
+            sockets = old.sockets()
+            old.stop(old.take(list(many(one, 300))))  # among them all of the first message
+            sending = asyncio.create_task(handoff._send_sockets(first, sockets))
+            count = 0
+            while (found := await asyncio.to_thread(socket.recv_fds, second, 1 << 18, 253))[
+                0
+            ] != b"[]":
+                count += len(found[1])
+                for descriptor in found[1]:
+                    os.close(descriptor)
+            await sending
+            assert count == 150
 
 
 async def test_a_retired_process_resets_connections_if_no_endpoint_is_left() -> None:
@@ -245,7 +275,8 @@ async def test_a_retired_process_resets_connections_if_no_endpoint_is_left() -> 
             async with serving(new, wanted):
                 refuses = {key().of(PORTAL): Portal("shop/cart:http", Verdict.REJECT)}
                 change = Diff(refuses, wanted, {})
-                await before.follow({}, left_without_endpoints(change), removed_listeners(change))
+                with pytest.raises(BusyError):
+                    await before.follow({}, left_without_endpoints(change))
                 with pytest.raises(ConnectionResetError):
                     async with asyncio.timeout(60):
                         await reader.read()

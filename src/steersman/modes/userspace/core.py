@@ -27,11 +27,10 @@ from steersman.modes.userspace.render import (
     StrayKey,
     left_without_endpoints,
     listeners_of,
-    removed_listeners,
 )
 from steersman.proxy.engine import Proxy
 from steersman.proxy.failures import DialWatch
-from steersman.proxy.handoff import SocketHandoff, Stage
+from steersman.proxy.handoff import SocketHandoff
 from steersman.proxy.listeners import LISTENER, FrontendKey, ListenerPlan
 from steersman.proxy.ports import PortAllocator
 from steersman.proxy.sockets import OpenSocket, open_socket
@@ -192,17 +191,16 @@ class UserspaceMode(Mode):
 
     async def wait_for_external_change(self) -> None:
         """Return when a successor has gone: rules and listeners may be different."""
-        await self._handoff.wait_until_resumed()
+        await self._handoff.resumed.wait()
+        self._handoff.resumed.clear()
 
     async def apply(self, change: Diff) -> None:
-        """Change listeners and portals; while a successor serves, only existing listeners."""
+        """Change listeners and portals; while a successor starts, only existing listeners."""
         async with self._lock:
             wanted = listeners_of(change)
             # While a successor starts or serves, rules and new listeners are its business.
-            if self._handoff.stage is not Stage.SERVING:
-                without_endpoints = left_without_endpoints(change)
-                await self._handoff.follow(wanted, without_endpoints, removed_listeners(change))
-                return
+            if not self._handoff.alone:
+                await self._handoff.follow(wanted, left_without_endpoints(change))
             # The first listener claims the predecessor's sockets. A mode that only removes
             # leftovers has no listener, and must not take anything over.
             if wanted:

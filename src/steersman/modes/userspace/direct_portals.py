@@ -112,7 +112,10 @@ class LinuxAddresses(Addresses):
         """Add addresses without duplicate address detection, which would delay their use."""
         await self._create()
         result = await self._batch("replace", addresses)
-        _check(result, f"addresses cannot be added to {self.interface}")
+        if result.returncode:  # it has stopped at the first one that is refused
+            present = await self.present()
+            refused = next((each for each in addresses if each not in present), "an address")
+            _check(result, f"{refused} cannot be added to {self.interface}")
 
     async def remove(self, addresses: Collection[str]) -> None:
         """Remove addresses; those that are gone already are no error."""

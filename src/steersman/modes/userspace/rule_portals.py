@@ -194,7 +194,7 @@ class RulePortals(Portals, Generic[T]):
         except BaseException:  # a cancellation, too: it is followed by a clean-up
             # Go back. The predecessor's rules may lead to the sockets that it handed over.
             proxy.put_back(replaced)
-            fresh = [k for k in wanted if k not in before and not proxy.inherited.is_claimed(k)]
+            fresh = [k for k in wanted if k not in before and not proxy.inherits(k, wanted[k])]
             proxy.stop(proxy.take(fresh))
             await proxy.start(before)
             raise
