@@ -96,6 +96,9 @@ class Categories(Value, frozen=True):
     """Whether an endpoint exists anywhere: tells "none here" (DROP) from "none" (REJECT)."""
 
 
+_NO_ENDPOINTS = Categories()
+
+
 # From slices to endpoints (behaviour 4)
 
 
@@ -284,14 +287,16 @@ def categorize(
     """
     # The cluster list: ready endpoints, narrowed by hints; or else the draining ones.
     if not endpoints:
-        return Categories()
+        return _NO_ENDPOINTS
     ready = [state for state in endpoints if state.ready]
     cluster: tuple[Endpoint, ...] = ()
-    if spec.uses_cluster and not ready:
+    if not spec.uses_cluster:
+        pass
+    elif not ready:
         cluster = tuple([state.endpoint for state in endpoints if state.draining])
-    elif spec.uses_cluster and not (ready[0].zone_hints or ready[0].node_hints):
+    elif not (ready[0].zone_hints or ready[0].node_hints):
         cluster = tuple([state.endpoint for state in ready])  # one has no hint: ignore them all
-    elif spec.uses_cluster:
+    else:
         mode = topology(ready, node_name, zone)
         cluster = tuple([s.endpoint for s in ready if allowed(s, mode, node_name, zone)])
     if not spec.uses_local:

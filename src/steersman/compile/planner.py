@@ -280,7 +280,7 @@ class Planner:
         """Store a Service's plans without the Frontends that others hold, and its Findings."""
         # Take away what others hold.
         before, plans, findings = compiled
-        checks = any(plan.health_check_node_port for plan in plans.values())
+        checks = [plan for plan in plans.values() if plan.health_check_node_port]
         if checks or self._claims.contended or self._lost:  # almost never
             losses, more = resolve(plans, self._claims, self._service)
             findings += more

@@ -115,8 +115,8 @@ def plan_service(
     if traits.assigns_vips:
         plans, more = without_own_addresses(parsed.service, plans, settings)
         findings += more
-    if any(slice_.metadata.annotations for slice_ in slices):
-        plans, more = with_weights(slices, plans, parsed.wanted)
+    if annotated := [slice_ for slice_ in slices if slice_.metadata.annotations is not None]:
+        plans, more = with_weights(annotated, plans, parsed.wanted)
         findings += more
     if parsed.service.metadata.annotations is not None:
         plans, more = with_options(parsed.service, parsed.service.metadata.annotations, plans)

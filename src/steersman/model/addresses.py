@@ -99,6 +99,7 @@ def is_loopback(address: str) -> bool:
 
 
 _SPECIAL = re.compile(r"(0\.0\.0\.0$|::$)|(127\.|::1$)|(169\.254\.|fe[89ab].:)|(224\.0\.0\.|ff.2:)")
+_SPECIAL_STARTS = ("0.", "::", "127.", "169.", "224.", "fe", "ff")
 _SPECIAL_NAMES = ("", "unspecified", "loopback", "link-local", "link-local multicast")
 """By the number of the group that matches."""
 
@@ -109,6 +110,8 @@ def special_range(address: str) -> str:
     Endpoints and external IPs of these ranges are rejected, as by the API server's validation:
     such an address is another machine on each machine.
     """
+    if not address.startswith(_SPECIAL_STARTS):  # nearly always, and faster than the expression
+        return ""
     found = _SPECIAL.match(address)
     return _SPECIAL_NAMES[found.lastindex or 0] if found else ""
 

@@ -20,7 +20,7 @@ from __future__ import annotations
 from collections.abc import Hashable
 from itertools import takewhile
 from typing import Generic, TypeVar
-from weakref import WeakSet
+from weakref import ref
 
 Name = TypeVar("Name", bound=Hashable)
 
@@ -33,7 +33,7 @@ class ChangeLog(Generic[Name]):
         """Grows with each touch."""
         self._revisions: dict[Name, int] = {}
         """The revision of the last change of each name, in its order."""
-        self._cursors: WeakSet[Cursor[Name]] = WeakSet()
+        self._cursors: list[ref[Cursor[Name]]] = []
 
     def __len__(self) -> int:
         return len(self._revisions)
@@ -51,12 +51,16 @@ class ChangeLog(Generic[Name]):
     def cursor(self) -> Cursor[Name]:
         """Return the place of a new consumer, at the beginning."""
         cursor = Cursor(self)
-        self._cursors.add(cursor)
+        alive = [each for each in self._cursors if each() is not None]
+        self._cursors = [*alive, ref(cursor)]
         return cursor
 
     def drop_passed(self) -> None:
         """Drop the names that no cursor needs any more; `Cursor.move` calls it."""
-        passed = min((cursor.at for cursor in self._cursors), default=self.revision)
+        passed = self.revision
+        for each in self._cursors:
+            if (cursor := each()) is not None and cursor.at < passed:
+                passed = cursor.at
         if passed == self.revision:
             self._revisions = {}  # an emptied one would keep its size
             return

@@ -22,7 +22,6 @@ from steersman.model.kube import (
     Annotations,
     EndpointSlice,
     KubeObject,
-    Labels,
     Node,
     Service,
     ServiceCIDR,
@@ -139,7 +138,9 @@ class Store:
         self.own_node = LastNode()
         """This node's object, with fields that it has lost since."""
         self._findings: dict[str, tuple[Finding, ...]] = {}
-        self._synced: set[str] = set()  # kinds with a complete initial list
+        self._listed: set[str] = set()  # kinds with a complete initial list
+        self.synced = False
+        """Whether the initial lists of Services and EndpointSlices are complete (behaviour 2)."""
         self._arrivals: dict[ObjectName, list[_Arrival]] = {}
         """Of changes that are not in force yet."""
         self.log: ChangeLog[Change] = ChangeLog()
@@ -202,11 +203,6 @@ class Store:
     def findings(self) -> tuple[Finding, ...]:
         """The Findings that sources reported, ordered by scope."""
         return tuple(f for scope in sorted(self._findings) for f in self._findings[scope])
-
-    @property
-    def synced(self) -> bool:
-        """Whether the initial lists of Services and EndpointSlices are complete (behaviour 2)."""
-        return {"Service", "EndpointSlice"} <= self._synced
 
     def take_arrivals(self, revision: int) -> Arrivals:
         """Return when the changes up to a revision of the log came, and forget it."""
@@ -283,12 +279,13 @@ class Store:
         """Record a change, of a slice with its annotation."""
         if change.kind in _COUNTED:
             self.seen[change.kind] += 1
-        # The first lists are one change: nobody can have planned anything before.
-        self.log.touch(change if self.synced else _LISTS)
-        if self.synced:
-            arrivals = self._arrivals.setdefault(change.name, [])
-            if len(arrivals) < _MOST_TRIGGERS:
-                arrivals.append(_Arrival(self.log.revision, self._clock(), trigger_time))
+        if not self.synced:  # the first lists are one change: nobody can have planned before
+            self.log.touch(_LISTS)
+            return
+        self.log.touch(change)
+        arrivals = self._arrivals.setdefault(change.name, [])
+        if len(arrivals) < _MOST_TRIGGERS:
+            arrivals.append(_Arrival(self.log.revision, self._clock(), trigger_time))
 
     # By kind; each method returns the `changed` flag
 
@@ -304,11 +301,12 @@ class Store:
             case _:
                 node = self.own_node.node
                 known = {*self._nodes, *([node.metadata.object_name] if node else ())}
-        changed = kind not in self._synced  # an empty initial list is a change, too
+        changed = kind not in self._listed  # an empty initial list is a change, too
         for name in [name for name in known if name not in names]:
             if f"{kind} {name}" not in keep:
                 changed |= self._remove(kind, name)
-        self._synced.add(kind)
+        self._listed.add(kind)
+        self.synced = self._listed >= {"Service", "EndpointSlice"}
         return changed
 
     def _put(self, obj: KubeObject) -> bool:
@@ -356,15 +354,24 @@ class Store:
     def _put_slice(self, slice_: EndpointSlice) -> bool:
         # Slices without a Service, without a name or of a headless Service are ignored
         # (behaviour 2, 4), so a slice that becomes one of these is removed.
-        meta, labels = slice_.metadata, slice_.metadata.labels or Labels()
-        owner = None
-        if meta.name and meta.namespace and labels.service_name and labels.headless is None:
+        meta, labels = slice_.metadata, slice_.metadata.labels
+        owner, moved = None, False
+        if (
+            labels
+            and labels.service_name
+            and labels.headless is None
+            and meta.name
+            and meta.namespace
+        ):
             owner = ObjectName(intern(meta.namespace), labels.service_name)
-        # A slice can move to another Service: both have changed.
         before = self._slices.owner(meta.object_name)
-        moved = before is not None and before != owner and self._remove_slice(meta.object_name)
-        if owner is not None and (service := self._services.get(owner)):
-            owner = service.metadata.object_name  # made of strings that are kept anyway
+        if owner == before:
+            owner = before  # made of strings that are kept anyway
+        else:
+            # A slice can move to another Service: both have changed.
+            moved = before is not None and self._remove_slice(meta.object_name)
+            if owner is not None and (service := self._services.get(owner)):
+                owner = service.metadata.object_name
         if owner is None or not self._slices.put(owner, slice_):
             return moved
         annotations = meta.annotations  # for the metric network_programming_duration_seconds

@@ -431,7 +431,9 @@ class Sync:
             plan=NodePlan(plan.settings, self.in_force.plans, plan.findings, plan.unlisted),
             result=result,
             findings=findings,
-            unlisted=Counter(plan.unlisted) + Counter(unwritten.unlisted),
+            unlisted=Counter(plan.unlisted) + Counter(unwritten.unlisted)
+            if unwritten.unlisted
+            else plan.unlisted,
             objects=self._ledger.objects,
             slices=self.store.slices,
             at=self._wall(),
