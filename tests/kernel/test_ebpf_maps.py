@@ -6,6 +6,8 @@ import contextlib
 import ctypes
 import errno
 import itertools
+import os
+import shutil
 import struct
 from collections.abc import Callable, Iterator
 from random import Random
@@ -17,13 +19,15 @@ from steersman.model.plan import ServicePlan
 from steersman.model.ruleset import diff
 from steersman.modes.ebpf import bpf, flows, layout, render
 from steersman.modes.ebpf.bpf import ArrayMap, FullError, HashMap
+from steersman.modes.ebpf.datapath import Datapath, EbpfOptions
 from steersman.modes.ebpf.layout import Kind
 from steersman.modes.ebpf.links import DEVICE_PROGRAMS, XDP_PROGRAM
 from steersman.modes.ebpf.loader import LoadedObject, OpenedObject, Shape, library
-from steersman.modes.ebpf.services import SlotAllocator
+from steersman.modes.ebpf.netns import NodeNetns
+from steersman.modes.ebpf.services import QUARANTINE, SlotAllocator
 from steersman.modes.ebpf.tables import Tables
 from tests.support.builders import plans
-from tests.support.lab.ebpf import compiled
+from tests.support.lab.ebpf import bpffs, compiled
 from tests.support.lab.ebpf_node import MARKS
 
 pytestmark = MARKS
@@ -324,3 +328,49 @@ def test_a_full_map_is_named(loaded: LoadedObject, name: str) -> None:
     with pytest.raises(FullError, match=said):
         full.put_all((key, value) for key in keys[-4:])
     full.delete_all(keys)
+
+
+def test_a_new_service_port_has_no_counts_of_the_one_before(loaded: LoadedObject) -> None:
+    now = [1000.0]
+    tables = Tables(loaded.maps, lambda: now[0])
+    tables.write(diff(tables.read(), {}))
+    used, end = HashMap(loaded.maps["used"]), layout.pack_address("10.244.0.5") + b"\x1f\x90"
+    value = layout.ServiceValue(0, end, b"").pack()
+    counts = bytes(used.value_size - 1) + b"\1"
+    tables.write(diff({}, {b"Sshop/old: TCP IPv4": value}))
+    key = layout.MEMBER_KEY.pack(tables.services.numbers[b"shop/old: TCP IPv4"], end)
+    used.put(key, counts)
+    tables.write(diff(tables.read(), {}))
+    now[0] += QUARANTINE
+    tables.write(diff({}, {b"Sshop/new: TCP IPv4": value}))
+    assert layout.MEMBER_KEY.unpack(key)[0] == tables.services.numbers[b"shop/new: TCP IPv4"]
+    assert used.get(key) is None
+    used.put(key, counts)
+    tables.write(diff(tables.read(), {b"Sshop/new: TCP IPv4": value}))
+    assert used.get(key) == counts, "its own"
+    tables.write(diff(tables.read(), {}))
+    Tables(loaded.maps).repair()  # another process
+    assert used.get(key) is None
+
+
+def test_an_attempt_to_open_that_fails_leaves_nothing_open(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    def refuse(_: Tables) -> None:
+        raise OSError(errno.ENOMEM, "no memory")
+
+    pins = bpffs() / "refused"
+    datapath = Datapath(EbpfOptions(pins, file=compiled()), NodeNetns())
+    datapath.pins.create()
+    try:
+        with monkeypatch.context() as patched:
+            patched.setattr(Tables, "repair", refuse)
+            before = len(os.listdir("/proc/self/fd"))
+            for _ in range(2):
+                with pytest.raises(OSError, match="no memory"):
+                    datapath.read()
+            assert len(os.listdir("/proc/self/fd")) == before
+        assert datapath.read() == {}
+    finally:
+        datapath.close()
+        shutil.rmtree(pins, ignore_errors=True)

@@ -82,9 +82,13 @@ class Datapath:
             self.pins.lock()
             without = () if self.options.xdp_devices else (XDP_PROGRAM,)
             self._loaded, self._migration = load(self.options.file, self.pins.maps, without)
-            tables = Tables(self._loaded.maps)
-            tables.repair()
-            self.tracking = Tracking(self._loaded, tables)
+            try:
+                tables = Tables(self._loaded.maps)
+                tables.repair()
+                self.tracking = Tracking(self._loaded, tables)
+            except BaseException:  # the next attempt loads everything again
+                self.close()
+                raise
             self.tables = tables
         return self.tables
 
@@ -232,8 +236,10 @@ class Datapath:
     def close(self) -> None:
         """Close everything; the programs keep working."""
         with self._attaching:
+            if self._migration:
+                self._migration.close()
             if self._loaded:
                 self._loaded.close()
-            self._loaded = self.tables = self.tracking = None
+            self._loaded = self._migration = self.tables = self.tracking = None
         self._devices.invalidate()
         self.pins.unlock()

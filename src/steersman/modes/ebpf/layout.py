@@ -15,6 +15,7 @@ import struct
 import sys
 from collections import defaultdict
 from collections.abc import Iterable, Iterator, Mapping
+from hashlib import blake2b
 from typing import Literal, NamedTuple, TypeAlias
 
 from steersman.model.names import Family, PlanKey
@@ -213,6 +214,7 @@ COUNTERS = (
 FRONTEND_VALUE = struct.Struct("=HB")
 SERVICE_VALUE = struct.Struct("=II")
 NODE_VALUE = struct.Struct("=16s16sI16s16s")
+_HASH_SIZE = 8  # bytes, in names that are too long
 _CIDR_SIZE = 1 + ADDRESS_SIZE
 _PREFIX_NUMBER_SIZE = 4
 # Bits of a trie's key before the address: its number.
@@ -348,8 +350,17 @@ def read_number(key: bytes) -> int:
 
 
 def service_name(key: PlanKey) -> bytes:
-    """Return the name of a ServicePort in the maps: `NAMESPACE/NAME:PORT PROTOCOL FAMILY`."""
-    return f"{key.name} {key.name.protocol} {key.family.kubernetes}".encode()
+    """Return the name of a ServicePort in the maps: `NAMESPACE/NAME:PORT PROTOCOL FAMILY`.
+
+    Kubernetes allows shorter names only, but a manifest may hold any: then the name ends in a hash.
+    """
+    name = str(key.name).encode()
+    end = f" {key.name.protocol} {key.family.kubernetes}".encode()
+    room = NAME.size - len(end)
+    if len(name) > room:
+        short = name[: room - 2 * _HASH_SIZE - 1].decode(errors="ignore")
+        name = f"{short}~{blake2b(name, digest_size=_HASH_SIZE).hexdigest()}".encode()
+    return name + end
 
 
 def kind_of(key: bytes) -> bytes:

@@ -15,7 +15,7 @@ A killed process leaves `maps-next`, which is created again, or `maps-old`, whic
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Collection, Iterable
+from collections.abc import Callable, Collection, Iterable, Iterator
 from pathlib import Path
 from typing import TypeAlias
 
@@ -67,7 +67,7 @@ class _Copy:
         self._shape, self._target = was, now = Shape.of_map(self._old.fd), Shape.of_map(new)
         self._key = converter(was.key, now.key, now.key_size)
         self._value = converter(was.value, now.value, now.value_size)
-        # Entries of the previous round.
+        # Entries of the previous rounds.
         self._copied: dict[bytes, bytes] = {}
 
     def close(self) -> None:
@@ -100,15 +100,18 @@ class _Copy:
             self._copy_hash()
 
     def _copy_hash(self) -> None:
-        # An entry that new programs have written since the last round is newer than the old one.
         target = HashMap(self._new)
-        found = {self._key(k): self._value(v) for k, v in HashMap(self._old.fd).items()}
-        changed = {key: value for key, value in found.items() if self._copied.get(key) != value}
-        have = dict(target.items())
-        target.put_all(
-            (key, value) for key, value in changed.items() if have.get(key) == self._copied.get(key)
-        )
-        self._copied = found
+
+        def changed() -> Iterator[tuple[bytes, bytes]]:
+            for old_key, old_value in HashMap(self._old.fd).items():
+                key, value = self._key(old_key), self._value(old_value)
+                before = self._copied.get(key)
+                # What new programs have written since the last round is newer than the old entry.
+                if value != before and target.get(key) == before:
+                    self._copied[key] = value
+                    yield key, value
+
+        target.put_all(changed())
 
     def clear(self, field: str) -> None:
         """Set a field of the only record of an old array to zero: the old programs look there."""
@@ -156,8 +159,13 @@ class Migration:
         """Copy the last entries of the old programs, and remove the old maps."""
         for each in self._copies.values():
             each.copy_new()
-            each.close()
+        self.close()
         remove_pins(maps_old(self._maps))
+
+    def close(self) -> None:
+        """Close the old maps. Idempotent."""
+        for each in self._copies.values():
+            each.close()
 
 
 def maps_next(maps: Path) -> Path:
@@ -221,5 +229,10 @@ def _load_beside(
     # The object creates the others.
     loaded = LoadedObject(file, place, without)
     migration = Migration(maps, loaded, changed)
-    migration.copy()
+    try:
+        migration.copy()
+    except BaseException:
+        migration.close()
+        loaded.close()
+        raise
     return loaded, migration

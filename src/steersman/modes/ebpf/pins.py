@@ -113,12 +113,15 @@ class Pins:
             (self.links / name).unlink()
             link.close()
             link = None
-        if link is None:
-            link = Link.attach(program, argument, attach_type)
-            link.pin(self.links / name)
-        elif not link.has(program):  # replacing waits for a grace period of RCU
-            link.replace(program)
-        link.close()
+        made = link is None
+        link = link or Link.attach(program, argument, attach_type)
+        try:
+            if made:
+                link.pin(self.links / name)
+            elif not link.has(program):  # replacing waits for a grace period of RCU
+                link.replace(program)
+        finally:
+            link.close()
 
     def target(self, name: str) -> int:
         """Return the target of a pinned link; 0 if there is none."""

@@ -5,6 +5,7 @@
     slots              [endpoint, endpoint, ...]    [endpoint, ...]       runs, a power of two long
     names[number]      name of the ServicePort
     members            (number, endpoint) that clients may be bound to, by affinity or UDP
+    used               (number, endpoint) with connections; programs count there
 
 Numbers and runs are the only ids of the mode, and they stay in it: a new process reads them from
 the maps. A pool is one word. It is replaced by one store, after the new run is written; the old run
@@ -45,8 +46,9 @@ class SlotAllocator:
     def __init__(self, capacity: int, clock: Callable[[], float]) -> None:
         self._capacity = capacity
         self._clock = clock
-        self._top = 0
-        # Free runs below `_top`, by length.
+        self.top = 0
+        """The end of all runs so far."""
+        # Free runs below `top`, by length.
         self._free: dict[int, list[int]] = {}
         # Runs given back: when they become free, place, length.
         self._resting: deque[tuple[float, int, int]] = deque()
@@ -60,8 +62,8 @@ class SlotAllocator:
             self._free.setdefault(length, []).append(place)
         if free := self._free.get(size):
             return free.pop()
-        if self._top + size <= self._capacity:
-            place, self._top = self._top, self._top + size
+        if self.top + size <= self._capacity:
+            place, self.top = self.top, self.top + size
             return place
         # Split the smallest free run that is longer; the rest of it stays free.
         longer = [length for length, runs in self._free.items() if runs and length > size]
@@ -78,8 +80,8 @@ class SlotAllocator:
     def adopt(self, runs: Iterable[Run]) -> None:
         """Mark runs (place and count) as taken, at the start; the space between them is free."""
         for place, count in sorted(runs):
-            self._add_free(self._top, place)
-            self._top = max(self._top, place + run_length(count))
+            self._add_free(self.top, place)
+            self.top = max(self.top, place + run_length(count))
 
     def _add_free(self, start: int, end: int) -> None:
         while start < end:
@@ -130,6 +132,7 @@ class ServiceTable:
         """Read what the maps hold."""
         self.names = HashMap(maps["names"])
         self.members = HashMap(maps["members"])
+        self._used = HashMap(maps["used"])
         self._services = ArrayMap(maps["services"])
         self._pools = Pools(maps["slots"], clock)
         self._numbers = SlotAllocator(self._services.capacity, clock)
@@ -137,6 +140,8 @@ class ServiceTable:
         self._emptied: dict[bytes, ServiceValue] = {}
         # ServicePorts that `add` has given a number since `begin`: no frontend leads to them yet.
         self._fresh: set[bytes] = set()
+        # Those of them whose number belonged to another one before, and may have its counts.
+        self._reused: set[bytes] = set()
         # Members to delete; those that could not be deleted go with the next write.
         self._doomed: set[bytes] = set()
         # The runs of a ServicePort are read from its record when needed: kept here, they would be a
@@ -174,7 +179,9 @@ class ServiceTable:
         a process ends, a number without a name is free.
         """
         # The record is cleared before the name makes it valid; until then no program reads it.
+        top = self._numbers.top
         new = {name: self._numbers.take(1) for name in names if name not in self.numbers}
+        self._reused = {name for name, number in new.items() if number < top}
         for number in new.values():
             self._services.write(number, _NO_SERVICE)
         try:
@@ -190,6 +197,10 @@ class ServiceTable:
     def put(self, name: bytes, wanted: ServiceValue) -> None:
         """Write a ServicePort, except pools that become empty: `empty_pools` must follow."""
         number, is_fresh = self.numbers[name], name in self._fresh
+        if name in self._reused:
+            self._used.delete_all(
+                layout.MEMBER_KEY.pack(number, end) for end in set(wanted.endpoints())
+            )
         before = (_NO_RUN, _NO_RUN) if is_fresh else self._runs(number)
 
         # Members: new ones first, so that no client loses its endpoint; old ones go at the end.
@@ -268,7 +279,7 @@ class ServiceTable:
         del self.numbers[name]
 
     def repair(self) -> None:
-        """Remove members without an endpoint, which a killed process has left."""
+        """Remove members without an endpoint, which a killed process has left, and their counts."""
         names, kept = self.names_by_number(), dict[int, set[bytes]]()
         for key, _ in list(self.members.items()):
             number, end = layout.MEMBER_KEY.unpack(key)
@@ -277,6 +288,11 @@ class ServiceTable:
                 kept[number] = self._bound_endpoints(name, number) if name else set()
             if end not in kept[number]:
                 self.members.delete(key)
+        self._used.delete_all(
+            key
+            for key in [key for key, _ in self._used.items()]
+            if layout.MEMBER_KEY.unpack(key)[0] not in names
+        )
 
 
 def _binds(name: bytes, value: ServiceValue) -> bool:

@@ -8,6 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from steersman.model.names import Family, PlanKey, Protocol, ServicePortName
 from steersman.modes.ebpf import layout
 from steersman.modes.ebpf.flows import EGRESS, TO_ENDPOINT, FlowEntry
 from steersman.modes.ebpf.layout import FrontendValue, Kind
@@ -104,3 +105,19 @@ def test_names_are_padded() -> None:
 def test_a_key_begins_with_its_address() -> None:
     address = layout.pack_address("10.96.0.1")
     assert layout.address_of(layout.FRONTEND_KEY.pack(address, 80, 6)) == address
+
+
+@pytest.mark.parametrize("letter", ["a", "\u00e9"])
+def test_names_that_are_too_long_stay_apart(letter: str) -> None:
+    """Only a manifest has them; the end of a name tells whether clients are bound (services.py)."""
+    long = [
+        PlanKey(ServicePortName("shop", letter * 300 + end, "http", Protocol.UDP), Family.IPV4)
+        for end in ("", "1", "2")
+    ]
+    names = {layout.service_name(key) for key in long}
+    assert len(names) == 3
+    for name in names:
+        assert layout.unpack_name(layout.NAME.pack(name)) == name
+        assert name.decode().endswith(" UDP IPv4")
+    short = PlanKey(ServicePortName("shop", "web", "http", Protocol.TCP), Family.IPV6)
+    assert layout.service_name(short) == b"shop/web:http TCP IPv6"
