@@ -144,10 +144,7 @@ def _about_hints(ready: Sequence[EndpointState], mode: Topology, node_name: str,
 
 
 def _why_endpoint(
-    state: EndpointState,
-    ready: Sequence[EndpointState],
-    spec: PortSpec,
-    excluded: Topology | None,
+    state: EndpointState, ready: Sequence[EndpointState], spec: PortSpec, excluded: Topology | None
 ) -> tuple[bool, str]:
     """Tell whether an endpoint is used, and in which lists it is.
 

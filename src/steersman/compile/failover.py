@@ -91,10 +91,7 @@ def entries_of(slices: Iterable[EndpointSlice], ip: str) -> tuple[SliceEndpoint,
 
 
 def watched_pools(
-    service: Service,
-    slices: Iterable[EndpointSlice],
-    families: Sequence[Family],
-    node_name: str,
+    service: Service, slices: Iterable[EndpointSlice], families: Sequence[Family], node_name: str
 ) -> dict[PlanKey, dict[Backend, str]]:
     """Return the ready endpoints of each ServicePort, with their nodes ("" for an unknown one)."""
     kept, _ = limited_slices(slices)

@@ -7,13 +7,7 @@ from collections.abc import Iterable, Mapping
 import msgspec
 
 from steersman.compile.findings import FindingCollector
-from steersman.model.addresses import (
-    canonical_cidr,
-    canonical_ip,
-    family_of,
-    in_cidr,
-    is_loopback,
-)
+from steersman.model.addresses import canonical_cidr, canonical_ip, family_of, in_cidr, is_loopback
 from steersman.model.findings import Finding, Severity
 from steersman.model.inputs import DetectLocalMode, HostFacts, NodeConfig, Snapshot
 from steersman.model.kube import Node
@@ -188,11 +182,7 @@ def local_addresses(facts: HostFacts, family: Family) -> tuple[str, ...]:
 
 
 def _address_settings(
-    family: Family,
-    ips: Mapping[Family, str],
-    config: NodeConfig,
-    facts: HostFacts,
-    traits: Traits,
+    family: Family, ips: Mapping[Family, str], config: NodeConfig, facts: HostFacts, traits: Traits
 ) -> FamilySettings:
     """Return the settings about this node's addresses in one family (behaviour 1.1, 1.5, 6)."""
     # As long as the node's address is unknown, a loopback address stands for it.

@@ -17,13 +17,7 @@ from typing import Literal, TypeAlias
 from msgspec.structs import replace
 
 from steersman.compile.conflicts import describe
-from steersman.model.addresses import (
-    canonical_ip,
-    family_of,
-    in_cidr,
-    is_loopback,
-    join_host_port,
-)
+from steersman.model.addresses import canonical_ip, family_of, in_cidr, is_loopback, join_host_port
 from steersman.model.names import PlanKey, Protocol
 from steersman.model.plan import (
     Action,

@@ -5,12 +5,7 @@
 Nothing here acts on a configuration, and only `read_file` touches the file system.
 """
 
-from steersman.config.commandline import (
-    Parsed,
-    parse_command_line,
-    read_file,
-    reload_file,
-)
+from steersman.config.commandline import Parsed, parse_command_line, read_file, reload_file
 from steersman.config.defaults import default_config, in_mode
 from steersman.config.errors import ConfigError, Invalid, UsageError, findings
 from steersman.config.features import enabled

@@ -52,10 +52,7 @@ def apply_defaults(config: ProxyConfig) -> ProxyConfig:
         healthz_bind_address=with_port(healthz, HEALTHZ_PORT),
         metrics_bind_address=with_port(metrics, METRICS_PORT),
         iptables=_fill(
-            config.iptables,
-            masquerade_bit=MASQUERADE_BIT,
-            localhost_node_ports=True,
-            **periods,
+            config.iptables, masquerade_bit=MASQUERADE_BIT, localhost_node_ports=True, **periods
         ),
         ipvs=_fill(config.ipvs, sync_period=_SYNC_PERIOD),
         nftables=_fill(config.nftables, masquerade_bit=MASQUERADE_BIT, **periods),

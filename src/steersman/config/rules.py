@@ -10,14 +10,7 @@ from typing import Final
 
 from msgspec import structs
 
-from steersman.config.errors import (
-    ROOT,
-    FieldError,
-    forbidden,
-    invalid,
-    required,
-    unsupported,
-)
+from steersman.config.errors import ROOT, FieldError, forbidden, invalid, required, unsupported
 from steersman.config.features import enabled
 from steersman.config.go import Duration, parse_int, split_address
 from steersman.config.types import (

@@ -86,12 +86,7 @@ class ApiClient:
 
     @asynccontextmanager
     async def get(
-        self,
-        path: str,
-        params: Mapping[str, str],
-        idle_timeout: float,
-        *,
-        negotiate: bool = False,
+        self, path: str, params: Mapping[str, str], idle_timeout: float, *, negotiate: bool = False
     ) -> AsyncIterator[Response]:
         """Send a GET request; yield the response with its body unread.
 

@@ -19,12 +19,7 @@ from urllib.parse import quote, urlencode, urlsplit
 import h11
 
 from steersman.host.connect import connect_tcp
-from steersman.source.http_connection import (
-    AGENT,
-    Connection,
-    HttpError,
-    UnansweredError,
-)
+from steersman.source.http_connection import AGENT, Connection, HttpError, UnansweredError
 from steersman.source.route import Headers, Route
 from steersman.source.tls import tls_words
 

@@ -199,11 +199,7 @@ class Lister:
             ApiError, ValueError: the request failed. The error's `other_history` is set if the
                 history does not include it.
         """
-        params = {
-            "limit": "1",
-            "resourceVersion": version,
-            "resourceVersionMatch": "NotOlderThan",
-        }
+        params = {"limit": "1", "resourceVersion": version, "resourceVersionMatch": "NotOlderThan"}
         await self._page(params, _Arrived(PackedObjects(self._resource.kind), []))
 
 

@@ -27,9 +27,7 @@ from steersman.model.kube import (
 )
 from steersman.model.names import ObjectName
 from steersman.model.yaml_reader import Budget, Document
-from steersman.source.documents import (
-    read_documents,
-)
+from steersman.source.documents import read_documents
 from steersman.source.objects import decode_value
 
 _API_VERSIONS = {

@@ -77,9 +77,7 @@ def decode_items(
     return partition(decode_object(kind, item) for item in _RAW_LIST.decode(raw))
 
 
-def partition(
-    results: Iterable[KubeObject | Finding],
-) -> tuple[list[KubeObject], list[Finding]]:
+def partition(results: Iterable[KubeObject | Finding]) -> tuple[list[KubeObject], list[Finding]]:
     """Separate decoded objects from Findings, in order."""
     objects: list[KubeObject] = []
     findings: list[Finding] = []

@@ -8,14 +8,7 @@ belongs to these modes only.
 
 from __future__ import annotations
 
-from steersman.run.observe.prometheus import (
-    Counted,
-    Counter,
-    Declared,
-    Gauge,
-    Histogram,
-    Registry,
-)
+from steersman.run.observe.prometheus import Counted, Counter, Declared, Gauge, Histogram, Registry
 
 SYNC_BUCKETS = tuple(0.001 * 2**k for k in range(15))
 PROGRAMMING_BUCKETS = (

@@ -38,10 +38,7 @@ class ClusterPages:
     """Serves the objects, the plans and the counts of a process."""
 
     def __init__(
-        self,
-        sync: Callable[[], Sync],
-        states: NodeStates,
-        config: Callable[[], ProxyConfig],
+        self, sync: Callable[[], Sync], states: NodeStates, config: Callable[[], ProxyConfig]
     ) -> None:
         self._sync = sync
         self._states = states

@@ -128,9 +128,7 @@ async def until(
 
 
 def run_to_end(
-    runner: asyncio.Runner,
-    main: Coroutine[Any, Any, None],
-    report: Callable[[BaseException], int],
+    runner: asyncio.Runner, main: Coroutine[Any, Any, None], report: Callable[[BaseException], int]
 ) -> int:
     """Run the whole process on a loop; end even if a thread hangs in a system call.
 

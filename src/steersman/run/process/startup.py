@@ -66,9 +66,7 @@ def cluster_access(config: ProxyConfig) -> ClusterAccess:
     """Return how to reach the API server; raise KubeconfigError if that is misconfigured."""
     block, connection = config.steersman, config.client_connection
     access = load_cluster_access(
-        connection.kubeconfig or None,
-        masters=block.api_servers,
-        context=block.kubeconfig_context,
+        connection.kubeconfig or None, masters=block.api_servers, context=block.kubeconfig_context
     )
     # As in client-go, the type of requests is also accepted, and JSON always is.
     spoken = connection.content_type or _JSON

@@ -171,11 +171,7 @@ POOL = ClientPool()
 class Clients:
     """The clients of one server, in the order of their last use."""
 
-    def __init__(
-        self,
-        pool: ClientPool = POOL,
-        tls: ssl.SSLContext | None = None,
-    ) -> None:
+    def __init__(self, pool: ClientPool = POOL, tls: ssl.SSLContext | None = None) -> None:
         """Start without clients.
 
         Args:

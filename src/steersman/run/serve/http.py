@@ -403,11 +403,7 @@ class Listening(NamedTuple):
 
 
 async def listen(
-    app: App,
-    host: str,
-    port: int,
-    pool: ClientPool = POOL,
-    tls: ssl.SSLContext | None = None,
+    app: App, host: str, port: int, pool: ClientPool = POOL, tls: ssl.SSLContext | None = None
 ) -> Listening:
     """Start to serve, with TLS if there is a context for it.
 

@@ -95,9 +95,7 @@ class Servers:
             for family in Family
         }
         self._mode_metrics = ModeMetrics(
-            sync.mode,
-            self._plans,
-            lambda: self.config.steersman.metrics_per_service,
+            sync.mode, self._plans, lambda: self.config.steersman.metrics_per_service
         )
         self.metrics = Metrics(config.mode)
         if sys.platform != "win32":
