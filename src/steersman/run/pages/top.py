@@ -48,6 +48,7 @@ _ORDERS: Mapping[str, Callable[[Sums, Sums], Any]] = {
 """Keys of the orders by counts at two times; the largest is first."""
 _Named: TypeAlias = tuple[str, Any, int]
 """A row: its name, its key (a ServicePort, or one of its endpoints), its endpoints."""
+_ALL: _Named = ("all", None, 0)
 
 
 class Count(NamedTuple):
@@ -61,11 +62,47 @@ class Count(NamedTuple):
     """Over all ServicePorts."""
 
     def of(self, key: Any) -> Sums:
-        """Return the counts of a ServicePort or of an endpoint."""
+        """Return the counts of a ServicePort or of an endpoint; of all if it is None."""
+        if key is None:
+            return self.total
         if isinstance(key, ServicePortName):
             return self.by_port.get(key, _NONE)
         failures, seconds = (self.stats.dials or {}).get(key, (0, 0.0))
         return self.stats.endpoints.get(key, 0), failures, seconds
+
+
+class Rates(NamedTuple):
+    """The last two counts; the same one twice as long as there is only one."""
+
+    first: Count
+    last: Count
+
+    @property
+    def seconds(self) -> float:
+        """The time in between."""
+        return self.last.at - self.first.at
+
+    def row(self, named: _Named) -> TopRow:
+        """Return the row of a ServicePort or of an endpoint; without two counts it has no rates."""
+        name, key, ends = named
+        protocol, now, seconds = _protocol(key), self.last.of(key), self.seconds
+        dials = self.last.stats.dials is not None  # whether the mode knows anything of them
+        failures = now[1] if dials else None
+        if not seconds:
+            return TopRow(name, protocol, ends, now[0], failures=failures)
+        # Counts are lower than before only if an endpoint has come back: it begins at zero.
+        before = self.first.of(key)
+        more, failed, took = (max(0, new - old) for new, old in zip(now, before, strict=True))
+        return TopRow(
+            name,
+            protocol,
+            ends,
+            now[0],
+            more / seconds,
+            failures,
+            failed / seconds if dials else None,
+            took / more if dials and more else None,
+        )
 
 
 def _protocol(key: Any) -> str:
@@ -88,8 +125,7 @@ class TopPage:
         self._states = states
         self._sync = sync
         self._clock = clock
-        self._counts: list[Count] = []
-        """The last two, oldest first."""
+        self._rates: Rates | None = None
         self._mode: Mode | None = None
         self._problem = ""
         self._not_before = 0.0
@@ -101,15 +137,11 @@ class TopPage:
 
         Nothing is counted for it: the rates are known while somebody reads the page.
         """
-        known = self._counts
-        if (
-            len(known) < 2
-            or self._clock() - known[-1].at > _FRESH
-            or self._mode != self._sync().mode
-        ):
+        known = self._rates
+        old = known is None or self._clock() - known.last.at > _FRESH
+        if known is None or old or self._mode != self._sync().mode:
             return None, None
-        seconds, dials = known[-1].at - known[0].at, known[-1].stats.dials is not None
-        total = make_row(("", None, 0), known[-1].total, known[0].total, seconds, dials=dials)
+        total = known.row(_ALL)
         return total.rate, total.failure_rate
 
     async def serve(self, request: Request) -> Answer:
@@ -148,10 +180,9 @@ class TopPage:
 
     def rows(self, found: Sequence[_Named], sort: str) -> list[TopRow]:
         """Return the first rows in an order; `found` is in the order of names."""
-        if not self._counts:
+        if (rates := self._rates) is None:
             return [TopRow(n, _protocol(k), ends) for n, k, ends in found[:MOST_ROWS]]
-        first, last = self._counts[0], self._counts[-1]
-        seconds, dials = last.at - first.at, last.stats.dials is not None
+        first, last = rates
         # Only the rows that are shown are made: a cluster has many more.
         if (order := _ORDERS.get(sort)) is not None:
             shown = heapq.nlargest(
@@ -161,18 +192,13 @@ class TopPage:
             shown = heapq.nsmallest(MOST_ROWS, found, key=lambda each: each[2])
         else:
             shown = list(found[:MOST_ROWS])
-        return [
-            make_row(
-                each, last.of(each[1]), first.of(each[1]) if seconds else None, seconds, dials=dials
-            )
-            for each in shown
-        ]
+        return [rates.row(each) for each in shown]
 
     async def count(self) -> None:
         """Count again unless it is too early, or another mode serves."""
         mode = self._sync().mode
         if mode is not self._mode:
-            self._mode, self._counts, self._not_before = mode, [], 0.0
+            self._mode, self._rates, self._not_before = mode, None, 0.0
         if self._clock() < self._not_before:
             return
         began = self._clock()
@@ -182,27 +208,21 @@ class TopPage:
             if stats is not None:
                 totals = await mode.node_totals()
                 count = await asyncio.to_thread(count_of, began, stats, totals)
-                self._counts = [*self._counts[-1:], count]
+                self._rates = Rates(self._rates.last if self._rates else count, count)
         except (ApplyError, BusyError, OSError) as error:
             self._problem = str(error)
         took = self._clock() - began
         self._not_before = began + max(_APART, took / _SHARE)
 
     def _summary(self, matching: int, rows: Sequence[TopRow]) -> TopSample:
-        known = self._counts
-        seconds = known[-1].at - known[0].at if known else 0.0
-        total = TopRow("all")
-        if known:
-            before = known[0].total if seconds else None
-            dials = known[-1].stats.dials is not None
-            total = make_row(("all", None, 0), known[-1].total, before, seconds, dials=dials)
-        proxy = known[-1].totals.proxy if known else None
+        known = self._rates
+        proxy = known.last.totals.proxy if known else None
         return TopSample(
             status=self._states.now(_FINDINGS),
-            counted=bool(known),
-            total=total,
+            counted=known is not None,
+            total=known.row(_ALL) if known else TopRow(_ALL[0]),
             open_connections=proxy.open_connections if proxy else None,
-            interval=seconds,
+            interval=known.seconds if known else 0.0,
             matching=matching,
             rows=tuple(rows),
             problem=self._problem,
@@ -243,32 +263,3 @@ def count_of(at: float, stats: ConnectionStats, totals: NodeTotals) -> Count:
     rows = failed.values()
     total = sum(connections.values()), sum(row[0] for row in rows), sum(row[1] for row in rows)
     return Count(at, stats, totals, sums, total)
-
-
-def make_row(
-    named: _Named, now: Sums, before: Sums | None, seconds: float, *, dials: bool
-) -> TopRow:
-    """Return the row of counts at two times; without the first one it has no rates.
-
-    Args:
-        named: name, key and number of endpoints.
-        before: those of `seconds` before.
-        seconds: the time in between.
-        dials: whether the mode knows failed dials and their durations.
-    """
-    name, key, ends = named
-    protocol = _protocol(key)
-    if before is None or not seconds:
-        return TopRow(name, protocol, ends, now[0], failures=now[1] if dials else None)
-    # Counts are lower than before only if an endpoint has come back: it begins at zero.
-    more, failed, took = (max(0, new - old) for new, old in zip(now, before, strict=True))
-    return TopRow(
-        name,
-        protocol,
-        ends,
-        now[0],
-        more / seconds,
-        now[1] if dials else None,
-        failed / seconds if dials else None,
-        took / more if dials and more else None,
-    )
