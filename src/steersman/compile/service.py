@@ -105,20 +105,6 @@ class ParsedService(Value, frozen=True):
     """The ports to read from its slices."""
 
 
-def is_served(service: Service) -> bool:
-    """Whether this proxy serves a Service (behaviour 2, 3).
-
-    It does not serve one without a clusterIP (headless, ExternalName) or of another proxy.
-    """
-    spec, labels = service.spec, service.metadata.labels
-    return (
-        bool(spec.cluster_ip)
-        and spec.cluster_ip != "None"
-        and spec.type != "ExternalName"
-        and (labels is None or labels.proxy_name is None)
-    )
-
-
 def closes_connections(service: Service) -> bool:
     """Whether a Service requests that connections to removed endpoints are closed."""
     annotations = service.metadata.annotations
@@ -166,7 +152,7 @@ def parse_steps(
         allow_external_ips: feature gate AllowServiceExternalIPs.
         forwards_sctp: whether the mode forwards SCTP; otherwise such ports are left out.
     """
-    if not is_served(service):
+    if not service.is_served:
         return ParsedService(service)
     # A family is served if the Service has a clusterIP of it.
     problems = FindingCollector("Service", service.metadata)
@@ -219,7 +205,7 @@ def port_names(
     service: Service, families: Collection[Family]
 ) -> dict[Family, tuple[ServicePortName, ...]]:
     """Return the names of a Service's ports in each family in which it is served."""
-    if not is_served(service):
+    if not service.is_served:
         return {}
     problems = FindingCollector("Service", service.metadata)
     names = tuple([name for name, _, _ in _to_end(_numbered_ports(service, problems))])

@@ -169,6 +169,20 @@ class Service(Lean, frozen=True):
     spec: ServiceSpec = ServiceSpec()
     status: ServiceStatus | None = None
 
+    @property
+    def is_served(self) -> bool:
+        """Whether this proxy serves it (behaviour 2, 3).
+
+        It does not serve one without a clusterIP (headless, ExternalName) or of another proxy.
+        """
+        spec, labels = self.spec, self.metadata.labels
+        return (
+            bool(spec.cluster_ip)
+            and spec.cluster_ip != "None"
+            and spec.type != "ExternalName"
+            and (labels is None or labels.proxy_name is None)
+        )
+
 
 # EndpointSlice
 

@@ -39,7 +39,6 @@ from steersman.operate.plan_change import (
 from steersman.run.process.startup import node_config
 from steersman.source.documents import BrokenFileError
 from steersman.source.manifests import Manifest, combine_manifests, read_manifest
-from steersman.source.store import service_sync_fields
 
 MOST_BYTES = 1 << 20
 """Length of a text."""
@@ -194,7 +193,7 @@ class _Overlay:
                 self._slices.pop(name, None)
         for name, service in services.items():
             applied = self.as_applied(name, service, self._known.get(name))
-            if service_sync_fields(applied) is None:
+            if not applied.is_served:
                 self._services.pop(name, None)
                 self.notes.append(f"Service {name} is not served: it has no cluster IP")
             else:

@@ -80,12 +80,9 @@ def service_sync_fields(service: Service) -> object:
 
     See behaviour 2 and 3.
     """
+    if not service.is_served:
+        return None
     spec = service.spec
-    labels = service.metadata.labels
-    if labels is not None and labels.proxy_name is not None:
-        return None
-    if not spec.cluster_ip or spec.cluster_ip == "None" or spec.type == "ExternalName":
-        return None
     lb = service.status.load_balancer if service.status else None
     ingress = (lb.ingress if lb else None) or None
     annotations = service.metadata.annotations
