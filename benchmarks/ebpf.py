@@ -18,9 +18,9 @@ from benchmarks.memory import _resident
 from benchmarks.nftables import events_of
 from benchmarks.node import Node
 from steersman.modes.base import Mode
-from steersman.modes.ebpf.links import XDP_PROGRAM
 from steersman.modes.ebpf.bpf import Object
 from steersman.modes.ebpf.datapath import EbpfOptions
+from steersman.modes.ebpf.links import XDP_PROGRAM
 from steersman.modes.ebpf.loader import FILE, LoadedObject
 from steersman.modes.ebpf.mode import EbpfMode
 from steersman.run.process.memory import collect_rarely, freeze_live_objects

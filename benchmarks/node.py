@@ -25,7 +25,8 @@ from steersman.modes.ebpf.mode import EbpfMode
 from steersman.modes.iptables.mode import IptablesMode, IptablesOptions
 from steersman.modes.ipvs.mode import IpvsMode
 from steersman.modes.nftables.mode import NftablesMode
-from steersman.modes.userspace.core import UserspaceMode, UserspaceOptions
+from steersman.modes.specs import ModeOptions
+from steersman.modes.userspace.core import UserspaceMode
 from steersman.modes.userspace.mode import linux_portals
 from steersman.run.sync.sync import Sync
 from steersman.source.objects import decode_object
@@ -107,7 +108,7 @@ class Node:
             return IpvsMode(self.exec)
         if variant.startswith("userspace"):
             portals = linux_portals(self.exec, "nftables" if variant.endswith("-nft") else "")
-            return UserspaceMode("userspace", portals, UserspaceOptions(udp_idle=_UDP_IDLE))
+            return UserspaceMode("userspace", portals, ModeOptions(udp_idle=_UDP_IDLE))
         return IptablesMode(self.exec, IptablesOptions(variant=variant))
 
     def event(self, kind: str, raw: bytes) -> None:

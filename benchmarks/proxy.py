@@ -226,13 +226,12 @@ def proxy(port: int, endpoint: int, way: str) -> None:
         ListenerPlan,
     )
     from steersman.proxy.ports import PortAllocator  # noqa: PLC0415
-    from steersman.proxy.sockets import open_socket  # noqa: PLC0415
 
     if way == "copy":
         relay.SPLICE_AFTER = sys.maxsize
 
     async def serve() -> None:
-        made = Proxy(open_socket, PortAllocator(), 1.0)
+        made = Proxy(PortAllocator(), 1.0)
         key = FrontendKey(LISTENER, Family.IPV4, Protocol.TCP, LOCAL, port)
         owner = PlanKey(ServicePortName("bench", "proxy", "", Protocol.TCP), Family.IPV4)
         choice = Decision(Verdict.FORWARD, (Endpoint(LOCAL, endpoint),))

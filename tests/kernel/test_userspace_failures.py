@@ -18,7 +18,7 @@ from steersman.model.plan import (
     NodeSettings,
 )
 from steersman.model.ruleset import diff
-from steersman.modes.userspace.core import UserspaceOptions
+from steersman.modes.specs import ModeOptions
 from steersman.modes.userspace.direct_portals import DEFAULT_INTERFACE
 from tests.support.lab.namespace import sh
 from tests.support.lab.userspace import userspace_mode
@@ -96,7 +96,7 @@ def test_a_failed_write_changes_nothing(variant: str) -> None:
 
     async def body(one: Endpoint) -> None:
         execute = Failing(writes)
-        mode = userspace_mode(execute, variant, UserspaceOptions(ports=(21000, 21009)))
+        mode = userspace_mode(execute, variant, ModeOptions(proxy_ports=(21000, 21009)))
         execute.fails = None
         await mode.probe()
         await become(mode, served(one))
@@ -127,7 +127,7 @@ def test_a_failed_write_changes_nothing(variant: str) -> None:
 def test_a_cancelled_write_closes_every_new_socket() -> None:
     async def body(one: Endpoint) -> None:
         execute = Failing(lambda *_: False)
-        mode = userspace_mode(execute, options=UserspaceOptions(ports=(21000, 21009)))
+        mode = userspace_mode(execute, options=ModeOptions(proxy_ports=(21000, 21009)))
         await mode.probe()
         await become(mode, served(one))
         sh(f"ip addr add {OTHER_HOST}/24 dev eth0")
@@ -179,8 +179,8 @@ def test_inherited_sockets_are_served_if_rules_cannot_be_written_yet() -> None:
     async def body(one: Endpoint) -> None:
         name = f"sm-test-{os.getpid()}"
         execute = Failing(writes)
-        old = userspace_mode(SubprocessExec(), options=UserspaceOptions(handoff=name))
-        new = userspace_mode(execute, options=UserspaceOptions(handoff=name))
+        old = userspace_mode(SubprocessExec(), handoff=name)
+        new = userspace_mode(execute, handoff=name)
         async with server(b"1") as (two, _):
             plans = (served(one), datagrams(two))
             for mode in (old, new):

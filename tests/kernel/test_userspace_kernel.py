@@ -21,7 +21,7 @@ from steersman.model.plan import (
 from steersman.model.ruleset import diff
 from steersman.modes.registry import create
 from steersman.modes.specs import ModeOptions
-from steersman.modes.userspace.core import UserspaceMode, UserspaceOptions
+from steersman.modes.userspace.core import UserspaceMode
 from steersman.modes.userspace.direct_portals import DEFAULT_INTERFACE, LinuxAddresses
 from tests.support.lab.namespace import sh
 from tests.support.lab.userspace import userspace_mode
@@ -128,7 +128,7 @@ def test_the_next_process_takes_over_and_old_connections_go_on(variant: str) -> 
 @pytest.mark.parametrize("ranges", [(), (f"{HOST}/32",)], ids=["all", "range"])
 def test_clients_cannot_use_a_proxy_port_directly(ranges: tuple[str, ...], variant: str) -> None:
     async def body(one: Endpoint) -> None:
-        options = UserspaceOptions(ports=(21000, 21001))
+        options = ModeOptions(proxy_ports=(21000, 21001))
         mode = userspace_mode(SubprocessExec(), variant, options=options)
         await mode.probe()
         plan = served(one)

@@ -15,7 +15,6 @@ from steersman.model.plan import Endpoint, Verdict
 from steersman.proxy.budget import DescriptorBudget, Reservation
 from steersman.proxy.dials import DialRegistry
 from steersman.proxy.listeners import ListenerPlan
-from steersman.proxy.sockets import OpenSocket
 from steersman.proxy.traffic import EndpointCounters, Traffic
 
 PENALTY = 10.0
@@ -128,7 +127,6 @@ class Route:
         balancer: Balancer,
         traffic: Traffic,
         budget: DescriptorBudget,
-        open_socket: OpenSocket,
         *,
         dials: DialRegistry,
         destination: tuple[str, int],
@@ -140,14 +138,12 @@ class Route:
             balancer: shared by the ServicePort's listeners.
             traffic: the counters of all endpoints.
             budget: the descriptors of all connections.
-            open_socket: makes sockets.
             dials: the dials of all listeners.
             destination: address ("" for any) and port that clients use.
         """
         self.plan = plan
         self.balancer = balancer
         self.budget = budget
-        self.open_socket = open_socket
         self.dials = dials
         self.destination = destination
         self._traffic = traffic

@@ -36,9 +36,9 @@ from steersman.proxy.ports import PortAllocator
 from steersman.proxy.sockets import (
     BACKLOG,
     ListenerKey,
-    OpenSocket,
     Sockets,
     descriptor_limit,
+    open_socket,
     prepare,
     request_arrivals,
     wildcard,
@@ -95,13 +95,10 @@ class SharedState:
 class Proxy:
     """All listeners of this process."""
 
-    def __init__(
-        self, open_socket: OpenSocket, ports: PortAllocator, udp_idle: float, limit: int = 0
-    ) -> None:
+    def __init__(self, ports: PortAllocator, udp_idle: float, limit: int = 0) -> None:
         """Make a proxy without listeners.
 
         Args:
-            open_socket: makes sockets (in another network namespace, for tests).
             ports: gives out proxy ports.
             udp_idle: seconds after which an idle UDP session ends.
             limit: descriptors for listeners and connections; 0 for all that the system allows.
@@ -111,7 +108,6 @@ class Proxy:
         self.shared = SharedState(self.traffic)
         self.dns_search: tuple[str, ...] = ()
         """Suffixes to try for queries to DNS Services (dns.py)."""
-        self._open_socket = open_socket
         self._ports = ports
         self._udp_idle = udp_idle
         self._listeners: dict[FrontendKey, RunningListener] = {}
@@ -281,7 +277,7 @@ class Proxy:
         """Start a listener on the predecessor's socket or a new one."""
         inherited = self._claim(key, plan)
         address = plan.bind or wildcard(key.family is Family.IPV6)
-        sock = inherited or self._open_socket(address, key.protocol)
+        sock = inherited or open_socket(address, key.protocol)
         listener: RunningListener
         try:
             if inherited is None:
@@ -296,7 +292,6 @@ class Proxy:
                 self.shared.balancer(plan.owner),
                 self.traffic,
                 self.budget,
-                self._open_socket,
                 dials=self.shared.dials,
                 destination=(key.address, key.port),
             )

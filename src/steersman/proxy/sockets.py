@@ -6,7 +6,7 @@ import contextlib
 import socket
 import struct
 import sys
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Iterable, Mapping
 from typing import Any, NamedTuple, TypeAlias
 
 from steersman.host.limits import raise_descriptor_limit
@@ -14,8 +14,6 @@ from steersman.model.names import Protocol
 
 SocketAddress: TypeAlias = tuple[Any, ...]
 """An address of the socket module: host, port and, for IPv6, more."""
-OpenSocket: TypeAlias = Callable[[str, str], socket.socket]
-"""Makes a socket from an address (for its family) and a protocol."""
 
 _LINUX = sys.platform == "linux"
 _KINDS: dict[str, socket.SocketKind] = {
@@ -69,7 +67,7 @@ Sockets: TypeAlias = Mapping[ListenerKey, socket.socket]
 
 
 def open_socket(address: str, protocol: str) -> socket.socket:
-    """Make a socket of the family of an address."""
+    """Make a socket of the family of an address, in the network namespace of this thread."""
     family = socket.AF_INET6 if ":" in address else socket.AF_INET
     return socket.socket(family, _KINDS[protocol])
 

@@ -26,7 +26,15 @@ from steersman.proxy.dials import Dial
 from steersman.proxy.listeners import ListenerPlan
 from steersman.proxy.poller import Poller
 from steersman.proxy.relay import RelayedConnection
-from steersman.proxy.sockets import BACKLOG, SocketAddress, interface_of, reset, tune, tune_accepted
+from steersman.proxy.sockets import (
+    BACKLOG,
+    SocketAddress,
+    interface_of,
+    open_socket,
+    reset,
+    tune,
+    tune_accepted,
+)
 
 DIAL_TIMEOUTS = (0.25, 0.5, 1.0, 2.0)
 """Seconds for each attempt to reach an endpoint (behaviour 11.2)."""
@@ -248,7 +256,7 @@ class Dialling:
             if endpoint in self._refused:
                 continue
             try:
-                sock = route.open_socket(endpoint.ip, "TCP")
+                sock = open_socket(endpoint.ip, "TCP")
             except OSError:
                 break
             dial = route.dials.add(sock, self._plan.owner, endpoint, self._caller)

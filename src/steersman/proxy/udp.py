@@ -25,6 +25,7 @@ from steersman.proxy.sockets import (
     SocketAddress,
     arrival_of,
     interface_name,
+    open_socket,
     reply_options,
     request_arrivals,
 )
@@ -249,7 +250,7 @@ class UdpListener(asyncio.DatagramProtocol):
         if session.closed:
             return
         try:
-            sock = self.route.open_socket(endpoint.ip, "UDP")
+            sock = open_socket(endpoint.ip, "UDP")
         except OSError:  # no descriptors, say: the endpoint is not to blame
             self.route.budget.refused += 1
             session.close()

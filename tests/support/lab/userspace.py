@@ -1,4 +1,4 @@
-"""Userspace modes in a lab's node: their sockets are made there, their loop is a thread of its own.
+"""Userspace modes in a lab's node: their loop is a thread there.
 
 A proxy forwards only while its loop runs, and tests come and go: so each node has one loop and one
 mode for as long as this process lives.
@@ -9,27 +9,29 @@ from __future__ import annotations
 import asyncio
 import threading
 from collections.abc import Coroutine, Hashable
+from pathlib import Path
 from typing import Any, TypeVar
 
 from steersman.host.exec import Exec, SubprocessExec
+from steersman.host.netns import enter
 from steersman.model.plan import NodeSettings, ServicePlan
 from steersman.model.ruleset import Diff, Ruleset
 from steersman.modes.base import Mode, Support
-from steersman.modes.userspace.core import UserspaceMode, UserspaceOptions
+from steersman.modes.specs import ModeOptions
+from steersman.modes.userspace.core import UserspaceMode
 from steersman.modes.userspace.mode import linux_portals
 from steersman.modes.userspace.rule_portals import DeleteStale
-from steersman.proxy.sockets import OpenSocket, open_socket
 from tests.support.ending import ENDING
-from tests.support.lab.sockets import Netns
 
 T = TypeVar("T")
 
 
 class LoopThread:
-    """An event loop in a thread."""
+    """An event loop in a thread that is in a network namespace."""
 
-    def __init__(self) -> None:
+    def __init__(self, netns: Path) -> None:
         self._loop = asyncio.new_event_loop()
+        self._loop.call_soon(enter, netns)
         self._thread = threading.Thread(target=self._loop.run_forever, daemon=True)
         self._thread.start()
 
@@ -46,10 +48,10 @@ class LoopThread:
 class ThreadedMode(Mode):
     """A mode whose impure half runs in a loop of its own."""
 
-    def __init__(self, mode: UserspaceMode) -> None:
+    def __init__(self, mode: UserspaceMode, netns: Path) -> None:
         self.inner = mode
         self.name, self.traits = mode.name, mode.traits
-        self._thread = LoopThread()
+        self._thread = LoopThread(netns)
 
     async def probe(self) -> Support:
         return await self._thread.call(self.inner.probe())
@@ -76,16 +78,16 @@ class ThreadedMode(Mode):
 def userspace_mode(
     execute: Exec,
     variant: str = "",
-    options: UserspaceOptions | None = None,
+    options: ModeOptions | None = None,
     *,
-    sockets: OpenSocket = open_socket,
     delete_stale: DeleteStale | None = None,
+    handoff: str = "",
 ) -> UserspaceMode:
     """The mode with rules of a variant (`nft`, `legacy`, `nftables`) or other portals."""
     tool = variant if variant in {"nft", "legacy"} else ""
     kind = "" if tool else variant
     portals = linux_portals(execute, kind, iptables_variant=tool, delete_stale=delete_stale)
-    return UserspaceMode("userspace", portals, options, sockets)
+    return UserspaceMode("userspace", portals, options, handoff)
 
 
 _running: dict[str, ThreadedMode] = {}
@@ -97,8 +99,8 @@ def userspace_behind(execute: Exec, variant: str) -> Mode:
         if word.startswith("--net="):
             path = word.removeprefix("--net=")
             if path not in _running:
-                mode = userspace_mode(execute, variant, sockets=Netns(path).socket)
-                _running[path] = ThreadedMode(mode)
+                mode = userspace_mode(execute, variant)
+                _running[path] = ThreadedMode(mode, Path(path))
             return _running[path]
     return userspace_mode(execute, variant)
 

@@ -14,7 +14,6 @@ from steersman.model.plan import Action, Endpoint, ServicePlan, Verdict
 from steersman.proxy.engine import Proxy
 from steersman.proxy.listeners import LISTENER, Decision, FrontendKey, ListenerPlan
 from steersman.proxy.ports import PortAllocator
-from steersman.proxy.sockets import open_socket
 from tests.support.builders import plans
 
 LOCAL = "127.0.0.1"
@@ -55,7 +54,7 @@ def listener(*endpoints: Endpoint, protocol: Protocol = Protocol.TCP, **more: An
 @asynccontextmanager
 async def proxy(limit: int = 0, udp_idle: float = 5.0) -> AsyncIterator[Proxy]:
     """A Proxy that is gone afterwards, whatever happened."""
-    made = Proxy(open_socket, PortAllocator(), udp_idle, limit)
+    made = Proxy(PortAllocator(), udp_idle, limit)
     try:
         yield made
     finally:

@@ -14,7 +14,7 @@ import sys
 from steersman.proxy.engine import Proxy
 from steersman.proxy.handoff import SocketHandoff
 from steersman.proxy.ports import PortAllocator
-from steersman.proxy.sockets import ListenerKey, open_socket
+from steersman.proxy.sockets import ListenerKey
 
 _CAPABILITY_VERSION_3 = 0x20080522
 
@@ -23,7 +23,7 @@ class OneSocket(Proxy):
     """Has one socket to give to the next one."""
 
     def __init__(self) -> None:
-        super().__init__(open_socket, PortAllocator(), 1.0)
+        super().__init__(PortAllocator(), 1.0)
 
     def sockets(self) -> dict[ListenerKey, socket.socket]:
         return {ListenerKey("127.0.0.1:80/TCP", ""): socket.create_server(("127.0.0.1", 0))}

@@ -17,6 +17,7 @@ import pytest
 
 from steersman.model.names import Family, Protocol
 from steersman.model.plan import Endpoint
+from steersman.proxy import engine, tcp, udp
 from steersman.proxy.dials import DialRegistry
 from steersman.proxy.engine import Proxy
 from steersman.proxy.listeners import FrontendKey, ListenerPlan
@@ -82,12 +83,15 @@ class World:
 @asynccontextmanager
 async def world(limit: int = 400) -> AsyncIterator[World]:
     sockets = Sockets()
-    made = Proxy(sockets, PortAllocator(), 60.0, limit)
-    try:
-        yield World(made, sockets)
-    finally:
-        await made.drain(0)
-        await until(lambda: made.open_connections == 0)
+    made = Proxy(PortAllocator(), 60.0, limit)
+    with pytest.MonkeyPatch.context() as patch:
+        for module in (engine, tcp, udp):
+            patch.setattr(module, "open_socket", sockets)
+        try:
+            yield World(made, sockets)
+        finally:
+            await made.drain(0)
+            await until(lambda: made.open_connections == 0)
         assert len(made.shared.dials) == 0
 
 

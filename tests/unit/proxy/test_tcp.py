@@ -299,7 +299,7 @@ async def test_a_stall_of_this_process_is_no_failure_of_the_endpoint(monkeypatch
         one = Endpoint(*server.getsockname())
         async with proxy() as made:
             await made.start({key(): listener(one)})
-            made._listeners[key()].route.open_socket = make
+            monkeypatch.setattr(tcp, "open_socket", make)
             with socket.create_connection((LOCAL, made.port(key()))):
                 await until(lambda: made.traffic.of(owner(), one).connections == 1)
             assert made.traffic.of(owner(), one).failures == 0

@@ -250,13 +250,15 @@ async def test_no_two_listeners_share_a_proxy_port() -> None:
             await made.start({key(UDP, "10.96.0.3"): listener(protocol=UDP)})
 
 
-async def test_a_lack_of_descriptors_is_no_failure_of_the_endpoint() -> None:
+async def test_a_lack_of_descriptors_is_no_failure_of_the_endpoint(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     def none(address: str, protocol: str) -> socket.socket:
         raise OSError(errno.EMFILE, "too many open files")
 
     async with server(b"1") as (one, _), proxy() as made:
         await made.start({key(UDP): listener(one, protocol=UDP)})
-        made._listeners[key(UDP)].route.open_socket = none
+        monkeypatch.setattr(udp, "open_socket", none)
         async with client(made.port(key(UDP))) as a:
             a.transport.sendto(b"!")
             await until(lambda: made.budget.refused == 1)

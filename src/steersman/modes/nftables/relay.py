@@ -24,7 +24,6 @@ from steersman.proxy.listeners import LISTENER, FrontendKey, ListenerPlan
 
 if TYPE_CHECKING:
     from steersman.proxy.engine import Proxy
-    from steersman.proxy.sockets import OpenSocket
 
 log = logging.getLogger(__name__)
 _RELAY = int(Kind.RELAY)
@@ -52,13 +51,8 @@ class Relay:
     it does not stop the rules.
     """
 
-    def __init__(self, open_socket: OpenSocket | None = None) -> None:
-        """Initialize without listeners.
-
-        Args:
-            open_socket: makes sockets in another network namespace, for tests.
-        """
-        self._open_socket = open_socket
+    def __init__(self) -> None:
+        """Initialize without listeners."""
         self._opened: Proxy | None = None
         self._keys: dict[bytes, FrontendKey] = {}
 
@@ -116,8 +110,7 @@ class Relay:
         # 450 kB, for the first node port that loopback may use.
         from steersman.proxy.engine import Proxy  # noqa: PLC0415
         from steersman.proxy.ports import PortAllocator  # noqa: PLC0415
-        from steersman.proxy.sockets import open_socket  # noqa: PLC0415
 
         if self._opened is None:
-            self._opened = Proxy(self._open_socket or open_socket, PortAllocator(), _UDP_IDLE)
+            self._opened = Proxy(PortAllocator(), _UDP_IDLE)
         return self._opened

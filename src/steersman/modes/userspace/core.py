@@ -14,14 +14,13 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
-import msgspec
-
 from steersman.failover.watch import FailureWatch
 from steersman.model.names import Family
 from steersman.model.plan import NodeSettings, ServicePlan, Traits
 from steersman.model.ruleset import Diff, Ruleset
 from steersman.model.stats import ConnectionStats, NodeTotals
 from steersman.modes.base import Mode, Requirements, Support, Tracer
+from steersman.modes.specs import ModeOptions
 from steersman.modes.userspace.render import (
     Portal,
     StrayKey,
@@ -33,25 +32,9 @@ from steersman.proxy.failures import DialWatch
 from steersman.proxy.handoff import SocketHandoff
 from steersman.proxy.listeners import LISTENER, FrontendKey, ListenerPlan
 from steersman.proxy.ports import PortAllocator
-from steersman.proxy.sockets import OpenSocket, open_socket
 
 if TYPE_CHECKING:
     from steersman.modes.userspace.words import UserspaceWords
-
-
-class UserspaceOptions(msgspec.Struct, frozen=True):
-    """Settings of the proxy."""
-
-    ports: tuple[int, int] | None = None
-    """First and last proxy port (`--proxy-port-range`); None for any free ones."""
-    udp_idle: float = 0.25
-    """Seconds after which an idle UDP session ends (`--udp-timeout`)."""
-    limit: int = 0
-    """Descriptors for listeners and connections; 0 for all that the system allows."""
-    handoff: str = ""
-    """Name under which processes hand over their listening sockets; "" if they do not."""
-    dns_search: tuple[str, ...] = ()
-    """Suffixes to try for queries to DNS Services (proxy/dns.py)."""
 
 
 class Portals(ABC):
@@ -118,8 +101,8 @@ class UserspaceMode(Mode):
         self,
         name: str,
         candidates: Sequence[Portals],
-        options: UserspaceOptions | None = None,
-        open_socket: OpenSocket = open_socket,
+        options: ModeOptions | None = None,
+        handoff: str = "",
         make_tracer: Callable[[], Tracer] | None = None,
     ) -> None:
         """Make the mode; nothing is run or opened before it is used.
@@ -128,10 +111,11 @@ class UserspaceMode(Mode):
             name: the mode's name.
             candidates: portals of the same style; the first that works is used.
             options: the operator's settings.
-            open_socket: makes sockets (in another network namespace, for tests).
+            handoff: name under which processes hand over their listening sockets; "" if they do
+                not.
             make_tracer: makes what follows packets; None if this system cannot.
         """
-        options = options or UserspaceOptions()
+        options = options or ModeOptions()
         self._make_tracer = make_tracer
         self.name = name
         self.portals = candidates[0]
@@ -143,12 +127,9 @@ class UserspaceMode(Mode):
             relays_localhost=True,
             tracks_connections=self.portals.tracks_connections,
         )
-        self.proxy = Proxy(
-            open_socket, PortAllocator(options.ports), options.udp_idle, options.limit
-        )
-        self.proxy.dns_search = options.dns_search
+        self.proxy = Proxy(PortAllocator(options.proxy_ports), options.udp_idle)
         self._candidates = candidates
-        self._handoff = SocketHandoff(options.handoff, self.proxy)
+        self._handoff = SocketHandoff(handoff, self.proxy)
         self._lock = asyncio.Lock()
 
     @property

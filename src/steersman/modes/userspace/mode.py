@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from steersman.host.exec import Exec
 from steersman.modes.base import Tracer
 from steersman.modes.specs import ModeOptions
-from steersman.modes.userspace.core import Portals, UserspaceMode, UserspaceOptions
+from steersman.modes.userspace.core import Portals, UserspaceMode
 from steersman.modes.userspace.iptables_portals import IptablesPortals
 from steersman.modes.userspace.nft_portals import NftPortals
 from steersman.modes.userspace.rule_portals import DeleteStale
@@ -28,14 +28,13 @@ def create(execute: Exec, options: ModeOptions) -> UserspaceMode:
         delete_stale=delete_stale,
         leftovers=options.leftovers,
     )
-    settings = UserspaceOptions(options.proxy_ports, options.udp_idle, handoff=_HANDOFF_NAME)
 
     def make_tracer() -> Tracer:
         from steersman.modes.userspace.relay_tracer import RelayTracer  # noqa: PLC0415 - rarely used
 
         return RelayTracer(execute)
 
-    return UserspaceMode(NAME, portals, settings, make_tracer=make_tracer)
+    return UserspaceMode(NAME, portals, options, _HANDOFF_NAME, make_tracer)
 
 
 def linux_portals(

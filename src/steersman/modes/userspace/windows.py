@@ -22,7 +22,7 @@ from steersman.model.errors import ApplyError, BusyError
 from steersman.model.names import Family
 from steersman.modes.base import Support
 from steersman.modes.specs import ModeOptions
-from steersman.modes.userspace.core import UserspaceMode, UserspaceOptions
+from steersman.modes.userspace.core import UserspaceMode
 from steersman.modes.userspace.direct_portals import Addresses, DirectPortals
 
 NAME = "winuserspace"
@@ -36,8 +36,9 @@ _POLLS = 20
 def create(execute: Exec, options: ModeOptions) -> UserspaceMode:
     """Build the mode for registry.py, on the interface that the environment names."""
     addresses = NetshAddresses(execute, service_interface(os.environ))
-    settings = UserspaceOptions(udp_idle=options.udp_idle, dns_search=options.dns_search)
-    return UserspaceMode(NAME, [DirectPortals(addresses)], settings)
+    mode = UserspaceMode(NAME, [DirectPortals(addresses)], options)
+    mode.proxy.dns_search = options.dns_search
+    return mode
 
 
 class NetshAddresses(Addresses):
