@@ -87,7 +87,7 @@ class Node:
         self.exec = TimedExec()
         self._mode: Mode = self._make(variant)
         self._runner = asyncio.Runner()
-        support = self._runner.run(self._mode.probe())
+        support = self._runner.run(self._mode.worker.do(self._mode.probe))
         if not support.usable:
             raise RuntimeError(" ".join(support.missing))
         self.store = Store(world.NODE, facts=self._runner.run(read_facts()))

@@ -82,7 +82,7 @@ async def proxy(name: str) -> AsyncIterator[Proxy]:
         sh(f"ip address add {address}/64 dev dm0 nodad")
     sh("ip route add 10.96.0.0/16 dev dm0")
     mode = MODES[name]()
-    assert (await mode.probe()).usable
+    assert (await mode.worker.do(mode.probe)).usable
     config = NodeConfig(node_name="me", families=(Family.IPV4, Family.IPV6))
     store = Store("me", facts=await read_facts())
     sync = Sync(store, Planner(config, mode.traits), mode)

@@ -100,8 +100,8 @@ async def program(mode: Mode) -> None:
         for net in NETS
     ]
     plan = NodePlan(settings, {each.key: each for each in plans})
-    assert (await mode.probe()).usable
-    await mode.apply(diff(await mode.read(), render(plan, mode)))
+    assert (await mode.worker.do(mode.probe)).usable
+    await mode.worker.do(mode.apply, diff(await mode.worker.do(mode.read), render(plan, mode)))
 
 
 RULES_AND_WATCHES = [*((each, FailureLog) for each in RULES), (RULES[-1], ConntrackWatch)]

@@ -76,7 +76,8 @@ def serves(lab: Lab, name: str, variant: str) -> bool:
     if name == "iptables":
         return "KUBE-SERVICES" in lab.run(f"iptables-{variant}-save")
     if name == "ebpf":
-        return bool(asyncio.run(mode_of(lab, name, variant).read()))
+        mode = mode_of(lab, name, variant)
+        return bool(asyncio.run(mode.worker.do(mode.read)))
     return "table ip kube-proxy" in lab.run("nft", "list", "tables")
 
 
@@ -211,7 +212,7 @@ def test_the_ebpf_mode_is_left_when_its_connections_have_ended(
         ebpf = mode_of(lab, *old)
 
         async def none_closes() -> bool:
-            return await ebpf.connections() <= len(clients.live)
+            return await ebpf.worker.do(ebpf.connections) <= len(clients.live)
 
         with clients.opening:
             await until(none_closes)
@@ -295,9 +296,9 @@ def test_both_modes_masquerade_and_choose_different_ports(
             if ebpf_comes:
                 lab.run("nft", "delete", "table", "ip", "sm-test")
             else:
-                have = await ebpf.read()
-                await ebpf.apply(diff(have, ebpf.without_new_connections(have)))
-                await ebpf.hold_ports()
+                have = await ebpf.worker.do(ebpf.read)
+                await ebpf.worker.do(ebpf.apply, diff(have, ebpf.without_new_connections(have)))
+                await ebpf.worker.do(ebpf.hold_ports)
                 masquerade_from(lab, "198.51.100.1", f"{OWN_PORT}-{OWN_PORT + 1}")
             with from_own_port(lab, "198.51.100.1", 80) as after:
                 for sock in (after, before, after):

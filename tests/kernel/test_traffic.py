@@ -177,7 +177,7 @@ def lab() -> Iterator[Lab]:
 @pytest.mark.parametrize(("mode", "variant"), BY_VARIANT)
 async def test_changes_break_no_connection(lab: Lab, mode: ModeUnderTest, variant: str) -> None:
     made = mode.make(SubprocessExec(lab.exec_argv(())), variant)
-    assert (await made.probe()).usable
+    assert (await made.worker.do(made.probe)).usable
     store = Store(NODE, facts=FACTS)
     cluster = Cluster(store, random.Random(20260))
     sync = Sync(store, Planner(CONFIG, made.traits), made)
@@ -202,4 +202,4 @@ async def test_changes_break_no_connection(lab: Lab, mode: ModeUnderTest, varian
     fresh.inherit_holders(sync.planner)
     fresh.update(store.snapshot, FACTS)
     assert dict(plan.services) == dict(fresh.services)
-    assert dict(await made.read()) == dict(render(plan, made))
+    assert dict(await made.worker.do(made.read)) == dict(render(plan, made))

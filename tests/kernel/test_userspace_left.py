@@ -32,9 +32,10 @@ pytestmark = pytest.mark.kernel
 
 
 async def serve(mode: Mode, one: Endpoint) -> None:
-    assert (await mode.probe()).usable
+    support = await mode.worker.do(mode.probe)
+    assert support.usable
     wanted = {**mode.render_node(SETTINGS), **mode.render_service(served(one), SETTINGS)}
-    await mode.apply(diff(await mode.read(), wanted))
+    await mode.worker.do(mode.apply, diff(await mode.worker.do(mode.read), wanted))
     others = other_modes(mode.name, SubprocessExec(), mode.variant, may_have_left=may_have_left)
     await remove_leftovers_once(others, 0.0, mode)
 

@@ -31,6 +31,7 @@ from steersman.modes.specs import ModeOptions
 from tests.sim.endpoints import Endpoints
 from tests.sim.netlink import Flow
 from tests.sim.universe import Universe
+from tests.support.modes.inline import Inline
 
 RENDER_SECONDS = 80e-6
 """What rendering one ServicePort costs, about what was measured."""
@@ -233,6 +234,7 @@ class SimMode(Mode):
     """A mode on the simulated kernel that renders as a real one does."""
 
     has_connection_table = False
+    worker = Inline()
 
     def __init__(
         self, kernel: Kernel, name: str, table: str, like: Mode, variant: str = ""

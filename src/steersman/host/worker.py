@@ -96,7 +96,7 @@ class KernelWorker:
         result = await self._end_of(_Job(work()), self._calls)
         return await result if isinstance(result, Awaitable) else result
 
-    async def do_slowly(self, steps: Generator[None, None, T]) -> T:
+    async def do_slowly(self, steps: Generator[None, None, T] | Awaitable[T]) -> T:
         """Run a generator in the thread, one step at a time, while no call waits.
 
         A call waits for the end of a step, so one should take a few milliseconds at most. When
@@ -105,6 +105,8 @@ class KernelWorker:
         Returns:
             What the generator returns.
         """
+        if isinstance(steps, Awaitable):  # of a mode that is asynchronous still
+            return await steps
         return await self._end_of(_Job(steps), self._slow)
 
     async def wait_for(self, changes: Changes) -> None:

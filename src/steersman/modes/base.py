@@ -8,16 +8,19 @@ from collections.abc import (
     Awaitable,
     Callable,
     Collection,
+    Generator,
     Hashable,
     Iterable,
     Mapping,
 )
+from functools import cached_property
 from typing import Any, Generic, Literal, NamedTuple, TypeVar
 
 import msgspec
 
 from steersman.failover.watch import FailureWatch
 from steersman.host.sysctl import Setting
+from steersman.host.worker import KernelWorker
 from steersman.model.conntrack import Confirm, Stale
 from steersman.model.drift import Writer
 from steersman.model.errors import BusyError
@@ -149,7 +152,8 @@ class Mode(ABC):
 
     The rendering half is pure; `read` and `apply` are the only access to the kernel. A mode
     implements the abstract methods and overrides the others for what it can do beyond them.
-    Any method that touches the kernel may raise ApplyError, BusyError or OSError.
+    Any method that touches the kernel may raise ApplyError, BusyError or OSError, and is called
+    through the mode's worker: `await mode.worker.do(mode.apply, change)`.
     """
 
     name: str
@@ -166,6 +170,11 @@ class Mode(ABC):
     """How often the rules changed during the last `read`, if it puts up with that (for commands):
     it may have missed an object, and the others are of different moments."""
 
+    @cached_property
+    def worker(self) -> KernelWorker:
+        """The thread in which all methods run that touch the kernel."""
+        return KernelWorker()
+
     @property
     def variant(self) -> str:
         """Tool or flavour in use, such as `nft` or `legacy`; "" if the mode has only one."""
@@ -174,7 +183,7 @@ class Mode(ABC):
     # Start and end
 
     @abstractmethod
-    async def probe(self) -> Support:
+    def probe(self) -> Support | Awaitable[Support]:
         """Check whether this mode can run here."""
 
     def requirements(self) -> Requirements:
@@ -191,11 +200,13 @@ class Mode(ABC):
     async def wait_for_handoff(self) -> None:  # noqa: B027
         """Return when the next process of this mode has our sockets (`hands_over_sockets`)."""
 
-    async def aclose(self, drain: float = 0.0) -> int:
-        """Release all resources of this process; kernel objects stay in force.
+    def close(self) -> None:  # noqa: B027
+        """Close what the other methods have opened; kernel objects stay in force."""
 
-        Call it when no other call is under way, cancelled ones included: those that use
-        descriptors in a thread end with it (host/threads.to_thread_to_end).
+    async def aclose(self, drain: float = 0.0) -> int:
+        """Release all resources of this process, the thread included.
+
+        Call it when no other call is under way.
 
         Args:
             drain: seconds that connections carried by this process get to end.
@@ -204,6 +215,8 @@ class Mode(ABC):
             The number of connections cut at the end.
         """
         del drain
+        await self.worker.do(self.close)
+        await self.worker.close()
         return 0
 
     # Rendering: pure
@@ -222,7 +235,7 @@ class Mode(ABC):
 
     def words(self) -> KernelWords:
         """Return what prints the kernel objects of this mode, after a successful `probe`."""
-        return KernelWords(self.read)
+        return KernelWords(lambda: self.worker.do(self.read))
 
     def scripts(self, have: Ruleset, change: Diff) -> tuple[Script, ...]:
         """Write a Diff as the input of programs, in the order in which they are to run.
@@ -240,22 +253,22 @@ class Mode(ABC):
     # The kernel
 
     @abstractmethod
-    async def read(self) -> Ruleset:
+    def read(self) -> Ruleset | Awaitable[Ruleset]:
         """Return our objects in the kernel, in the spelling that rendering produces.
 
         Raises:
             BusyError: they cannot be read now.
         """
 
-    async def read_beside(self) -> Ruleset:
+    def read_beside(self) -> Ruleset | Awaitable[Ruleset]:
         """Return the same without holding up `apply`, where the mode can.
 
         Objects that are written meanwhile may be as before or as after, and others may be missing.
         """
-        return await self.read()
+        return self.read()
 
     @abstractmethod
-    async def apply(self, change: Diff) -> None:
+    def apply(self, change: Diff) -> Awaitable[None] | None:
         """Carry out a Diff, all or nothing as far as the kernel can; the only writer.
 
         Raises:
@@ -264,15 +277,16 @@ class Mode(ABC):
             BusyError: it was not tried; the same Diff can be applied again.
         """
 
-    async def apply_parts(self, parts: Iterable[Diff]) -> None:
+    def apply_parts(self, parts: Iterable[Diff]) -> Awaitable[None] | None:
         """Fill an empty kernel with Diffs that only add, in this order; raises as `apply`.
 
         Each part is all or nothing, and whole Services; the first has what belongs to the node.
         """
         for part in parts:
-            await self.apply(part)
+            self.apply(part)
+        return None
 
-    async def fingerprint(self) -> Hashable | None:
+    def fingerprint(self) -> Hashable | Awaitable[Hashable | None] | None:
         """Return a cheap token that differs whenever `read` could differ; None if there is none.
 
         Every check for drift asks for it, and calls `read` only if it changed. ByOthers means
@@ -309,19 +323,22 @@ class Mode(ABC):
 
     # Counters
 
-    async def stats(self, plans: Collection[ServicePlan]) -> ConnectionStats | None:
+    def stats(
+        self, plans: Collection[ServicePlan]
+    ) -> Generator[None, None, ConnectionStats | None] | Awaitable[ConnectionStats | None]:
         """Return the connections so far of these plans, which are (or just were) in force.
 
-        One pass over the kernel's counters, off the event loop; it delays no sync. None if the
-        mode does not count connections.
+        One pass over the kernel's counters, in steps of a few milliseconds. None if the mode does
+        not count connections.
 
         Raises:
             BusyError: they cannot be read now.
         """
         del plans
         return None
+        yield
 
-    async def node_totals(self) -> NodeTotals:
+    def node_totals(self) -> NodeTotals | Awaitable[NodeTotals]:
         """Return counts of the whole node; the cost does not depend on the number of Services.
 
         Raises:
@@ -335,7 +352,7 @@ class Mode(ABC):
 
     # Connections
 
-    async def flush_stale(self, stale: Stale, confirm: Confirm) -> int:
+    def flush_stale(self, stale: Stale, confirm: Confirm) -> int | Awaitable[int]:
         """Cut connections of the mode's own table that are stale by both; return their number.
 
         Raises:
@@ -344,7 +361,7 @@ class Mode(ABC):
         del stale, confirm
         return 0
 
-    async def connections(self) -> int:
+    def connections(self) -> int | Awaitable[int]:
         """Count connections that need the mode's kernel objects to continue.
 
         Raises:
@@ -361,10 +378,10 @@ class Mode(ABC):
         """Return a Ruleset changed so that another mode's sockets can bind node ports."""
         return have
 
-    async def hold_nat_hooks(self) -> None:  # noqa: B027
+    def hold_nat_hooks(self) -> Awaitable[None] | None:  # noqa: B027
         """Keep NATed connections of another mode alive while its rules are removed."""
 
-    async def hold_ports(self) -> None:  # noqa: B027
+    def hold_ports(self) -> Awaitable[None] | None:  # noqa: B027
         """Keep netfilter from choosing the ports of connections that this mode masquerades.
 
         Call it when the mode takes no new connections any more; it lasts until `aclose`.

@@ -178,7 +178,7 @@ async def dump_service(
     """
     mode = mode_of(world, config, execute or SubprocessExec())
     try:
-        support = await mode.probe()
+        support = await mode.worker.do(mode.probe)
         if not support.usable:
             raise QuestionError(f"the kernel cannot be read: {' '.join(support.missing)}")
         seen = set[KernelLine]()

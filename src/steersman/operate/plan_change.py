@@ -320,13 +320,13 @@ async def read_present(wanted: Wanted, mode: Mode) -> Present:
     """Read the objects of all other modes from the kernel, and probe the wanted one."""
     others: list[Part] = []
     problems: list[str] = []
-    support = await mode.probe()
+    support = await mode.worker.do(mode.probe)
     for each in leftover_modes(SubprocessExec(), wanted.options):
         variants = (mode.variant, "") if mode.variant else (each.variant,)
         if each.spec.name == wanted.mode and each.variant in variants:
             continue
         try:
-            if (await each.mode.probe()).usable:
+            if (await each.mode.worker.do(each.mode.probe)).usable:
                 if found := await each.mode.words().leftovers():
                     others.append(_part(each.mode, str(each), found, {}))
             elif left := each.mode.find_leftovers(tuple(Family)):
@@ -442,7 +442,7 @@ async def cut_connections(change: Change) -> tuple[str, ...]:
         if part.mode is change.mode and not change.cleanup:
             continue
         try:
-            number = await part.mode.connections()
+            number = await part.mode.worker.do(part.mode.connections)
         except (ApplyError, BusyError, OSError) as error:
             found.append(f"those of the {part.label} mode cannot be counted: {error}")
         else:

@@ -107,9 +107,9 @@ def snapshot_of(node_name: str, objects: Iterable[dict[str, Any]]) -> tuple[Snap
 
 async def apply(plan: NodePlan, mode: Mode) -> None:
     """Bring the kernel that a mode sees to a plan, whatever it has now."""
-    support = await mode.probe()
+    support = await mode.worker.do(mode.probe)
     assert support.usable, support.missing
-    await mode.apply(diff(await mode.read(), render(plan, mode)))
+    await mode.worker.do(mode.apply, diff(await mode.worker.do(mode.read), render(plan, mode)))
 
 
 def program(lab: Lab, plan: NodePlan, mode: ModeUnderTest, variant: str) -> None:

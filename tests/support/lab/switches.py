@@ -201,6 +201,6 @@ def mode_of(lab: Lab, name: str, variant: str) -> Mode:
 
 
 async def program(mode: Mode, plan: NodePlan = PLAN) -> None:
-    assert (await mode.probe()).usable
+    assert (await mode.worker.do(mode.probe)).usable
     want = render(plan, mode)
-    await mode.apply(diff(await mode.read(), want))
+    await mode.worker.do(mode.apply, diff(await mode.worker.do(mode.read), want))

@@ -80,8 +80,10 @@ def world_of(mode: Mode, service: ServicePlan = SERVICE) -> World:
 
 
 async def program(mode: Mode, world: World) -> None:
-    assert (await mode.probe()).usable
-    await mode.apply(diff(await mode.read(), render(world.plan, mode)))
+    assert (await mode.worker.do(mode.probe)).usable
+    await mode.worker.do(
+        mode.apply, diff(await mode.worker.do(mode.read), render(world.plan, mode))
+    )
 
 
 def printed(answer: TraceAnswer, output: str = "text") -> str:

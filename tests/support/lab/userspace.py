@@ -22,6 +22,7 @@ from steersman.modes.userspace.core import UserspaceMode
 from steersman.modes.userspace.mode import linux_portals
 from steersman.modes.userspace.rule_portals import DeleteStale
 from tests.support.ending import ENDING
+from tests.support.modes.inline import Inline
 
 T = TypeVar("T")
 
@@ -48,6 +49,8 @@ class LoopThread:
 class ThreadedMode(Mode):
     """A mode whose impure half runs in a loop of its own."""
 
+    worker = Inline()
+
     def __init__(self, mode: UserspaceMode, netns: Path) -> None:
         self.inner = mode
         self.name, self.traits = mode.name, mode.traits
@@ -66,7 +69,7 @@ class ThreadedMode(Mode):
         return await self._thread.call(self.inner.read())
 
     async def fingerprint(self) -> Hashable | None:
-        return await self._thread.call(self.inner.fingerprint())
+        return await self._thread.call(self.inner.worker.do(self.inner.fingerprint))
 
     async def apply(self, change: Diff) -> None:
         await self._thread.call(self.inner.apply(change))

@@ -5,6 +5,7 @@ from __future__ import annotations
 from steersman.model.plan import NodeSettings, ServicePlan, Traits
 from steersman.model.ruleset import Diff, Ruleset
 from steersman.modes.base import Mode, Support
+from tests.support.modes.inline import Inline
 
 
 class BareMode(Mode):
@@ -12,6 +13,7 @@ class BareMode(Mode):
 
     name = "bare"
     traits = Traits()
+    worker = Inline()
 
     async def probe(self) -> Support:
         return Support(usable=True)

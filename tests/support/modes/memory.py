@@ -16,6 +16,7 @@ from steersman.run.sync.state import SyncResult
 from steersman.run.sync.sync import Sync
 from steersman.source.store import CONFIGURATION, Store
 from tests.support.builders.store import service, slice_
+from tests.support.modes.inline import Inline
 
 FACTS = HostFacts("me", {"lo": ("127.0.0.1/8",), "eth0": ("192.0.2.1/24",)}, ipv6=False)
 
@@ -25,6 +26,7 @@ class MemoryMode(Mode):
 
     name = "memory"
     traits = Traits()
+    worker = Inline()
 
     def __init__(self) -> None:
         self.kernel: dict[Any, Any] = {}

@@ -19,10 +19,13 @@ from steersman.run.observe.events import Recorder
 from steersman.run.observe.metrics import Metrics
 from steersman.run.process.startup import Chosen, StartError, choose_mode, report_fallback
 from steersman.source.store import Store
+from tests.support.modes.inline import Inline
 from tests.support.samples import value_of
 
 
 class Stub:
+    worker = Inline()
+
     def __init__(self, name: str, *missing: str, usable: bool = True) -> None:
         self.name = name
         self.support = Support(usable, missing)

@@ -20,6 +20,7 @@ from steersman.run.process.mode_transition import (
     remove_leftovers,
     remove_leftovers_once,
 )
+from tests.support.modes.inline import Inline
 
 
 class Carrying(Mode):
@@ -27,6 +28,7 @@ class Carrying(Mode):
 
     name = "carrying"
     traits = Traits()
+    worker = Inline()
 
     def __init__(self, *connected: int) -> None:
         self.have: dict[str, str] = {"server": "open", "rule": "x"}

@@ -332,7 +332,7 @@ class NftablesMode(Mode):
         if self._tables is not None:
             self._tables.netlink.close()
             self._tables = None
-        return await self._relay.close(drain)
+        return await self._relay.close(drain) + await super().aclose()
 
     def _opened(self) -> KernelTables:
         if self._tables is None:

@@ -227,4 +227,4 @@ class UserspaceMode(Mode):
         listeners = self.proxy.listeners  # draining forgets them
         cut = await self.proxy.drain(drain)
         await self.portals.aclose(listeners)
-        return cut
+        return cut + await super().aclose()

@@ -24,7 +24,8 @@ _MOST_PATHS = 400
 
 async def support(context: Context) -> Support | None:
     """Return what `probe` of the mode says; None if the mode cannot be built here."""
-    return await context.mode.probe() if context.mode else None
+    mode = context.mode
+    return await mode.worker.do(mode.probe) if mode else None
 
 
 async def requirements(context: Context) -> Requirements:

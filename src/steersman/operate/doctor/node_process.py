@@ -251,7 +251,7 @@ async def _leftovers(context: Context, name: str, mode: Mode) -> CheckResult | N
     left = await asyncio.to_thread(mode.find_leftovers, tuple(Family))
     if not left:
         return None
-    support = await mode.probe()
+    support = await mode.worker.do(mode.probe)
     if not support.usable:
         return unknown(f"rules of the {name} mode may be left: {left}")
     # Some modes recognise texts in the kernel only if they have rendered them before.

@@ -91,7 +91,7 @@ async def counted_connections(context: Context) -> Mapping[PlanKey, Mapping[str,
         usable = await context.once(support)
         if context.mode is None or usable is None or not usable.usable:
             return {}
-        stats = await context.mode.stats(context.plans)
+        stats = await context.mode.worker.do_slowly(context.mode.stats(context.plans))
     except (ApplyError, BusyError, OSError):  # then there is no figure to judge by
         return {}
     if stats is None or not stats.endpoints:

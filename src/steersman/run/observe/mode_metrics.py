@@ -87,7 +87,7 @@ class ModeMetrics:
         found: list[Metric] = []
         try:
             async with asyncio.timeout(_TIMEOUT):
-                found += _node_totals(await self._mode.node_totals())
+                found += _node_totals(await self._mode.worker.do(self._mode.node_totals))
         except (OSError, ApplyError, BusyError):  # TimeoutError is an OSError
             pass
         # Series by Service: of all if configured, else of those with the annotation.
@@ -128,7 +128,7 @@ class ModeMetrics:
     async def _collect(
         self, listed: Iterable[ServicePlan], view: Callable[[Ledger], View]
     ) -> list[Metric]:
-        stats = await self._mode.stats(tuple(self._plans()))
+        stats = await self._mode.worker.do_slowly(self._mode.stats(tuple(self._plans())))
 
         def collect() -> list[Metric]:
             self._ledger.update({} if stats is None else counts_of(stats))

@@ -187,11 +187,11 @@ class StaleEntryCleaner:
         clock = self._clock = clock or MonotonicClock()
         tables: dict[str, Delete] = {"conntrack": delete or _delete_entries}
         if mode is not None and mode.has_connection_table:
-            flush_stale = mode.flush_stale
+            worker, flush_stale = mode.worker, mode.flush_stale
 
             async def flush(what: Stale, confirm: Confirm) -> Cleanup:
                 began = clock.time()
-                deleted = await flush_stale(what, confirm)
+                deleted = await worker.do(flush_stale, what, confirm)
                 return Cleanup(deleted, 0, complete=True, seconds=clock.time() - began)
 
             tables = {f"{mode.name} mode": flush, **tables}

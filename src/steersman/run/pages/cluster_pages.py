@@ -115,7 +115,8 @@ class ClusterPages:
         ]
         at = time.monotonic()
         try:
-            stats = await self._sync().mode.stats(plans)
+            mode = self._sync().mode
+            stats = await mode.worker.do_slowly(mode.stats(plans))
         except BusyError as error:
             return Answer(f"connections cannot be counted now: {error}", 503)
         body = await asyncio.to_thread(msgspec.msgpack.encode, (at, stats))

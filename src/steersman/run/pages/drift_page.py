@@ -77,7 +77,9 @@ async def compare(sync: Sync, lines: int) -> Drift | None:
         pass
     if objects is None:
         return None
-    before, repair = await _repair_of_others(sync, await sync.mode.read_beside(), objects)
+    before, repair = await _repair_of_others(
+        sync, await sync.mode.worker.do(sync.mode.read_beside), objects
+    )
     if not repair:
         return None
     async with sync.between_runs() as objects:  # also waits for a sync that is under way
@@ -91,7 +93,9 @@ async def compare(sync: Sync, lines: int) -> Drift | None:
     async with sync.between_runs() as objects:
         if objects is None:
             return None
-        _, repair = await _repair_of_others(sync, await sync.mode.read(), objects)
+        _, repair = await _repair_of_others(
+            sync, await sync.mode.worker.do(sync.mode.read), objects
+        )
     return sync.drift_of(repair, (), lines)
 
 

@@ -204,9 +204,10 @@ class TopPage:
         began = self._clock()
         self._problem = ""
         try:
-            stats = await mode.stats(tuple(self._sync().state.plan.services.values()))
+            plans = tuple(self._sync().state.plan.services.values())
+            stats = await mode.worker.do_slowly(mode.stats(plans))
             if stats is not None:
-                totals = await mode.node_totals()
+                totals = await mode.worker.do(mode.node_totals)
                 count = await asyncio.to_thread(count_of, began, stats, totals)
                 self._rates = Rates(self._rates.last if self._rates else count, count)
         except (ApplyError, BusyError, OSError) as error:

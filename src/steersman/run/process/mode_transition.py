@@ -124,24 +124,25 @@ async def remove_leftovers_once(
     removal = Removal([], [], [])
     for name, mode in modes:
         try:
-            support = await mode.probe()
+            support = await mode.worker.do(mode.probe)
             if not support.usable:
                 log.debug("%s mode: cannot be probed: %s", name, " ".join(support.missing))
                 removal.unprobed.append((name, mode))
-            elif before := await mode.read():
+            elif before := await mode.worker.do(mode.read):
                 # Let connections end: the mode keeps their objects, and takes no new ones.
-                if drain > 0 and await mode.connections():
-                    await mode.apply(diff(before, mode.without_new_connections(before)))
-                    await mode.hold_ports()
+                if drain > 0 and await mode.worker.do(mode.connections) > 0:
+                    fewer = mode.without_new_connections(before)
+                    await mode.worker.do(mode.apply, diff(before, fewer))
+                    await mode.worker.do(mode.hold_ports)
                     end = time.monotonic() + drain
-                    while await mode.connections() and time.monotonic() < end:  # noqa: ASYNC110
+                    while await mode.worker.do(mode.connections) and time.monotonic() < end:  # noqa: ASYNC110
                         await asyncio.sleep(min(_POLL, drain))  # the kernel reports no end
-                cut = await mode.connections()
+                cut = await mode.worker.do(mode.connections)
                 # The rules of the old mode may be the last user of NAT: keep its connections.
                 if current is not None:
-                    await current.hold_nat_hooks()
-                await mode.apply(diff(await mode.read(), {}))
-                if gone := len(before) - len(await mode.read()):
+                    await current.worker.do(current.hold_nat_hooks)
+                await mode.worker.do(mode.apply, diff(await mode.worker.do(mode.read), {}))
+                if gone := len(before) - len(await mode.worker.do(mode.read)):
                     text = f"{name} mode: removed {gone} kernel objects that it left behind"
                     if cut:
                         text += f"; {cut} connections were cut, --drain-period gives them more time"
@@ -185,7 +186,11 @@ async def clean_up(
     for each in leftover_modes(execute, options):
         spec, mode = each.spec, each.mode
         try:
-            support = await mode.probe() if spec.probe_before_cleanup else Support(usable=True)
+            support = (
+                await mode.worker.do(mode.probe)
+                if spec.probe_before_cleanup
+                else Support(usable=True)
+            )
             if support.missing:
                 families = (Family.IPV6,) if support.usable else tuple(Family)
                 unprobed.append((each, families, " ".join(support.missing)))
@@ -214,11 +219,11 @@ async def _remove_all(mode: Mode) -> int:
         ApplyError: the kernel refused to remove something.
         BusyError: the kernel could not be programmed now, or something is back.
     """
-    before = await mode.read()
+    before = await mode.worker.do(mode.read)
     if not before:
         return 0
-    await mode.apply(diff(before, {}))
-    after = await mode.read()
+    await mode.worker.do(mode.apply, diff(before, {}))
+    after = await mode.worker.do(mode.read)
     if after:
         names = ", ".join(map(str, list(after)[:_NAMED]))
         raise BusyError(f"{len(after)} of {len(before)} kernel objects are left, such as {names}")

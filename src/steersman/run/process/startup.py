@@ -121,7 +121,7 @@ async def choose_mode(config: ProxyConfig, create: Factory = create) -> Chosen:
         StartError: something is missing.
     """
     wanted = new_mode(config, create)
-    support = await wanted.probe()
+    support = await wanted.worker.do(wanted.probe)
     if support.usable:
         for sentence in support.missing:
             log.warning("%s", sentence)
@@ -129,7 +129,7 @@ async def choose_mode(config: ProxyConfig, create: Factory = create) -> Chosen:
     missing, fallback = support.missing, SPECS[wanted.name].fallback
     if fallback and not config.steersman.strict:
         other = create(fallback, SubprocessExec(), to_mode_options(config))
-        support = await other.probe()
+        support = await other.worker.do(other.probe)
         if support.usable:
             chosen = Chosen(other, wanted.name, missing)
             log.warning("%s", chosen.sentence)
@@ -157,7 +157,7 @@ async def initialize(config: ProxyConfig) -> None:
     mode = new_mode(config)
     if mode.needs_sysctls:
         mode = (await choose_mode(config)).mode
-        mode.prepare()
+        await mode.worker.do(mode.prepare)
     set_conntrack(config, mode.traits)
     allow_localhost_node_ports(node_config(config), mode, await read_facts())
 

@@ -125,7 +125,7 @@ class Switcher:
                 # this process go on beside those of its successor.
                 retiring.task.cancel()
                 await asyncio.gather(retiring.task, return_exceptions=True)
-                left = bool(await retiring.mode.read())
+                left = bool(await retiring.mode.worker.do(retiring.mode.read))
                 closing = asyncio.create_task(self._close(retiring.mode, retiring.drain))
                 self._closing[closing] = retiring.mode
                 closing.add_done_callback(self._closing.pop)
@@ -270,7 +270,7 @@ class _Switch:
             raise SwitchError(f"{old.mode.name} mode has not synced yet; wait until it serves")
         # Can it run?
         name = new.mode.name
-        support = await new.mode.probe()
+        support = await new.mode.worker.do(new.mode.probe)
         if not support.usable:
             raise SwitchError(f"{name} mode cannot run here: {' '.join(support.missing)}")
         variant = f" ({new.mode.variant})" if new.mode.variant else ""
@@ -320,9 +320,9 @@ class _Switch:
 
         async def free_ports() -> None:  # that the old mode keeps to itself
             async with self.daemon.turn:
-                have = await old.read()
+                have = await old.worker.do(old.read)
                 if change := diff(have, old.with_free_node_ports(have)):
-                    await old.apply(change)
+                    await old.worker.do(old.apply, change)
 
         await self._tried(free_ports)
         report = await self._serve(new)
@@ -391,17 +391,17 @@ class _Switch:
         """Let a mode take no new connections, beside another one that serves."""
 
         async def leave() -> int:
-            have = await old.read()
-            carried = await old.connections()
-            await new.hold_nat_hooks()
+            have = await old.worker.do(old.read)
+            carried = await old.worker.do(old.connections)
+            await new.worker.do(new.hold_nat_hooks)
             keep = old.without_new_connections(have) if carried else {}
-            await old.apply(diff(have, keep))
+            await old.worker.do(old.apply, diff(have, keep))
             if carried:
-                await old.hold_ports()
+                await old.worker.do(old.hold_ports)
             return carried
 
         carried = await self._tried(leave)
-        if not carried and (proxy := (await old.node_totals()).proxy) is not None:
+        if not carried and (proxy := (await old.worker.do(old.node_totals)).proxy) is not None:
             carried = proxy.open_connections
         text = f"{old.name} mode takes no new connections"
         if carried:

@@ -280,7 +280,7 @@ class Sync:
         looks_for_drift = False
         if known.suspected and not known.unread:
             with known.comparing():
-                token = await self.mode.fingerprint()
+                token = await self.mode.worker.do(self.mode.fingerprint)
                 known.unread = token is None or token != self._token or bool(ledger.rejected)
                 looks_for_drift = known.unread
         # The kernel is as the ledger says: write only the changes. Two owners may claim one object
@@ -303,7 +303,8 @@ class Sync:
         known, ledger = self._kernel, self._ledger
         with known.comparing():
             known.unread = True
-            token, kernel = await self.mode.fingerprint(), await self._read()
+            token = await self.mode.worker.do(self.mode.fingerprint)
+            kernel = await self._read()
             with self._timed("diff"):
                 size = len(kernel) + ledger.objects + len(ledger.unwritten)
                 change, parts = Diff(), None
@@ -370,7 +371,7 @@ class Sync:
                     await self._apply(*parts)
                 else:
                     with self._timed("apply"):
-                        await self.mode.apply_parts(parts)
+                        await self.mode.worker.do(self.mode.apply_parts, parts)
         except ApplyError:
             self._refused_batches = self._refused_batches.plus(partial)
             return False
@@ -379,11 +380,11 @@ class Sync:
     async def _apply(self, change: Diff) -> None:
         with self._timed("apply"):
             if change:
-                await self.mode.apply(change)
+                await self.mode.worker.do(self.mode.apply, change)
 
     async def _read(self) -> Ruleset:
         with self._timed("read"):
-            return await self.mode.read()
+            return await self.mode.worker.do(self.mode.read)
 
     @contextlib.contextmanager
     def _timed(self, phase: str) -> Iterator[None]:
