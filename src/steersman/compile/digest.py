@@ -21,8 +21,7 @@ _MODULUS = 1 << 64
 
 def digest_of(name: ObjectName, service: Service, slices: Iterable[EndpointSlice]) -> int:
     """Return the digest of a Service, of 64 bits; 0 is never one."""
-    spec, status = service.spec, service.status
-    balancer = status.load_balancer if status else None
+    spec = service.spec
     ports = {
         (port.name or "", port.protocol or "TCP", port.port, port.node_port or 0)
         for port in spec.ports or ()
@@ -44,7 +43,7 @@ def digest_of(name: ObjectName, service: Service, slices: Iterable[EndpointSlice
         spec.type or "ClusterIP",
         sorted(spec.cluster_ips or ([spec.cluster_ip] if spec.cluster_ip else [])),
         sorted(spec.external_ips or ()),
-        sorted(ingress.ip or "" for ingress in (balancer.ingress if balancer else None) or ()),
+        sorted(ingress.ip or "" for ingress in service.ingress),
         sorted(ports),
         (spec.session_affinity, spec.internal_traffic_policy, spec.external_traffic_policy),
         sorted(endpoints),

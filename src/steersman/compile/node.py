@@ -22,8 +22,7 @@ PRIMARY = "primary"
 
 def zone_of(node: Node | None) -> str:
     """Return the zone of this node, "" if it has none."""
-    labels = node.metadata.labels if node else None
-    return (labels.zone if labels else None) or ""
+    return node.zone if node else ""
 
 
 def node_name_of(config: NodeConfig, facts: HostFacts) -> str:
@@ -54,7 +53,7 @@ def facts_of_node(name: str, node: Node | None) -> HostFacts:
 
     Its addresses are those of the Node object and loopback; without an object, loopback alone.
     """
-    listed = (node.status.addresses if node and node.status else None) or ()
+    listed = node.addresses if node else ()
     found = (canonical_ip(each.address) for each in listed if each.type in _NODE_ADDRESSES)
     addresses = tuple(dict.fromkeys(f"{ip}/{family_of(ip).bits}" for ip in found if ip))
     return HostFacts(name, {"lo": ("127.0.0.1/8", "::1/128"), "node": addresses})
@@ -66,7 +65,7 @@ def node_ips(node: Node | None, config: NodeConfig) -> dict[Family, str]:
     They come from the Node object and the bind address (behaviour 1.5).
     """
     # The first InternalIP of a family, or else its first ExternalIP.
-    addresses = (node.status.addresses if node and node.status else None) or []
+    addresses = node.addresses if node else ()
     found: dict[Family, str] = {}
     for kind in _NODE_ADDRESSES:
         for address in addresses:
@@ -103,9 +102,7 @@ def detectors(
             prefix = config.interface_name_prefix
             return dict.fromkeys(Family, LocalDetector(interface_prefix=prefix)), ()
         case DetectLocalMode.NODE_CIDR:
-            spec = node.spec if node else None
-            field = "podCIDRs"
-            texts = (spec.pod_cidrs or [spec.pod_cidr or ""]) if spec else ()
+            field, texts = "podCIDRs", node.pod_cidrs if node else ()
         case _:
             field, texts = "clusterCIDRs", config.cluster_cidrs
     problems = FindingCollector("configuration")

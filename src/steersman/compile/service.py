@@ -364,8 +364,7 @@ def _common_fields(
 ) -> Generator[None, None, PortSpec]:
     """Return a PortSpec of the fields that all ports share, with addresses of both families."""
     spec = service.spec
-    balancer = service.status.load_balancer if service.status else None
-    ingress = (balancer.ingress if balancer else None) or ()
+    ingress = service.ingress
     if (
         spec.type == "ClusterIP"
         and spec.session_affinity in _NO_AFFINITY

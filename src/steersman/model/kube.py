@@ -7,6 +7,7 @@ server sets them.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Annotated, TypeAlias
 
 import msgspec
@@ -183,6 +184,12 @@ class Service(Lean, frozen=True):
             and (labels is None or labels.proxy_name is None)
         )
 
+    @property
+    def ingress(self) -> Sequence[LoadBalancerIngress]:
+        """The entries of its load balancer."""
+        balancer = self.status.load_balancer if self.status else None
+        return (balancer.ingress if balancer else None) or ()
+
 
 # EndpointSlice
 
@@ -320,6 +327,22 @@ class Node(Lean, frozen=True):
     metadata: ObjectMeta
     spec: NodeSpec = NodeSpec()
     status: NodeStatus | None = None
+
+    @property
+    def zone(self) -> str:
+        """Its zone, "" if it has none."""
+        labels = self.metadata.labels
+        return (labels.zone if labels else None) or ""
+
+    @property
+    def pod_cidrs(self) -> Sequence[str]:
+        """The CIDRs of its pods, as written."""
+        return self.spec.pod_cidrs or ([self.spec.pod_cidr] if self.spec.pod_cidr else ())
+
+    @property
+    def addresses(self) -> Sequence[NodeAddress]:
+        """All its addresses."""
+        return (self.status.addresses if self.status else None) or ()
 
 
 # ServiceCIDR

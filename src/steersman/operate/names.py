@@ -251,8 +251,7 @@ class Names:
         Those of this node are on its interfaces if there is no object.
         """
         node = self.nodes.get(name)
-        listed = (node.status.addresses if node and node.status else None) or ()
-        ranked = sorted(listed, key=lambda each: each.type != "InternalIP")
+        ranked = sorted(node.addresses if node else (), key=lambda each: each.type != "InternalIP")
         texts = [each.address for each in ranked if each.type in ("InternalIP", "ExternalIP")]
         found = dict.fromkeys(ip for text in texts if (ip := canonical_ip(text)))
         if not found and name == self.here:

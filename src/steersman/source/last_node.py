@@ -45,45 +45,33 @@ class LastNode:
         if lost := _addresses(known).keys() - addresses.keys():
             kept += [f"{family.kubernetes} addresses" for family in sorted(lost)]
             ordered = {**_addresses(known), **addresses}
-            others = [each for each in _listed(node) if each.type not in _HOST_TYPES]
+            others = [each for each in node.addresses if each.type not in _HOST_TYPES]
             status = NodeStatus([*(a for some in ordered.values() for a in some), *others])
             node = msgspec.structs.replace(node, status=status)
 
-        if not _has_pod_cidrs(node) and _has_pod_cidrs(known):
+        if known.pod_cidrs and not node.pod_cidrs:
             kept.append("pod CIDRs")
             cidr, cidrs = known.spec.pod_cidr, known.spec.pod_cidrs
             spec = msgspec.structs.replace(node.spec, pod_cidr=cidr, pod_cidrs=cidrs)
             node = msgspec.structs.replace(node, spec=spec)
 
         # A zone is kept only for a new object: from the same one, somebody has removed the label.
-        if _zone(node):
+        if node.zone:
             self._replaced = False
-        elif self._replaced and (zone := _zone(known)):
+        elif self._replaced and known.zone:
             kept.append("zone")
-            labels = msgspec.structs.replace(node.metadata.labels or Labels(), zone=zone)
+            labels = msgspec.structs.replace(node.metadata.labels or Labels(), zone=known.zone)
             meta = msgspec.structs.replace(node.metadata, labels=labels)
             node = msgspec.structs.replace(node, metadata=meta)
 
         self.node, self.kept = node, tuple(kept)
 
 
-def _listed(node: Node) -> list[NodeAddress]:
-    return (node.status.addresses if node.status else None) or []
-
-
 def _addresses(node: Node) -> dict[Family, list[NodeAddress]]:
     """Return the valid addresses of a Node's host by family, in order."""
     found: dict[Family, list[NodeAddress]] = {}
-    for each in _listed(node):
+    for each in node.addresses:
         address = canonical_ip(each.address)
         if each.type in _HOST_TYPES and address is not None:
             found.setdefault(family_of(address), []).append(each)
     return found
-
-
-def _has_pod_cidrs(node: Node) -> bool:
-    return bool(node.spec.pod_cidrs or node.spec.pod_cidr)
-
-
-def _zone(node: Node) -> str | None:
-    return node.metadata.labels.zone if node.metadata.labels else None

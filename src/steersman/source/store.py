@@ -83,22 +83,16 @@ def service_sync_fields(service: Service) -> object:
     if not service.is_served:
         return None
     spec = service.spec
-    lb = service.status.load_balancer if service.status else None
-    ingress = (lb.ingress if lb else None) or None
     annotations = service.metadata.annotations
     if annotations == _NO_ANNOTATIONS:  # the Service has some, but none that is read
         annotations = None
     if spec.selector is not None or spec.external_name is not None:  # for answers to people
         spec = msgspec.structs.replace(spec, selector=None, external_name=None)
-    return spec, ingress, service.metadata.creation_timestamp, annotations
+    return spec, service.ingress, service.metadata.creation_timestamp, annotations
 
 
 def _node_sync_fields(node: Node | None) -> object:
-    if node is None:
-        return None
-    zone = node.metadata.labels.zone if node.metadata.labels else None
-    addresses = node.status.addresses if node.status else None
-    return node.metadata.name, zone, node.spec.pod_cidr, node.spec.pod_cidrs, addresses
+    return node and (node.metadata.name, node.zone, node.pod_cidrs, node.addresses)
 
 
 class Store:

@@ -137,8 +137,8 @@ def judge_serving(context: Context, family: Family, ports: str) -> CheckResult:
             f"addresses of this node: {', '.join(settings.local_addresses)}",
             remedy="correct --nodeport-addresses; 'primary' is the node's own InternalIP",
         )
-    status = world.snapshot.node.status if world.snapshot.node else None
-    known = {canonical_ip(each.address): each.type for each in (status and status.addresses) or ()}
+    node = world.snapshot.node
+    known = {canonical_ip(each.address): each.type for each in (node.addresses if node else ())}
     # Addresses of the Node that do not serve: clients use those; else any that is not loopback.
     asked = {
         address: kind

@@ -10,6 +10,7 @@ from collections.abc import Callable
 import msgspec
 
 from steersman import __version__
+from steersman.compile.node import zone_of
 from steersman.config import ProxyConfig
 from steersman.host.process import cpu_seconds, resident_bytes
 from steersman.model.drift import Drift
@@ -92,7 +93,6 @@ class NodeStates:
         result = state.result or SyncResult()
         repairs, drift = self.drift()
         connections, failed = self.rates()
-        labels = store.snapshot.node.metadata.labels if store.snapshot.node else None
         now, (at, before) = self._clock(), self._cpu_samples[0]
         # Before the first sync there are only the Findings of the sources.
         findings = state.findings if state.result else store.findings
@@ -135,7 +135,7 @@ class NodeStates:
             connections=connections,
             failed=failed,
             families=tuple(family.kubernetes for family in settings.families),
-            zone=(labels.zone or "") if labels else "",
+            zone=zone_of(store.snapshot.node),
             sync_period=config.sync_period.seconds,
             min_sync_period=config.min_sync_interval.seconds,
         )

@@ -35,10 +35,7 @@ class Wait(enum.Enum):
 
 def pod_cidrs(node: Node | None) -> tuple[str, ...]:
     """Return the CIDRs of this node's pods, as written."""
-    if node is None:
-        return ()
-    spec = node.spec
-    return tuple(spec.pod_cidrs or ([spec.pod_cidr] if spec.pod_cidr else ()))
+    return tuple(node.pod_cidrs) if node else ()
 
 
 def host_ips(node: Node | None) -> tuple[str, ...]:
