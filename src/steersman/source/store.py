@@ -128,6 +128,7 @@ class Store:
         self._ejected: dict[ObjectName, tuple[Ejection, ...]] = {}
         self.own_node = LastNode()
         """This node's object, with fields that it has lost since."""
+        self._look()
         self._findings: dict[str, tuple[Finding, ...]] = {}
         self._listed: set[str] = set()  # kinds with a complete initial list
         self.synced = False
@@ -147,14 +148,9 @@ class Store:
         self._on_change, self._on_report = on_change, on_report
 
     @property
-    def snapshot(self) -> Snapshot:
-        """A live, read-only view of all objects, without the pods behind endpoints."""
-        return self._view(self._slices)
-
-    @property
     def detailed_snapshot(self) -> Snapshot:
         """Like `snapshot`, with the targetRefs of endpoints: for answers to people."""
-        return self._view(self._slices.with_targets)
+        return msgspec.structs.replace(self.snapshot, slices=self._slices.with_targets)
 
     @property
     def unserved(self) -> Mapping[ObjectName, Service]:
@@ -170,7 +166,8 @@ class Store:
         """All Nodes that the source sends, ordered by name; from a watch only this node's."""
         return tuple(self._nodes[name] for name in sorted(self._nodes))
 
-    def _view(self, slices: PackedSlices) -> Snapshot:
+    def _look(self) -> None:
+        """Replace `snapshot`: all of it is live but the node and the ServiceCIDRs."""
         # Malformed CIDRs are skipped; those of several ServiceCIDRs may be the same.
         cidrs = {
             canonical
@@ -179,7 +176,10 @@ class Store:
             if (canonical := canonical_cidr(text))
         }
         node = self.own_node.node
-        return Snapshot(self._services, slices, node, tuple(sorted(cidrs)), self._ejected)
+        self.snapshot = Snapshot(
+            self._services, self._slices, node, tuple(sorted(cidrs)), self._ejected
+        )
+        """A live, read-only view of all objects, without the pods behind endpoints."""
 
     @property
     def slices(self) -> int:
@@ -383,6 +383,7 @@ class Store:
         own = self.own_node
         before, state = own.node, (own.deleted, own.kept)
         own.update(node)
+        self._look()
         changed = _node_sync_fields(before) != _node_sync_fields(own.node)
         if changed and own.node is not None:
             self._touch(Change("Node", own.node.metadata.object_name))
@@ -394,5 +395,6 @@ class Store:
             self._cidrs[name] = obj
         changed = (old.spec if old else None) != (obj.spec if obj else None)
         if changed:
+            self._look()
             self._touch(Change("ServiceCIDR", name))
         return changed
