@@ -13,7 +13,7 @@ from steersman.config.defaults import MASQUERADE_BIT
 from steersman.config.features import enabled
 from steersman.config.go import Duration
 from steersman.config.rules import parse_port_range
-from steersman.config.types import ProxyConfig
+from steersman.config.types import ProxyConfig, Section
 from steersman.model.addresses import canonical_cidr, canonical_ip
 from steersman.model.failover import Settings
 from steersman.model.inputs import DetectLocalMode, NodeConfig
@@ -51,10 +51,14 @@ def to_node_config(config: ProxyConfig, *, node_name: str = "") -> NodeConfig:
 
 def to_failover_settings(config: ProxyConfig) -> Settings:
     """Return the parameters of failover, of a valid configuration."""
-    section = config.steersman.failover
-    given: dict[str, Any] = {name: getattr(section, name) for name in section.__struct_fields__}
+    return Settings(**in_seconds(config.steersman.failover))
+
+
+def in_seconds(section: Section) -> dict[str, Any]:
+    """Return the fields of a section, durations as numbers of seconds."""
+    given = {name: getattr(section, name) for name in section.__struct_fields__}
     times = {name: each.seconds for name, each in given.items() if isinstance(each, Duration)}
-    return Settings(**given | times)
+    return given | times
 
 
 def to_mode_options(config: ProxyConfig) -> ModeOptions:

@@ -46,7 +46,7 @@ class EventPoster(Protocol):
         ...
 
 
-class Regarding(msgspec.Struct, frozen=True):
+class Regarding(msgspec.Struct, frozen=True, omit_defaults=True):
     """The object that an Event is about."""
 
     kind: str
@@ -56,14 +56,7 @@ class Regarding(msgspec.Struct, frozen=True):
 
     def reference(self) -> dict[str, str]:
         """Return it as an ObjectReference."""
-        fields = {
-            "apiVersion": "v1",
-            "kind": self.kind,
-            "name": self.name,
-            "namespace": self.namespace,
-            "uid": self.uid,
-        }
-        return {key: value for key, value in fields.items() if value}
+        return {"apiVersion": "v1", **msgspec.to_builtins(self)}
 
 
 class Recorder:

@@ -10,19 +10,13 @@ Healthy           no change waits for longer than health allows: the answer of `
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from typing import NamedTuple
+
+from msgspec.structs import replace
 
 from steersman.model.findings import Severity, clipped, printable
-from steersman.model.node_state import Condition, ConditionStatus, NodeState
+from steersman.model.node_state import Condition, NodeState
 
 _LONGEST = 300  # characters of an error in a message
-
-
-class _Judged(NamedTuple):
-    type: str
-    status: ConditionStatus
-    reason: str
-    message: str
 
 
 class ConditionLog:
@@ -39,65 +33,63 @@ class ConditionLog:
             since = state.now if before else self._started
             if before and before.status == each.status:
                 since = before.since
-            self._now[each.type] = Condition(*each, since=since)
+            self._now[each.type] = replace(each, since=since)
         return tuple(self._now.values())
 
 
-def judge(  # noqa: PLR0912 - a group of branches for each condition
-    state: NodeState,
-) -> Iterator[_Judged]:
+def judge(state: NodeState) -> Iterator[Condition]:  # noqa: PLR0912 - branches for each condition
     """Yield every condition of a process."""
     failure = clipped(printable(state.failure), _LONGEST)
     # Synced
     if state.waiting:
-        yield _Judged("Synced", "False", "Waiting", f"waiting for {state.waiting}")
+        yield Condition("Synced", "False", "Waiting", f"waiting for {state.waiting}")
     elif failure:
-        yield _Judged("Synced", "False", "SyncFailed", f"{failure}; it is tried again")
+        yield Condition("Synced", "False", "SyncFailed", f"{failure}; it is tried again")
     else:
         pending = "changes wait for the next sync" if state.owes else "all changes are in force"
-        yield _Judged("Synced", "True", "UpToDate", pending)
+        yield Condition("Synced", "True", "UpToDate", pending)
     # SourceConnected
     source = state.source
     if source.kind == "manifests":
-        yield _Judged("SourceConnected", "True", "Manifests", "manifests are watched")
+        yield Condition("SourceConnected", "True", "Manifests", "manifests are watched")
     elif source.connected:
-        yield _Judged("SourceConnected", "True", "Connected", source.server)
+        yield Condition("SourceConnected", "True", "Connected", source.server)
     else:
         errors = ", ".join(f"{count} {why}" for why, count in sorted(source.errors.items()))
         message = f"{source.server} is not reached" + (f" (so far: {errors})" if errors else "")
-        yield _Judged("SourceConnected", "False", "NotConnected", message)
+        yield Condition("SourceConnected", "False", "NotConnected", message)
     # KernelMatches
     if not state.synced_at:
         message = "no sync has reached the kernel yet"
-        yield _Judged("KernelMatches", "Unknown", "NotSynced", message)
+        yield Condition("KernelMatches", "Unknown", "NotSynced", message)
     elif state.refused:
         number = state.refused
         message = f"the kernel refuses the rules of {number} owner{'s' * (number != 1)}"
-        yield _Judged("KernelMatches", "False", "Refused", f"{message}; see the Findings")
+        yield Condition("KernelMatches", "False", "Refused", f"{message}; see the Findings")
     elif (drift := state.drift) is not None and not drift.repaired_at:
         message = f"other programs changed it: {drift.what}, by {drift.who}"
-        yield _Judged("KernelMatches", "False", "Drift", message)
+        yield Condition("KernelMatches", "False", "Drift", message)
     elif failure:
-        yield _Judged("KernelMatches", "Unknown", "SyncFailed", "parts may be missing")
+        yield Condition("KernelMatches", "Unknown", "SyncFailed", "parts may be missing")
     else:
         message = f"{state.objects} kernel objects are in force"
-        yield _Judged("KernelMatches", "True", "Matches", message)
+        yield Condition("KernelMatches", "True", "Matches", message)
     # NoFindings
     counts = state.finding_counts
     message = count_words(counts)
     if state.findings:
         message += f", such as: {clipped(printable(str(state.findings[0])), _LONGEST)}"
     if counts.get(Severity.ERROR):
-        yield _Judged("NoFindings", "False", "Errors", message)
+        yield Condition("NoFindings", "False", "Errors", message)
     else:
         reason = "Warnings" if counts.get(Severity.WARNING) else "NoFindings"
-        yield _Judged("NoFindings", "True", reason, message)
+        yield Condition("NoFindings", "True", reason, message)
     # Healthy
     if state.healthy:
-        yield _Judged("Healthy", "True", "InTime", "no change waits for too long")
+        yield Condition("Healthy", "True", "InTime", "no change waits for too long")
     else:
         message = "a change waits for longer than twice the sync period"
-        yield _Judged("Healthy", "False", "Late", message)
+        yield Condition("Healthy", "False", "Late", message)
 
 
 def count_words(counts: Mapping[Severity, int]) -> str:

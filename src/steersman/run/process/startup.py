@@ -16,7 +16,7 @@ import msgspec
 
 from steersman.compile.node import node_settings
 from steersman.config import ProxyConfig, to_mode_options, to_node_config
-from steersman.config.go import Duration
+from steersman.config.settings import in_seconds
 from steersman.host.exec import SubprocessExec
 from steersman.host.facts import hostname, read_facts
 from steersman.host.sysctl import (
@@ -202,20 +202,7 @@ def set_conntrack(config: ProxyConfig, traits: Traits) -> None:
     """
     if not traits.tracks_connections:
         return
-    block = config.conntrack
-
-    def seconds(value: Duration | None) -> float | None:
-        return None if value is None else value.seconds
-
-    wanted = ConntrackConfig(
-        max_per_core=block.max_per_core,
-        min=block.min,
-        tcp_established_timeout=seconds(block.tcp_established_timeout),
-        tcp_close_wait_timeout=seconds(block.tcp_close_wait_timeout),
-        tcp_be_liberal=block.tcp_be_liberal,
-        udp_timeout=seconds(block.udp_timeout),
-        udp_stream_timeout=seconds(block.udp_stream_timeout),
-    )
+    wanted = ConntrackConfig(**in_seconds(config.conntrack))
     # One setting at a time: the size of the table may be read-only here, the timeouts are not.
     for setting in conntrack_settings(wanted, os.cpu_count() or 1):
         try:
