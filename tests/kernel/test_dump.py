@@ -20,7 +20,7 @@ from steersman.model.inputs import HostFacts, NodeConfig
 from steersman.model.names import Family, ObjectName
 from steersman.model.ruleset import diff
 from steersman.model.world import Origin, World
-from steersman.modes.kernel_words import Words
+from steersman.modes.kinds import Words
 from steersman.modes.nftables import words as words_of_nftables
 from steersman.modes.nftables.words import NftablesWords
 from steersman.netfilter.trace.events import TraceEvent

@@ -78,7 +78,7 @@ def test_a_switch_of_the_running_mode(tmp_path: Path) -> None:
             found = counts(out)
             assert found["nftables", "elements of service-ips"] == (1, 0, 0)
             removed = {kind for (mode, kind), n in found.items() if n[2] and "iptables" in mode}
-            assert removed >= {"nat chains", "filter chains", "nat rules in shared chains"}
+            assert removed >= {"chains of Services", "chains of the node", "rules by destination"}
             assert "a cluster IP rejects connections to ports of no Service at once" in out
             assert "no established connection is cut" in out
             script = (await command("plan", "--proxy-mode=nftables", "--script=nft"))[1]
@@ -124,16 +124,16 @@ def test_the_rules_of_an_upstream_proxy_go_or_are_replaced(tmp_path: Path) -> No
         flags = (f"--manifests={folder}", *FLAGS)
         code, out, _ = await command("plan", *flags)
         assert code == 1
-        _, _, removed = counts(out)["iptables", "nat chains"]
+        _, _, removed = counts(out)["iptables", "chains of Services"]
         assert removed == 2  # of a Service that does not exist any more
-        assert counts(out)["iptables", "nat rules in shared chains"][2] == 1
+        assert counts(out)["iptables", "rules by destination"][2] == 1
         code, out, _ = await command("plan", "--proxy-mode=nftables", *flags)
         assert "from iptables mode to nftables mode" in out
-        assert counts(out)["iptables mode (nft)", "nat chains"] == (0, 0, 4)
+        assert counts(out)["iptables mode (nft)", "chains of Services"] == (0, 0, 2)
         code, out, _ = await command("plan", "--cleanup", *flags)
         assert code == 1
         assert "to no rules" in out
-        assert counts(out)["iptables", "nat chains"] == (0, 0, 4)
+        assert counts(out)["iptables", "chains of Services"] == (0, 0, 2)
         assert everything() == before
 
     in_namespace(body)
@@ -178,7 +178,7 @@ def test_without_root_the_rules_of_a_mode_are_rendered(tmp_path: Path) -> None:
         out = sh(f"{' '.join(program)}; echo status $?")
         assert out.endswith("status 1\n")
         assert "the rules that the iptables mode has for these objects" in out
-        assert counts(out)["iptables", "nat chains"][2] > 5
+        assert counts(out)["iptables", "chains of the node"][2] > 5
         assert "reading it needs root" in sh(f"{' '.join(program[:-1])}; true")
 
     in_namespace(body)
@@ -264,6 +264,6 @@ def test_a_configuration_file_is_taken_as_it_is(tmp_path: Path) -> None:
             assert code == 1, error
             reason = "IPv4: local pods are recognised by 10.250.0.0/16 instead of 10.244.0.0/16"
             assert reason in out
-            assert counts(out)["iptables", "nat chains"][1] >= 1
+            assert counts(out)["iptables", "chains of Services"][1] >= 1
 
     in_namespace(body)

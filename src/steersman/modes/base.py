@@ -29,7 +29,7 @@ from steersman.model.plan import NodeSettings, ServicePlan, Traits
 from steersman.model.ruleset import Diff, Ruleset, Script, format_diff
 from steersman.model.stats import ConnectionStats, NodeTotals
 from steersman.model.tracing import TraceStep, TrackedConnection, WatchedFlow
-from steersman.modes.kernel_words import KernelWords
+from steersman.modes.kinds import KernelWords
 
 # -- Tracing ---------------------------------------------------------------------------------------
 #

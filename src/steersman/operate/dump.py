@@ -18,7 +18,7 @@ from steersman.model.plan import NodeSettings, ServicePlan
 from steersman.model.ruleset import Ruleset
 from steersman.model.world import World
 from steersman.modes.base import Mode
-from steersman.modes.kernel_words import KernelWords, Words
+from steersman.modes.kinds import KernelWords, Words
 from steersman.modes.registry import create
 from steersman.modes.specs import spec_of
 from steersman.operate.answer import Answer, Block, Line, QuestionError

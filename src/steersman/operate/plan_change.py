@@ -418,8 +418,10 @@ def count_objects(parts: Iterable[Part]) -> tuple[ObjectCount, ...]:
     """Count the objects that change, by mode and kind."""
     out: list[ObjectCount] = []
     for part in parts:
-        kind = part.mode.words().kind
-        added, removed, changed = (Counter(map(kind, each)) for each in part.change.parts)
+        kind_of = part.mode.words().kind_of
+        added, removed, changed = (
+            Counter(kind_of(key).name for key in each) for each in part.change.parts
+        )
         out += [
             ObjectCount(part.label, each, added[each], changed[each], removed[each])
             for each in sorted(added.keys() | removed.keys() | changed.keys())

@@ -1,29 +1,94 @@
-"""The entries of the maps of a Service, each with its purpose."""
+"""The kinds of entries of the maps, each with its purpose."""
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Collection, Iterable, Iterator
+from collections.abc import Callable, Collection, Hashable
 from pathlib import Path
 
 from steersman.model.plan import ServicePlan
 from steersman.model.ruleset import Ruleset
+from steersman.modes import kinds
 from steersman.modes.ebpf import dump, layout
 from steersman.modes.ebpf.layout import FrontendValue, Kind, ServiceValue, service_name
 from steersman.modes.ebpf.render import frontend_key
-from steersman.modes.kernel_words import KernelWords, Words
+from steersman.modes.kinds import KernelWords, Words
 
-_PLURALS = {
-    Kind.FRONTEND: "frontends",
-    Kind.SERVICE: "ServicePorts with their endpoints",
-    Kind.RANGE: "source ranges",
-    Kind.NODE_IP: "addresses that serve node ports",
-    Kind.PREFIX: "prefixes of the node",
-    Kind.CONFIG: "configurations",
-    Kind.MAGLEV: "Maglev tables",
-    Kind.PROGRAMS: "attached programs",
+
+def _service_words(key: bytes, value: bytes) -> list[Words]:
+    """Print a ServicePort, with each endpoint on a line of its own."""
+    own, name = ServiceValue.unpack(value), layout.split_key(key)[1].decode()
+    affinity = f"{own.seconds} s" if own.seconds else "none"
+    lines = [Words("map services", f"{name}: session affinity {affinity}", name)]
+    for pool, ends in (("all nodes", own.cluster), ("this node", own.local)):
+        purpose = f"an endpoint for connections that may go to {pool}"
+        names = map(dump.endpoint_name, layout.cut(ends))
+        lines += [Words(f"map slots, endpoints on {pool}", name, purpose) for name in names]
+    return lines
+
+
+def _frontend_words(key: bytes, value: bytes) -> list[Words]:
+    name = dump.frontend_name(layout.split_key(key)[1])
+    actions = dump.describe((key, value)).partition(": ")[2]
+    purpose = f"what happens to new connections to {name}, by class of client"
+    return [Words("map frontends", f"{name}: {actions}", purpose)]
+
+
+def _maglev_words(key: bytes, value: bytes) -> list[Words]:
+    name = layout.split_key(key)[1].decode()
+    return [Words("map maglevs", f"{name}: {len(value) // 2} places")]
+
+
+def _program_words(_key: bytes, value: bytes) -> list[Words]:
+    text = f"attached to all devices and sockets, version {value.hex()[:8]}"
+    return [Words("programs", text)]
+
+
+def _range_words(key: bytes, value: bytes) -> list[Words]:
+    return [Words("map prefixes", dump.describe((key, value)).removeprefix("range "))]
+
+
+def _node_words(key: bytes, value: bytes) -> list[Words]:
+    return [Words("maps of the node", dump.describe((key, value)))]
+
+
+def _name(key: bytes, _value: bytes) -> tuple[bytes, ...]:
+    """Return the ServicePort that a key begins with."""
+    return (layout.split_key(key)[1],)
+
+
+_KINDS = {
+    Kind.FRONTEND: kinds.Kind(
+        "frontends",
+        0,
+        "",
+        _frontend_words,
+        lambda key, value: (key, FrontendValue.unpack(value).service),
+    ),
+    Kind.SERVICE: kinds.Kind("ServicePorts with their endpoints", 1, "", _service_words, _name),
+    Kind.RANGE: kinds.Kind(
+        "source ranges",
+        2,
+        "source range: these clients may use it",
+        _range_words,
+        lambda key, _: (layout.split_range(layout.split_key(key)[1])[1],),
+    ),
+    Kind.MAGLEV: kinds.Kind(
+        "Maglev tables", 3, "chooses the endpoint of clients outside", _maglev_words, _name
+    ),
+    Kind.NODE_IP: kinds.Kind(
+        "addresses that serve node ports", 4, "", _node_words, passed_by="node ports"
+    ),
+    Kind.PREFIX: kinds.Kind("prefixes of the node", 4, "", _node_words, passed_by="all"),
+    Kind.CONFIG: kinds.Kind("configurations", 4, "", _node_words, passed_by="all"),
+    Kind.PROGRAMS: kinds.Kind(
+        "attached programs",
+        4,
+        "what sends connections to endpoints",
+        _program_words,
+        passed_by="all",
+    ),
 }
-_NODE_KINDS = (Kind.CONFIG.value, Kind.PREFIX.value, Kind.PROGRAMS.value)
 
 
 class EbpfWords(KernelWords):
@@ -47,71 +112,14 @@ class EbpfWords(KernelWords):
 
         super().__init__(lambda: asyncio.to_thread(read))
 
-    def kind(self, key: bytes) -> str:
+    def kind_of(self, key: bytes) -> kinds.Kind:
         """Return the kind of an entry."""
-        return _PLURALS[Kind(layout.kind_of(key))]
+        return _KINDS[Kind(layout.kind_of(key))]
 
-    def of_services(self, kernel: Ruleset, plans: Collection[ServicePlan]) -> Iterator[bytes]:
-        """Yield entries by the name of the ServicePort, and frontends by destination."""
-        names = {service_name(plan.key) for plan in plans}
-        keys = {
-            Kind.FRONTEND + frontend_key(plan, frontend)
-            for plan in plans
-            for frontend in plan.frontends
-        }
-        for key, value in kernel.items():
-            kind, rest = layout.split_key(key)
-            match kind:
-                case Kind.SERVICE | Kind.MAGLEV:
-                    mine = rest in names
-                case Kind.FRONTEND:
-                    mine = key in keys or FrontendValue.unpack(value).service in names
-                case Kind.RANGE:
-                    mine = layout.split_range(rest)[1] in names
-                case _:
-                    mine = False
-            if mine:
-                yield key
-
-    def is_on_path(self, key: bytes, plans: Collection[ServicePlan]) -> bool:
-        """Whether it is the configuration, or for node ports an address that serves them."""
-        kind = layout.kind_of(key)
-        if kind == Kind.NODE_IP.value:
-            return any(not frontend.address for plan in plans for frontend in plan.frontends)
-        return kind in _NODE_KINDS
-
-    def rank(self, key: bytes) -> int:
-        """Order frontends, endpoints, the rest of the ServicePort, the node."""
-        kinds = (Kind.FRONTEND, Kind.SERVICE, Kind.RANGE, Kind.MAGLEV)
-        kind = layout.split_key(key)[0]
-        return kinds.index(kind) if kind in kinds else len(kinds)
-
-    def words(self, key: bytes, value: bytes) -> Iterable[Words]:
-        """Print one entry; of a ServicePort, each endpoint on a line of its own."""
-        kind, rest = layout.split_key(key)
-        match kind:
-            case Kind.SERVICE:
-                own, name = ServiceValue.unpack(value), rest.decode()
-                affinity = f"{own.seconds} s" if own.seconds else "none"
-                lines = [Words("map services", f"{name}: session affinity {affinity}", name)]
-                for pool, ends in (("all nodes", own.cluster), ("this node", own.local)):
-                    purpose = f"an endpoint for connections that may go to {pool}"
-                    names = map(dump.endpoint_name, layout.cut(ends))
-                    lines += [Words(f"map slots, endpoints on {pool}", n, purpose) for n in names]
-                return lines
-            case Kind.FRONTEND:
-                own_name = dump.frontend_name(rest)
-                actions = dump.describe((key, value)).partition(": ")[2]
-                purpose = f"what happens to new connections to {own_name}, by class of client"
-                return [Words("map frontends", f"{own_name}: {actions}", purpose)]
-            case Kind.RANGE:
-                text = dump.describe((key, value)).removeprefix("range ")
-                return [Words("map prefixes", text, "source range: these clients may use it")]
-            case Kind.MAGLEV:
-                text = f"{rest.decode()}: {len(value) // 2} places"
-                return [Words("map maglevs", text, "chooses the endpoint of clients outside")]
-            case Kind.PROGRAMS:
-                text = f"attached to all devices and sockets, version {value.hex()[:8]}"
-                return [Words("programs", text, "what sends connections to endpoints")]
-            case _:
-                return [Words("maps of the node", dump.describe((key, value)))]
+    def names_of(self, kernel: Ruleset, plans: Collection[ServicePlan]) -> set[Hashable]:
+        """Return the names of ServicePorts, and the keys of frontends."""
+        del kernel
+        names: set[Hashable] = {service_name(plan.key) for plan in plans}
+        for plan in plans:
+            names |= {Kind.FRONTEND + frontend_key(plan, each) for each in plan.frontends}
+        return names

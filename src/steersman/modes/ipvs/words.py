@@ -1,11 +1,11 @@
-"""Virtual servers as `ipvsadm -Ln` prints them, ipset entries and rules, each with its purpose."""
+"""The kinds of objects of the ipvs mode, as ipvsadm, ipset and iptables print them. Pure."""
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Iterator
+from collections.abc import Collection, Hashable, Mapping
 from typing import Any
 
-from steersman.model.addresses import join_host_port
+from steersman.model.addresses import family_of, join_host_port
 from steersman.model.names import PROTOCOL_BY_NUMBER, Family
 from steersman.model.plan import ServicePlan, SourceClass, Verdict
 from steersman.model.ruleset import Ruleset
@@ -13,7 +13,6 @@ from steersman.modes.ipvs.objects import (
     ACCESS,
     ADDRESSES,
     ALLOWED,
-    CHAINS,
     DROPS,
     FORWARD,
     GUARDED,
@@ -33,7 +32,7 @@ from steersman.modes.ipvs.objects import (
     action_set,
     role_set,
 )
-from steersman.modes.kernel_words import KernelWords, Words
+from steersman.modes.kinds import KernelWords, Kind, Words, iptables_rules
 
 _FLAGS = ((0x1, "persistent"), (0x8, "sched-flag-1"), (0x10, "sched-flag-2"))
 _ROLES = {
@@ -71,84 +70,7 @@ _CHAIN_PURPOSES = {
 }
 
 
-class IpvsWords(KernelWords):
-    """Virtual servers, sets and rules of the ipvs mode."""
-
-    def kind(self, key: Any) -> str:
-        """Return the kind of an object in the words of its tool."""
-        plurals = {
-            ServerKey: "virtual servers",
-            SetKey: "ipsets",
-            MemberKey: "ipset entries",
-            DeviceKey: "interfaces",
-        }
-        return plurals.get(type(key), "iptables chains")
-
-    def of_services(
-        self, kernel: Ruleset, plans: Collection[ServicePlan]
-    ) -> Iterator[ServerKey | MemberKey]:
-        """Yield virtual servers and set entries by destination."""
-        addresses, node_ports, health = set(), set(), set()
-        for plan in plans:
-            protocol = plan.key.name.protocol
-            for frontend in plan.frontends:
-                if frontend.address:
-                    addresses.add((protocol, frontend.address, frontend.port))
-                else:
-                    node_ports.add((plan.key.family, protocol, frontend.port))
-            health.add((role_set(HEALTH_PORTS, plan.key.family), str(plan.health_check_node_port)))
-
-        # A node port has a virtual server at every address of the node, also at a former one.
-        def is_served(key: ServerKey) -> bool:
-            family = Family.IPV6 if ":" in key.address else Family.IPV4
-            return tuple(key) in addresses or (family, key.protocol, key.port) in node_ports
-
-        for key in kernel:
-            if isinstance(key, ServerKey):
-                if is_served(key):
-                    yield key
-            elif isinstance(key, MemberKey):
-                server = _server_of(key.entry)
-                if tuple(key) in health or (server is not None and is_served(server)):
-                    yield key
-
-    def is_on_path(self, key: Any, plans: Collection[ServicePlan]) -> bool:
-        """Whether it is a rule of a family of the plans, or the interface with the addresses."""
-        if type(key) is tuple:
-            return any(plan.key.family == key[0] for plan in plans)
-        return isinstance(key, DeviceKey)
-
-    def rank(self, key: Any) -> int:
-        """Order virtual servers, set entries, the node's rules."""
-        kinds = (ServerKey, MemberKey, DeviceKey)
-        return next((rank for rank, kind in enumerate(kinds) if isinstance(key, kind)), 3)
-
-    def words(self, key: Any, value: Any) -> Iterable[Words]:
-        """Print one object."""
-        match key, value:
-            case ServerKey(), Server():
-                return _server(key, value)
-            case MemberKey(), _:
-                entry = key.entry
-                if (server := _server_of(entry)) is not None:  # protocols by name, as ipset lists
-                    number = f"{server.protocol.number}:"
-                    entry = entry.replace(f",{number}", f",{server.protocol.lower()}:")
-                return [Words(f"ipset {key.set}", entry, _SETS.get(key.set, ""))]
-            case SetKey(), _:
-                return [Words("ipset", f"create {key.set} {value}", _SETS.get(key.set, ""))]
-            case DeviceKey(), _:
-                text = f"{key.device}: {value}"
-                return [Words("interface", text, "has the addresses of Services")]
-        family, table, chain, _ = key
-        tool = "iptables" if family == Family.IPV4 else "ip6tables"
-        purpose = _CHAIN_PURPOSES.get(chain, "leads packets to this mode's chains")
-        if (table, chain) not in CHAINS:
-            purpose = "leads packets to this mode's chains"
-        place = f"{tool} -t {table}, chain {chain}"
-        return [Words(place, line, purpose) for line in value.split("\n")]
-
-
-def _server(key: ServerKey, server: Server) -> list[Words]:
+def _server_words(key: ServerKey, server: Server) -> list[Words]:
     """Print a virtual server and its real servers."""
     destination = join_host_port(key.address, key.port)
     flags = [word for bit, word in _FLAGS if server.flags & bit]
@@ -175,3 +97,71 @@ def _server_of(entry: str) -> ServerKey | None:
     if not comma or not number.isdigit() or int(number) not in PROTOCOL_BY_NUMBER:
         return None
     return ServerKey(PROTOCOL_BY_NUMBER[int(number)], address, int(port))
+
+
+def _set_words(key: SetKey, value: str) -> list[Words]:
+    return [Words("ipset", f"create {key.set} {value}", _SETS.get(key.set, ""))]
+
+
+def _entry_words(key: MemberKey, _value: str) -> list[Words]:
+    """Print an entry; protocols by name, as ipset lists them."""
+    entry = key.entry
+    if (server := _server_of(entry)) is not None:
+        number = f"{server.protocol.number}:"
+        entry = entry.replace(f",{number}", f",{server.protocol.lower()}:")
+    return [Words(f"ipset {key.set}", entry, _SETS.get(key.set, ""))]
+
+
+def _device_words(key: DeviceKey, value: str) -> list[Words]:
+    return [Words("interface", f"{key.device}: {value}")]
+
+
+def _server_names(key: ServerKey, _value: Server) -> tuple[Hashable, ...]:
+    """Return a destination: a node port has a virtual server at every address of the node."""
+    return tuple(key), (family_of(key.address), key.protocol, key.port)
+
+
+def _entry_names(key: MemberKey, _value: str) -> tuple[Hashable, ...]:
+    server = _server_of(key.entry)
+    return (tuple(key), *(_server_names(server, Server("")) if server else ()))
+
+
+_KINDS: Mapping[type, Kind] = {
+    ServerKey: Kind("virtual servers", 0, "", _server_words, _server_names),
+    MemberKey: Kind("ipset entries", 1, "", _entry_words, _entry_names),
+    DeviceKey: Kind(
+        "interfaces", 2, "has the addresses of Services", _device_words, passed_by="all"
+    ),
+    SetKey: Kind("ipsets", 3, "", _set_words),
+}
+_RULES = {
+    chain: Kind("iptables chains", 3, purpose, iptables_rules, passed_by="all")
+    for chain, purpose in (*_CHAIN_PURPOSES.items(), ("", "leads packets to this mode's chains"))
+}
+
+
+class IpvsWords(KernelWords):
+    """Virtual servers, sets and rules of the ipvs mode."""
+
+    def kind_of(self, key: Any) -> Kind:
+        """Return the kind of an object."""
+        return _KINDS.get(type(key)) or _RULES.get(key[2], _RULES[""])
+
+    def family_of(self, key: Any) -> int:
+        """Return the family of a rule."""
+        return key[0] if type(key) is tuple else 0
+
+    def names_of(self, kernel: Ruleset, plans: Collection[ServicePlan]) -> set[Hashable]:
+        """Return destinations; a node port is the same at every address, also at a former one."""
+        del kernel
+        names: set[Hashable] = set()
+        for plan in plans:
+            family, protocol = plan.key.family, plan.key.name.protocol
+            for frontend in plan.frontends:
+                names.add(
+                    (protocol, frontend.address, frontend.port)
+                    if frontend.address
+                    else (family, protocol, frontend.port)
+                )
+            names.add((role_set(HEALTH_PORTS, family), str(plan.health_check_node_port)))
+        return names

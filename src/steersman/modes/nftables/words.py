@@ -1,10 +1,11 @@
-"""The elements of a Service as `nft list` prints them, each with its purpose, and their chains."""
+"""The kinds of objects of the nftables mode as `nft list` prints them, and their chains."""
 
 from __future__ import annotations
 
 import re
 from collections import defaultdict
-from collections.abc import Collection, Iterable, Iterator, Mapping
+from collections.abc import Collection, Hashable, Mapping
+from functools import partial
 from hashlib import blake2b
 from typing import Any
 
@@ -14,7 +15,8 @@ from steersman.model.errors import BusyError
 from steersman.model.names import Family
 from steersman.model.plan import NodeSettings, ServicePlan
 from steersman.model.ruleset import Ruleset
-from steersman.modes.kernel_words import KernelWords, Words
+from steersman.modes import kinds
+from steersman.modes.kinds import KernelWords, Words
 from steersman.modes.nftables.layout import (
     DROP,
     PROTOCOLS,
@@ -52,53 +54,28 @@ _LEVELS = 4
 _BLOCK = re.compile(r"^\tchain (\S+) \{\n(.*?)^\t\}", re.MULTILINE | re.DOTALL)
 _TARGETS = re.compile(r"\b(?:goto|jump) ([\w./-]+)")
 _NODE_TEXTS = (Kind.SKELETON, Kind.RULES)
-_BY_ADDRESS = frozenset(kind for kind, spec in SETS.items() if spec.fields.startswith("apt"))
-_BY_PORT = frozenset(kind for kind, spec in SETS.items() if spec.fields.startswith("pt"))
-_ORDER = (
-    Kind.NODEPORT_IPS,
-    Kind.SERVICE_IPS,
-    Kind.SERVICE_NODEPORTS,
-    Kind.POD_SERVICE_IPS,
-    Kind.NODE_SERVICE_IPS,
-    Kind.EXTERNAL_SERVICE_IPS,
-    Kind.POD_NODEPORTS,
-    Kind.NODE_NODEPORTS,
-    Kind.EXTERNAL_NODEPORTS,
-    Kind.SERVICE_ENDPOINTS,
-    Kind.NODEPORT_ENDPOINTS,
-    Kind.CHAIN,
-    Kind.NO_ENDPOINT_SERVICES,
-    Kind.NO_ENDPOINT_NODEPORTS,
+_RANKED = (
+    # The fixed sets in the order in which packets look them up, each with its purpose
+    (Kind.NODEPORT_IPS, "address that serves node ports"),
+    (Kind.SERVICE_IPS, "new connections to {0} port {2}: {to}"),
+    (Kind.SERVICE_NODEPORTS, "new connections to node port {1}: {to}"),
+    (Kind.POD_SERVICE_IPS, "of these, clients in local pods: {to}"),
+    (Kind.NODE_SERVICE_IPS, "of these, clients on this node: {to}"),
+    (Kind.EXTERNAL_SERVICE_IPS, "of these, all other clients: {to}"),
+    (Kind.POD_NODEPORTS, "of these, clients in local pods: {to}"),
+    (Kind.NODE_NODEPORTS, "of these, clients on this node: {to}"),
+    (Kind.EXTERNAL_NODEPORTS, "of these, all other clients: {to}"),
+    (Kind.SERVICE_ENDPOINTS, "slot {slot} of {0} port {2}{local}"),
+    (Kind.NODEPORT_ENDPOINTS, "slot {slot} of node port {1}{local}"),
+    (Kind.NO_ENDPOINT_SERVICES, "packets that were sent to no endpoint: {to}"),
+    (Kind.NO_ENDPOINT_NODEPORTS, "packets that were sent to no endpoint: {to}"),
+    (Kind.FIREWALL_IPS, "has source ranges: other clients are dropped"),
+    (Kind.FIREWALL_ALLOWED, "source range: clients from {3} on may use it"),
+    (Kind.AFFINITY_IPS, "session affinity: remembers the client's endpoint"),
+    (Kind.AFFINITY_NODEPORTS, "session affinity: remembers the client's endpoint"),
+    (Kind.CLUSTER_IPS, SETS[Kind.CLUSTER_IPS].comment),
+    (Kind.HAIRPIN_CONNECTIONS, SETS[Kind.HAIRPIN_CONNECTIONS].comment),
 )
-_PURPOSES = {
-    Kind.NODEPORT_IPS: "address that serves node ports",
-    Kind.SERVICE_IPS: "new connections to {0} port {2}: {to}",
-    Kind.SERVICE_NODEPORTS: "new connections to node port {1}: {to}",
-    Kind.SERVICE_ENDPOINTS: "slot {slot} of {0} port {2}{local}",
-    Kind.NODEPORT_ENDPOINTS: "slot {slot} of node port {1}{local}",
-    Kind.POD_SERVICE_IPS: "of these, clients in local pods: {to}",
-    Kind.NODE_SERVICE_IPS: "of these, clients on this node: {to}",
-    Kind.EXTERNAL_SERVICE_IPS: "of these, all other clients: {to}",
-    Kind.POD_NODEPORTS: "of these, clients in local pods: {to}",
-    Kind.NODE_NODEPORTS: "of these, clients on this node: {to}",
-    Kind.EXTERNAL_NODEPORTS: "of these, all other clients: {to}",
-    Kind.NO_ENDPOINT_SERVICES: "packets that were sent to no endpoint: {to}",
-    Kind.NO_ENDPOINT_NODEPORTS: "packets that were sent to no endpoint: {to}",
-    Kind.FIREWALL_IPS: "has source ranges: other clients are dropped",
-    Kind.FIREWALL_ALLOWED: "source range: clients from {3} on may use it",
-    Kind.AFFINITY_IPS: "session affinity: remembers the client's endpoint",
-    Kind.AFFINITY_NODEPORTS: "session affinity: remembers the client's endpoint",
-}
-_PLURALS = {
-    Kind.CHAIN: "chains of Services",
-    Kind.AFFINITY: "maps of session affinity",
-    Kind.MEMBERS: "sets of endpoints",
-    Kind.MEMBER: "elements of sets of endpoints",
-    Kind.SKELETON: "tables",
-    Kind.RULES: "rules of the node",
-    Kind.STALE_AFFINITY: "stale entries of session affinity",
-    Kind.RELAY: "sockets on loopback",
-}
 _CHAINS = (
     # How the name of a chain begins, and what the chain is for.
     ("nat-", "new connections enter here"),
@@ -110,6 +87,120 @@ _CHAINS = (
     ("affinity-learn", "remembers which endpoint the client was sent to"),
     ("cluster-ip-refused", "rejects what was sent to no endpoint"),
 )
+
+
+def _destination(key: bytes, _value: Any) -> tuple[Hashable, ...]:
+    """Return the destination that an element begins with, by address or by node port."""
+    kind, family = kind_of(key), family_number(key)
+    fields = SETS[Kind(kind)].fields
+    if fields.startswith("apt"):
+        return ((family, fields_of(key)[: Family(family).bits // 8 + 8]),)
+    return ((family, fields_of(key)[:8]),) if fields.startswith("pt") else ()
+
+
+def _chain_name(key: bytes, _value: Any) -> tuple[Hashable, ...]:
+    return ((family_number(key), base_name_of(name_of(key))),)
+
+
+def _set_name(key: bytes, _value: Any) -> tuple[Hashable, ...]:
+    """Return the ServicePort of a map or set, and that of an element of one."""
+    return ((family_number(key), name_of(key).partition("-")[2].removeprefix("local-")),)
+
+
+def _table(key: bytes) -> str:
+    return f"table {HEADER[family_of(key)]} {TABLE}"
+
+
+def _text_words(key: bytes, value: Any) -> list[Words]:
+    """Print a text of the node by its digest: it is the same on every node with these settings."""
+    digest = blake2b(str(value).encode(), digest_size=4).hexdigest()
+    is_skeleton = kind_of(key) == Kind.SKELETON
+    name = "base chains, sets and maps" if is_skeleton else "rules of this node"
+    return [Words(_table(key), f"{name} (digest {digest})")]
+
+
+def _socket_words(_key: bytes, value: ListenerPlan) -> list[Words]:
+    place = f"{value.owner.name.protocol.lower()} socket of the process"
+    return [Words(place, str(value))]
+
+
+def _member_words(key: bytes, _value: Any) -> list[Words]:
+    members, endpoint = split_element(key)
+    text = " . ".join(map(str, unpack_endpoint(endpoint)))
+    return [Words(f"{_table(key)}, set {name_of(members)}", text)]
+
+
+def _chain_words(key: bytes, value: bytes) -> list[Words]:
+    return [Words(_table(key), f"chain {name_of(key)}", value.decode() if value else "")]
+
+
+def _set_words(key: bytes, _value: Any) -> list[Words]:
+    noun = "set" if kind_of(key) == Kind.MEMBERS else "map"
+    return [Words(_table(key), f"{noun} {name_of(key)}")]
+
+
+def _element(purpose: str, key: bytes, value: bytes) -> list[Words]:
+    """Print an element of a fixed set; fields of it are filled in the purpose."""
+    spec, fields = SETS[kind_of(key)], printed_fields(key)
+    text, to, local = " . ".join(fields), "", ""
+    noun = "set" if spec.form in (Form.SET, Form.INTERVALS) else "map"
+    match spec.form:
+        case Form.VERDICTS:
+            chain, _, comment = value.partition(b"\0")
+            to = {DROP: "drop", REJECT: "reject"}.get(chain, f"goto {chain.decode()}")
+            verdict = "continue" if chain == REJECT else to
+            text += (f' comment "{comment.decode()}"' if comment else "") + f" : {verdict}"
+        case Form.ENDPOINTS:
+            address, port = unpack_endpoint(value)
+            text += f" : {address} . {port}"
+            local = ", an endpoint on this node" if is_local(value) else ""
+        case Form.INTERVALS:
+            text += f"-{unpack_address(value)}"
+        case _:
+            text += f' comment "{value.decode()}"' if value else ""
+    slot = unpack_slot(key) if spec.fields.endswith("s") else 0
+    does = purpose.format(*fields, to=to, slot=slot, local=local)
+    return [Words(f"{_table(key)}, {noun} {spec.name}", text, does)]
+
+
+_LAST = len(_RANKED)
+_KINDS = {
+    **{
+        kind: kinds.Kind(
+            f"elements of {SETS[kind].name}",
+            rank,
+            purpose,
+            partial(_element, purpose),
+            _destination,
+            "node ports" if kind == Kind.NODEPORT_IPS else "",
+        )
+        for rank, (kind, purpose) in enumerate(_RANKED)
+    },
+    Kind.CHAIN: kinds.Kind("chains of Services", _LAST, "", _chain_words, _chain_name),
+    Kind.AFFINITY: kinds.Kind(
+        "maps of session affinity",
+        _LAST,
+        "session affinity: endpoint of each client",
+        _set_words,
+        _set_name,
+    ),
+    Kind.MEMBERS: kinds.Kind(
+        "sets of endpoints", _LAST, "endpoints that clients may stay with", _set_words, _set_name
+    ),
+    Kind.MEMBER: kinds.Kind(
+        "elements of sets of endpoints", _LAST, "clients may stay with it", _member_words, _set_name
+    ),
+    Kind.STALE_AFFINITY: kinds.Kind("stale entries of session affinity", _LAST, "", _set_words),
+    Kind.SKELETON: kinds.Kind(
+        "tables", _LAST, "what every packet passes", _text_words, passed_by="all"
+    ),
+    Kind.RULES: kinds.Kind(
+        "rules of the node", _LAST, "what every packet passes", _text_words, passed_by="all"
+    ),
+    Kind.RELAY: kinds.Kind(
+        "sockets on loopback", _LAST, "serves the node port on loopback", _socket_words
+    ),
+}
 
 
 class NftablesWords(KernelWords):
@@ -139,75 +230,25 @@ class NftablesWords(KernelWords):
             or (value.owner.name.protocol, value.bind, value.port) not in sockets
         }
 
-    def kind(self, key: bytes) -> str:
-        """Return the set or map that has an element, or the kind of another object."""
-        kind = kind_of(key)
-        return f"elements of {SETS[kind].name}" if kind in SETS else _PLURALS[Kind(kind)]
+    def kind_of(self, key: bytes) -> kinds.Kind:
+        """Return the kind of an object."""
+        return _KINDS[Kind(kind_of(key))]
 
-    def of_services(self, kernel: Ruleset, plans: Collection[ServicePlan]) -> Iterator[bytes]:
-        """Yield elements by destination, and the chains and sets of session affinity by name."""
-        destinations, names = set(), set()
+    def family_of(self, key: bytes) -> int:
+        """Return the family of the table."""
+        return family_number(key)
+
+    def names_of(self, kernel: Ruleset, plans: Collection[ServicePlan]) -> set[Hashable]:
+        """Return destinations, and the names in those of chains and sets."""
+        del kernel
+        names: set[Hashable] = set()
         for plan in plans:
             family, protocol = int(plan.key.family), PROTOCOLS[plan.key.name.protocol]
             names.add((family, base_name(plan.key)))
             for frontend in plan.frontends:
                 address = pack_address(frontend.address) if frontend.address else b""
-                destinations.add((family, address + protocol + pack_port(frontend.port)))
-        for key in kernel:
-            kind, family = kind_of(key), family_number(key)
-            if kind in _BY_ADDRESS:
-                size = Family(family).bits // 8 + 8
-                if (family, fields_of(key)[:size]) in destinations:
-                    yield key
-            elif kind in _BY_PORT:
-                if (family, fields_of(key)[:8]) in destinations:
-                    yield key
-            elif kind in (Kind.CHAIN, Kind.AFFINITY, Kind.MEMBERS, Kind.MEMBER):
-                name = name_of(key)
-                if kind == Kind.CHAIN:
-                    base = base_name_of(name)
-                else:
-                    base = name.partition("-")[2].removeprefix("local-")
-                if (family, base) in names:
-                    yield key
-
-    def is_on_path(self, key: bytes, plans: Collection[ServicePlan]) -> bool:
-        """Whether it is a text of the node in a family of the plans, or a node port's address."""
-        kind, family = kind_of(key), family_number(key)
-        mine = [plan for plan in plans if plan.key.family == family]
-        if kind == Kind.NODEPORT_IPS:
-            return any(not frontend.address for plan in mine for frontend in plan.frontends)
-        return bool(mine) and kind in _NODE_TEXTS
-
-    def rank(self, key: bytes) -> int:
-        """Order dispatch by destination and client, endpoints by slot, affinity, the rest."""
-        kind = kind_of(key)
-        return _ORDER.index(kind) if kind in _ORDER else len(_ORDER)
-
-    def words(self, key: bytes, value: Any) -> Iterable[Words]:
-        """Print one object."""
-        kind = Kind(kind_of(key))
-        table = f"table {HEADER[family_of(key)]} {TABLE}"
-        if isinstance(value, ListenerPlan):
-            place = f"{value.owner.name.protocol.lower()} socket of the process"
-            return [Words(place, str(value), "serves the node port on loopback")]
-        if kind in _NODE_TEXTS:
-            digest = blake2b(str(value).encode(), digest_size=4).hexdigest()
-            what = "base chains, sets and maps" if kind == Kind.SKELETON else "rules of this node"
-            return [Words(table, f"{what} (digest {digest})", "what every packet passes")]
-        if kind in SETS:
-            return [_element(kind, key, value, table)]
-        if kind == Kind.MEMBER:
-            members, endpoint = split_element(key)
-            text = " . ".join(map(str, unpack_endpoint(endpoint)))
-            return [Words(f"{table}, set {name_of(members)}", text, "clients may stay with it")]
-        does = {
-            Kind.CHAIN: value.decode() if value else "",
-            Kind.AFFINITY: "session affinity: endpoint of each client",
-            Kind.MEMBERS: "endpoints that clients may stay with",
-        }
-        noun = {Kind.CHAIN: "chain", Kind.MEMBERS: "set"}.get(kind, "map")
-        return [Words(table, f"{noun} {name_of(key)}", does.get(kind, ""))]
+                names.add((family, address + protocol + pack_port(frontend.port)))
+        return names
 
     async def beyond(
         self, lines: Collection[Words], plans: Collection[ServicePlan], settings: NodeSettings
@@ -263,30 +304,6 @@ def _loaded_chains(family: Family, table: str, settings: NodeSettings) -> Mappin
                 chain, _, rule = line.removeprefix(start).partition(" ")
                 chains[chain] += f"{rule}\n"
     return chains
-
-
-def _element(kind: Kind, key: bytes, value: bytes, table: str) -> Words:
-    """Print an element of a fixed set."""
-    spec, fields = SETS[kind], printed_fields(key)
-    text, to, local = " . ".join(fields), "", ""
-    noun = "set" if spec.form in (Form.SET, Form.INTERVALS) else "map"
-    match spec.form:
-        case Form.VERDICTS:
-            chain, _, comment = value.partition(b"\0")
-            to = {DROP: "drop", REJECT: "reject"}.get(chain, f"goto {chain.decode()}")
-            verdict = "continue" if chain == REJECT else to
-            text += (f' comment "{comment.decode()}"' if comment else "") + f" : {verdict}"
-        case Form.ENDPOINTS:
-            address, port = unpack_endpoint(value)
-            text += f" : {address} . {port}"
-            local = ", an endpoint on this node" if is_local(value) else ""
-        case Form.INTERVALS:
-            text += f"-{unpack_address(value)}"
-        case _:
-            text += f' comment "{value.decode()}"' if value else ""
-    slot = unpack_slot(key) if spec.fields.endswith("s") else 0
-    purpose = _PURPOSES.get(kind, spec.comment).format(*fields, to=to, slot=slot, local=local)
-    return Words(f"{table}, {noun} {spec.name}", text, purpose)
 
 
 def _chain_purpose(name: str) -> str:

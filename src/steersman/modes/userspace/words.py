@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import re
-from collections.abc import Collection, Iterable, Iterator, Mapping
+from collections.abc import Collection, Hashable, Mapping
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from steersman.host.listening import ListeningSocket, listening_sockets
@@ -16,8 +16,8 @@ from steersman.model.addresses import join_host_port
 from steersman.model.names import Family
 from steersman.model.plan import FrontendKind, ServicePlan
 from steersman.model.ruleset import Ruleset
-from steersman.modes.kernel_words import KernelWords, Words, purpose_of
-from steersman.modes.userspace.render import STRAY, BaseKey, Portal, StrayKey
+from steersman.modes.kinds import KernelWords, Kind, Words
+from steersman.modes.userspace.render import BaseKey, Portal, StrayKey
 from steersman.netfilter.iptables.names import printed_name
 from steersman.proxy.listeners import PORTAL, FrontendKey, ListenerPlan
 
@@ -29,14 +29,6 @@ _ANY_PORT = 99999
 _LAST_NUMBER = re.compile(r"(.*[^\d])(\d{1,5})")
 _COMMENT = re.compile(r'--comment "[^"]*"')
 _TOOLS6 = ("ip6tables", "ip6")
-_PLURALS = {
-    "listener": "listening sockets",
-    "socket": "listening sockets",
-    "portal": "portals",
-    "base": "chains of the node",
-    "stray": "rules",
-    "address": "addresses",
-}
 _EVERYWHERE = {Family.IPV4: "0.0.0.0", Family.IPV6: "::"}
 _PURPOSES = tuple(
     (re.compile(pattern), purpose)
@@ -60,6 +52,52 @@ class SocketKey(NamedTuple):
 
     kind: str
     socket: ListeningSocket
+
+
+def _socket_words(key: SocketKey, _value: object) -> list[Words]:
+    own = key.socket
+    place = f"{own.protocol.lower()} socket"
+    if not own.port:
+        return [Words(place, f"{own.address} port ?", "no rule tells the port")]
+    return [Words(place, f"LISTEN {join_host_port(own.address, own.port)}")]
+
+
+def _rule_words(key: StrayKey, _value: object) -> list[Words]:
+    """Print a rule of iptables, or a rule or an element of nftables."""
+    tool, table = ("iptables", "ip") if key.family is Family.IPV4 else _TOOLS6
+    place = f"table {table} kube-portals, "
+    place += f"map {key.where}" if key.where else "chain"
+    if key.text.startswith("-A "):
+        place = f"{tool} -t {key.where}, chain {key.text.split()[1]}"
+    for pattern, purpose in _PURPOSES:
+        if found := pattern.search(key.text):
+            return [Words(place, key.text, purpose.format(key.text, *found.groups()))]
+    return [Words(place, key.text)]
+
+
+def _rule_names(key: StrayKey, _value: object) -> tuple[str, ...]:
+    """Return the comment of a rule, and the destination of an element."""
+    comment = _COMMENT.search(key.text)
+    destination, colon, _ = key.text.partition(" :")
+    return (f"{destination}{colon}", *((comment[0],) if comment else ()))
+
+
+def _address_words(key: StrayKey, _value: object) -> list[Words]:
+    return [Words(f"interface {key.where}", key.text)]
+
+
+def _base_words(key: BaseKey, _value: object) -> list[Words]:
+    return [Words(key.family.kubernetes, "chains and jumps")]
+
+
+_KINDS = {
+    "stray": Kind("rules", 0, "", _rule_words, _rule_names),
+    "address": Kind("addresses", 0, "the node has the address", _address_words),
+    "socket": Kind("listening sockets", 1, "the process accepts connections there", _socket_words),
+    "listener": Kind("listening sockets", 2),
+    "portal": Kind("portals", 2),
+    "base": Kind("chains of the node", 2, "lead to the portals", _base_words, passed_by="all"),
+}
 
 
 class UserspaceWords(KernelWords):
@@ -116,56 +154,24 @@ class UserspaceWords(KernelWords):
                 return ports[start]
         return 0
 
-    def kind(self, key: Any) -> str:
+    def kind_of(self, key: Any) -> Kind:
         """Return the kind of an object."""
-        return _PLURALS[key[0]]
+        return _KINDS[key[0]]
 
-    def of_services(self, kernel: Ruleset, plans: Collection[ServicePlan]) -> Iterator[StrayKey]:
-        """Yield rules by the name in their comments, and elements of maps by destination."""
-        words = set()
+    def family_of(self, key: Any) -> int:
+        """Return the family of the base of the portals."""
+        return key.family if isinstance(key, BaseKey) else 0
+
+    def names_of(self, kernel: Ruleset, plans: Collection[ServicePlan]) -> set[Hashable]:
+        """Return the comments of rules, and the destinations of elements of maps."""
+        del kernel
+        names: set[Hashable] = set()
         for plan in plans:
-            words.add(f'--comment "{printed_name(plan.key.name)}"')
+            names.add(f'--comment "{printed_name(plan.key.name)}"')
             number = plan.key.name.protocol.number
-            words |= {
+            names |= {
                 f"{frontend.address} . {number} . {frontend.port} :"
                 for frontend in plan.frontends
                 if frontend.kind is not FrontendKind.NODE_PORT
             }
-        for key in kernel:
-            if not isinstance(key, StrayKey) or key.kind != STRAY:
-                continue
-            named = _COMMENT.search(key.text)
-            destination, colon, _ = key.text.partition(" :")
-            if (named and named[0] in words) or f"{destination}{colon}" in words:
-                yield key
-
-    def is_on_path(self, key: Any, plans: Collection[ServicePlan]) -> bool:
-        """Whether it is the base of the portals, in a family of the plans."""
-        return isinstance(key, BaseKey) and any(plan.key.family == key.family for plan in plans)
-
-    def rank(self, key: Any) -> int:
-        """Order rules and addresses, sockets, the base."""
-        return 0 if isinstance(key, StrayKey) else 1 if isinstance(key, SocketKey) else 2
-
-    def words(self, key: Any, value: Any) -> Iterable[Words]:
-        """Print one object."""
-        match key:
-            case SocketKey():
-                own = key.socket
-                where = f"{own.protocol.lower()} socket"
-                if not own.port:
-                    return [Words(where, f"{own.address} port ?", "no rule tells the port")]
-                text = f"LISTEN {join_host_port(own.address, own.port)}"
-                return [Words(where, text, "the process accepts connections there")]
-            case StrayKey(kind="address"):
-                return [Words(f"interface {key.where}", key.text, "the node has the address")]
-            case StrayKey():
-                tool, table = ("iptables", "ip") if key.family is Family.IPV4 else _TOOLS6
-                where = f"table {table} kube-portals, "
-                where += f"map {key.where}" if key.where else "chain"
-                if key.text.startswith("-A "):
-                    where = f"{tool} -t {key.where}, chain {key.text.split()[1]}"
-                return [Words(where, key.text, purpose_of(_PURPOSES, key.text))]
-            case BaseKey():
-                return [Words(key.family.kubernetes, "chains and jumps", "lead to the portals")]
-        return super().words(key, value)
+        return names
