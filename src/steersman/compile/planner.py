@@ -15,7 +15,6 @@ Law (tests/properties/test_compile.py): after any events both agree.
 from __future__ import annotations
 
 from collections.abc import Generator, Iterable, Mapping
-from typing import NamedTuple
 
 import msgspec
 
@@ -41,17 +40,18 @@ from steersman.model.plan import NodePlan, NodeSettings, Traits
 
 _NO_SLICES: Mapping[str, EndpointSlice] = {}
 _SLICE = 48
-"""Services planned between two yields of `Planner.steps`, about 5 ms; a Service with many
+"""Services planned between two yields of `Planner.steps`, about 2 ms; a Service with many
 endpoints counts as several."""
 _ENDPOINTS = 16
 """Endpoints that cost as much as a Service without any."""
 
 
-class _Compiled(NamedTuple):
+class _Compiled(msgspec.Struct, frozen=True, gc=False):
     """A Service planned as if it were alone."""
 
     before: ParsedService | None
     """The Service that its stored plans were made of."""
+    parsed: ParsedService | None
     plans: Plans
     findings: tuple[Finding, ...]
 
@@ -244,11 +244,11 @@ class Planner:
         settings: NodeSettings,
     ) -> _Compiled:
         if parsed is None:
-            return _Compiled(before, {}, ())
+            return _Compiled(before, None, {}, ())
         slices = snapshot.slices.get(name, _NO_SLICES).values()
         ejections = snapshot.ejected.get(name, ())
         plans, findings = plan_service(parsed, slices, settings, self._zone, ejections=ejections)
-        return _Compiled(before, plans, findings)
+        return _Compiled(before, parsed, plans, findings)
 
     def _update_claims(
         self, known: ParsedService | None, parsed: ParsedService | None, plans: Plans
@@ -279,7 +279,7 @@ class Planner:
     def _store(self, name: ObjectName, compiled: _Compiled) -> None:
         """Store a Service's plans without the Frontends that others hold, and its Findings."""
         # Take away what others hold.
-        before, plans, findings = compiled
+        before, plans, findings = compiled.before, compiled.plans, compiled.findings
         checks = [plan for plan in plans.values() if plan.health_check_node_port]
         if checks or self._claims.contended or self._lost:  # almost never
             losses, more = resolve(plans, self._claims, self._service)
@@ -291,7 +291,7 @@ class Planner:
                 plans[key], self._lost[key] = without_frontends(plans[key], kept), lost
         self._findings.put(name, findings)
         # Store, and touch what differs.
-        if before is not None and before is not self._parsed.get(name):
+        if before is not None and before is not compiled.parsed:
             for key in [key for key, _ in before.ports if key not in plans]:
                 self._endpoints -= len(self.services.pop(key).reachable)
                 self._lost.pop(key, None)

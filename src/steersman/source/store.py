@@ -66,7 +66,7 @@ class Arrivals(msgspec.Struct, frozen=True):
     """Trigger-time annotations of the slice updates that were changes."""
 
 
-class _Arrival(NamedTuple):
+class _Arrival(msgspec.Struct, frozen=True, gc=False):  # a NamedTuple takes three times as long
     revision: int
     received: float | None
     trigger_time: str
@@ -375,7 +375,9 @@ class Store:
         if owner is None:
             return False
         if arrivals := self._arrivals.get(owner):  # as upstream: nothing measures a removal
-            self._arrivals[owner] = [each._replace(trigger_time="") for each in arrivals]
+            self._arrivals[owner] = [
+                _Arrival(each.revision, each.received, "") for each in arrivals
+            ]
         self._touch(Change("EndpointSlice", owner))
         return True
 

@@ -9,7 +9,7 @@ from steersman.host.threads import to_thread_to_end
 
 T = TypeVar("T")
 
-_INLINE = 500
+_INLINE = 1000
 """Objects or owners up to which a computation on them is not worth a thread."""
 
 

@@ -53,9 +53,11 @@ class InForce:
             self._writer = writer
         for owner in owners:
             if isinstance(owner, PlanKey):
-                before, plan = self.plans.pop(owner, None), plans.get(owner)
+                before, plan = self.plans.get(owner), plans.get(owner)
                 if plan is not None:
                     self.plans[owner] = plan
+                else:
+                    self.plans.pop(owner, None)
                 if plan == before:
                     continue
             self.log.touch(owner)

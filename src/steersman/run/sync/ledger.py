@@ -79,7 +79,8 @@ class ObjectLedger:
     def put(self, owner: Owner, ruleset: Ruleset, *, packed: bool = False) -> None:
         """Set the objects that an owner wants from now on; pack them if no one needs them soon."""
         self.log.touch(owner)
-        self.rejected.pop(owner, None)
+        if self.rejected:
+            self.rejected.pop(owner, None)
         if ruleset:
             self._want[owner] = self._packer.pack(ruleset) if packed else ruleset
         else:
@@ -120,7 +121,7 @@ class ObjectLedger:
         """Record that the Diff of `changes` is in force."""
         # Of all other owners only a rejected one may still have an object that is wanted now.
         unwritten = self.unwritten
-        self._accept(unwritten, self.rejected.keys() - unwritten)
+        self._accept(unwritten, self.rejected.keys() - unwritten if self.rejected else set())
         self.mark_compared()
 
     def mark_compared(self) -> None:

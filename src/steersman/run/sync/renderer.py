@@ -56,7 +56,8 @@ class Renderer:
                     log.exception("cannot render the rules of %s", owner)
                 self.broken[owner] = f"{type(error).__name__}: {error}"
                 continue
-            self.broken.pop(owner, None)
+            if self.broken:
+                self.broken.pop(owner, None)
             self._ledger.put(owner, objects, packed=packed and owner != NODE)
             if plan is not None:
                 cost += 1 + len(plan.reachable) // 16
