@@ -6,6 +6,7 @@ import asyncio
 import threading
 from collections.abc import Callable
 from concurrent.futures import Executor, Future
+from contextlib import suppress
 from typing import Any, ParamSpec, TypeVar
 
 P = ParamSpec("P")
@@ -65,5 +66,9 @@ async def to_thread_to_end(call: Callable[P, T], /, *args: P.args, **kwargs: P.k
     try:
         return await asyncio.shield(thread)
     except asyncio.CancelledError:
-        await asyncio.wait([thread])
+        while not thread.done():
+            with suppress(asyncio.CancelledError):  # once more
+                await asyncio.wait([thread])
+        if not thread.cancelled():
+            thread.exception()  # nobody asks for it any more
         raise

@@ -54,6 +54,7 @@ _BASE = {
 _BLOCK = re.compile(r"^\t(chain|map) (\S+) {\n(.*?)^\t}", re.MULTILINE | re.DOTALL)
 _RULE = re.compile(r'^\t\t(?!type )(?:.*comment "(.*)"|.*)$', re.MULTILINE)
 _ELEMENTS = re.compile(r"elements = {(.*?)}", re.DOTALL)
+_NO_TABLE = "No such file or directory"
 _TIMEOUT = 60.0
 _PROBE = f"add table ip {TABLE}\n"
 
@@ -268,6 +269,8 @@ class NftPortals(RulePortals[Object]):
         found: dict[Key, Portal | str] = {}
         for family in self.families:
             result = await self._nft("-nn", "list", "table", *table_of(family).split())
+            if result.returncode and _NO_TABLE not in result.message:
+                raise BusyError(f"nft cannot list the portals: {result.message}")
             listed = "" if result.returncode else result.stdout.decode(errors="replace")
             have = parse(listed)
             if listed and base(family) <= have:

@@ -8,6 +8,7 @@ import pytest
 from msgspec.structs import replace
 
 from steersman.host.exec import Result
+from steersman.model.errors import BusyError
 from steersman.model.names import Family, Protocol
 from steersman.model.plan import LocalDetector, Verdict
 from steersman.modes.userspace.nft_portals import (
@@ -143,3 +144,12 @@ async def test_nft_is_tried_without_reading_the_rules_of_others(status: int, usa
     assert support.usable is usable
     assert all("Operation not permitted" in sentence for sentence in support.missing)
     assert not any("list" in command for command in execute.commands)
+
+
+async def test_only_a_missing_table_means_that_there_are_no_portals() -> None:
+    """Otherwise all portals would be written again after a moment of contention."""
+    missing = Recorded(Result(1, b"", b"Error: No such file or directory\nlist table ip x"))
+    assert await NftPortals(missing).read_rules() == {}  # type: ignore[arg-type]
+    busy = Recorded(Result(1, b"", b"Error: cache initialization failed: Interrupted system call"))
+    with pytest.raises(BusyError, match="Interrupted system call"):
+        await NftPortals(busy).read_rules()  # type: ignore[arg-type]

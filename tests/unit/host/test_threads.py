@@ -20,10 +20,11 @@ async def test_a_cancelled_call_waits_for_its_thread() -> None:
 
     task = asyncio.create_task(to_thread_to_end(work))
     await begun.wait()
-    task.cancel()
-    for _ in range(5):
-        await asyncio.sleep(0)
-    assert not task.done(), "the thread still uses what its owner would close"
+    for _ in range(3):
+        task.cancel()
+        for _ in range(5):
+            await asyncio.sleep(0)
+        assert not task.done(), "the thread still uses what its owner would close"
     go_on.set()
     with pytest.raises(asyncio.CancelledError):
         await task
