@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import asyncio
+import subprocess
 import threading
+import time
 from collections.abc import Iterator, Sequence
+from socket import inet_aton
 from typing import Any
 
 import pytest
@@ -17,13 +20,14 @@ from steersman.model.plan import ServicePlan
 from steersman.model.ruleset import Ruleset, diff
 from steersman.modes.nftables.layout import affinity_map_name, base_name
 from steersman.modes.nftables.mode import NftablesMode, subscribe
+from steersman.modes.nftables.read import learned_entries
 from steersman.netfilter.nft.generations import generation
 from steersman.run.sync.sync import Sync
 from steersman.source.store import Store
 from tests.support.builders import nftables_plans as make
 from tests.support.builders import objects
 from tests.support.lab.namespace import in_namespace
-from tests.support.lab.nft import elements, listing, nft, program, render
+from tests.support.lab.nft import elements, nft, program, render
 
 pytestmark = pytest.mark.kernel
 OTHER = "add table ip other; delete table ip other"
@@ -151,42 +155,57 @@ def remember(clients: int, endpoint: str) -> None:
     nft(f"add element ip kube-proxy {MEMORY} {{ {', '.join(known)} }}")
 
 
-def test_a_flush_during_the_flush_of_affinity_fails_no_sync() -> None:
+def listing() -> str:
+    listed = subprocess.run(("nft", "list", "ruleset"), capture_output=True, text=True, check=True)
+    return listed.stdout
+
+
+def test_no_entry_is_missed_if_others_disturb_the_list_of_entries() -> None:
     async def body() -> None:
-        meddler = Meddler(amidst=False)
+        meddler = Meddler(OTHER)
         mode = meddled(meddler)
         want = await program(mode, [make.port([1, 3, 5], affinity=600)])
-        meddler.moment = meddler.lists  # the next list is remembered
+        remember(5000, "10.244.0.1")
+        meddler.moment = meddler.lists  # the next list is the one of entries
         fewer = render(mode, [make.port([3, 5], affinity=600)])
         await mode.apply(diff(want, fewer))
         assert meddler.done
-        assert await mode.read() == {}
+        assert "10.244.0.1 . 8080" not in listing()
 
     in_namespace(body)
 
 
-def test_many_affinity_entries_are_flushed_off_the_event_loop() -> None:
+@pytest.mark.parametrize("destroys", [True, False])
+def test_an_endpoint_goes_with_all_its_entries_in_one_transaction(
+    monkeypatch: pytest.MonkeyPatch, destroys: bool
+) -> None:
+    """Another one keeps clients from learning it. Before Linux 6.3 nothing can be destroyed."""
+
+    def with_one_that_expires(*given: Any) -> dict[bytes, bytes]:
+        entries = learned_entries(*given)
+        key, endpoint = next(iter(entries.items()))
+        return {key[:-4] + inet_aton("10.98.0.1"): endpoint, **entries}
+
     async def body() -> None:
         mode = NftablesMode(SubprocessExec())
         want = await program(mode, [make.port([1, 3, 5], affinity=600)])
-        remember(5000, "10.244.0.1")
-        rounds = 0
-
-        async def tick() -> None:
-            nonlocal rounds
-            while True:
-                await asyncio.sleep(0)
-                rounds += 1
-
-        ticking = asyncio.create_task(tick())
+        sender = mode._opened().sender
+        sender.destroys = destroys and sender.destroys
+        remember(30_000, "10.244.0.1")
+        nft(f"add element ip kube-proxy {MEMORY} {{ 10.99.0.1 timeout 3h : 10.244.0.3 . 8080 }}")
+        fewer = render(mode, [make.port([3, 5], affinity=600)])
         with Netlink(NETLINK_NETFILTER) as netlink:
             before = generation(netlink)
-            await mode.apply(diff(want, render(mode, [make.port([3, 5], affinity=600)])))
+            began = time.perf_counter()
+            await mode.apply(diff(want, fewer))
+            print(f"30,000 clients: {time.perf_counter() - began:.3f} s")
             assert generation(netlink) - before == 2
-        assert rounds > 1
-        ticking.cancel()
-        assert "10.244.0.1" not in listing()
+        left = listing()
+        assert "10.244.0.1 . 8080" not in left
+        assert "10.99.0.1" in left
+        assert await mode.read() == fewer
 
+    monkeypatch.setattr("steersman.modes.nftables.apply.learned_entries", with_one_that_expires)
     in_namespace(body)
 
 

@@ -20,32 +20,30 @@ import os
 import weakref
 from collections.abc import Iterable, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
-from contextlib import suppress
 from typing import Any
 
 from steersman.host.exec import Exec, run_program
-from steersman.host.netlink import Netlink, NetlinkError
-from steersman.host.nlmsg import text
+from steersman.host.netlink import Netlink
 from steersman.model.errors import TRANSIENT_ERRNOS, ApplyError, BusyError
 from steersman.model.names import Family
-from steersman.model.ruleset import Diff, Ruleset
+from steersman.model.ruleset import Diff
 from steersman.modes.nftables import wire
 from steersman.modes.nftables.counters import ElementCounters
 from steersman.modes.nftables.layout import (
     TABLE,
-    Form,
     Kind,
     affinity_map_of,
     family_number,
     family_of,
     kind_of,
     name_of,
+    named,
     prefix,
     split_element,
 )
 from steersman.modes.nftables.read import (
     Marker,
-    affinity_entries,
+    learned_entries,
     read_digests,
     read_table,
     text_hash,
@@ -54,6 +52,8 @@ from steersman.modes.nftables.rules import LAZY, needed_lazy
 from steersman.modes.nftables.skeleton import HEADER, foundation
 from steersman.modes.nftables.text import describe, interim_firewall, loadable, ruleset_text
 from steersman.modes.nftables.transaction import Counts, DerivedElements, Operation, transaction
+from steersman.modes.nftables.wire import OURS
+from steersman.netfilter.nft import wire as nft
 from steersman.netfilter.nft.generations import ForeignChanges, generation
 
 # -- Transactions ----------------------------------------------------------------------------------
@@ -77,8 +77,10 @@ class Sender:
         weakref.finalize(self, netlink.close)
         self.foreign = ForeignChanges(lambda: generation(netlink))
         """Counts transactions of other programs; told of each of ours."""
-        probe = wire.request(wire.DESTROYTABLE, Family.IPV4, text(1, "steersman-no-such-table"))
-        self.destroys = not netlink.batch(wire.batch([probe]))
+        probe = nft.about(
+            nft.Table(nft.NFPROTO[Family.IPV4], "steersman-no-such-table"), nft.DESTROYTABLE
+        )
+        self.destroys = not netlink.batch(nft.batch([probe]))
         """True if the kernel can destroy elements: delete those that may not exist."""
 
     def send(self, operations: Sequence[Operation]) -> None:
@@ -90,7 +92,7 @@ class Sender:
             BusyError: the kernel had no time or memory.
         """
         try:
-            errors = self.netlink.batch(wire.batch([operation.request for operation in operations]))
+            errors = self.netlink.batch(nft.batch([operation.request for operation in operations]))
         except OSError as failure:
             if failure.errno != errno.EMSGSIZE:  # in a user namespace wmem_max is the limit
                 raise
@@ -112,44 +114,6 @@ class Sender:
         what = describe(keys) if keys else "its fixed rules"
         reason = str(error).partition(": ")[2] or str(error)
         raise ApplyError(f"nf_tables rejects {what}: {reason}")
-
-
-# -- affinity entries of removed members ----------------------------------------------------
-
-
-def flush_affinity(sender: Sender, removed: Ruleset) -> None:
-    """Delete the affinity entries of removed members, unless their map was removed too.
-
-    The transaction that removed them is in force, so an error here must not fail it.
-    """
-    endpoints: dict[bytes, set[bytes]] = {}
-    for key in removed:
-        if kind_of(key) == Kind.MEMBER:
-            members, endpoint = split_element(key)
-            if members not in removed:
-                endpoints.setdefault(members, set()).add(endpoint)
-    verb = wire.DESTROYSETELEM if sender.destroys else wire.DELSETELEM
-    for members, gone in endpoints.items():
-        family, name = family_of(members), affinity_map_of(name_of(members))
-        clients: list[tuple[bytes, bytes]] = []
-        with suppress(
-            NetlinkError
-        ):  # another program changes the ruleset: flush the entries read so far
-            for client, endpoint in affinity_entries(sender.netlink, family, name):
-                if endpoint in gone:
-                    clients.append((client, b""))
-        # Without destroy, an entry that expired would fail all others of its transaction.
-        together = len(clients) if sender.destroys else 1
-        for first in range(0, len(clients), together or 1):
-            pairs = clients[first : first + together]
-            items = wire.encode(Form.SET, pairs, keys_only=True)
-            room = wire.room(items)
-            requests = [
-                wire.elements(verb, family, name, items[at : at + room])
-                for at in range(0, len(items), room)
-            ]
-            if not sender.netlink.batch(wire.batch(requests)):
-                sender.foreign.check(ours=1)
 
 
 # -- Our tables ------------------------------------------------------------------------------------
@@ -320,9 +284,9 @@ class KernelTables:
             *read_digests(self.netlink, family),
         )
         if old != marker:
-            requests = [wire.new_chain(family, marker.chain)]
+            requests = [nft.new_chain(OURS[family], marker.chain)]
             if old:
-                requests.append(wire.delete_chain(family, old.chain))
+                requests.append(nft.delete_chain(OURS[family], old.chain))
             self.sender.send([Operation(request, ()) for request in requests])
         self._markers[family] = marker
 
@@ -334,7 +298,7 @@ class KernelTables:
     # -- all the rest --
 
     def write(self, change: Diff) -> None:
-        """Carry out a Diff without texts, in one transaction.
+        """Carry out a Diff without texts, in one transaction (two if endpoints with affinity go).
 
         Raises:
             ApplyError: the kernel rejected it; nothing of it is in force.
@@ -345,15 +309,37 @@ class KernelTables:
             removed = {k: v for k, v in change.removed.items() if family_number(k) not in dropped}
             change = Diff(change.added, removed, change.changed)
         counts = self._derived.counts_after(change)
-        drops = [Operation(wire.delete_table(f), (prefix(Kind.SKELETON, f),)) for f in dropped]
+        drops = [Operation(nft.delete_table(OURS[f]), (prefix(Kind.SKELETON, f),)) for f in dropped]
         with self.counters.carried_over(change):
-            self._commit(drops, self._derived.complete(change, counts))
+            self._commit(drops, self._with_learned(self._derived.complete(change, counts)))
         if dropped:
             for family in dropped:
                 self._markers.pop(family, None)
             self._forget(dropped)
         self._derived.commit(counts, dropped)
-        flush_affinity(self.sender, change.removed)
+
+    def _with_learned(self, change: Diff) -> Diff:
+        """Return a Diff with the affinity entries that lead to endpoints that it removes.
+
+        First a transaction keeps clients from learning these endpoints. So the one that removes
+        them removes every entry for them.
+        """
+        leaving: dict[bytes, dict[bytes, bytes]] = {}  # members by their sets, which stay
+        for key, value in change.removed.items():
+            members = split_element(key)[0] if kind_of(key) == Kind.MEMBER else b""
+            if members and members not in change.removed:
+                leaving.setdefault(members, {})[key] = value
+        if not leaving:
+            return change
+        gone = {key: value for each in leaving.values() for key, value in each.items()}
+        self.sender.send(transaction(Diff(removed=gone), destroy=self.sender.destroys))
+        removed = {key: value for key, value in change.removed.items() if key not in gone}
+        for members, keys in leaving.items():
+            name = affinity_map_of(name_of(members))
+            map_key = named(Kind.AFFINITY, family_of(members), name)
+            endpoints = {split_element(key)[1] for key in keys}
+            removed |= learned_entries(self.netlink, map_key, endpoints)
+        return Diff(change.added, removed, change.changed)
 
     def write_parts(self, parts: Iterable[Diff]) -> None:
         """Carry out Diffs that only add, a transaction each; raises as `write`.

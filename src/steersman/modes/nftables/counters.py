@@ -34,7 +34,6 @@ from steersman.modes.nftables.layout import (
     ENDPOINT_KINDS,
     FRONTEND_KINDS,
     SETS,
-    TABLE,
     Form,
     Kind,
     address_and_port,
@@ -51,6 +50,7 @@ from steersman.modes.nftables.layout import (
 from steersman.modes.nftables.read import set_contents, set_names
 from steersman.modes.nftables.relay import Relay
 from steersman.modes.nftables.totals import ConnectionTotals
+from steersman.netfilter.nft import wire as nft
 
 _COUNTED_KINDS = (*FRONTEND_KINDS, *ENDPOINT_KINDS)
 _COUNTER, _PACKETS = text(1, "counter"), 2
@@ -125,9 +125,8 @@ class ElementCounters:
     def _read(self, start: bytes, keys: list[bytes]) -> Iterator[tuple[bytes, int]]:
         """Read the counters of some elements of a set; `start` begins their keys."""
         items = wire.encode(Form.SET, [(key, b"") for key in keys], keys_only=True)
-        table, name = text(1, TABLE), text(2, SETS[kind_of(start)].name)
-        elements = nested(3, *items)
-        request = wire.request(wire.GETSETELEM, family_of(start), table, name, elements)
+        name, elements = text(nft.SET_NAME, SETS[kind_of(start)].name), nested(3, *items)
+        request = nft.about(wire.OURS[family_of(start)], nft.GETSETELEM, name, elements)
         try:
             replies = self._netlink.request(request)
         except NetlinkError:  # another program deleted one: the transaction will report it

@@ -47,10 +47,10 @@ from steersman.modes.nftables.layout import (
 from steersman.modes.nftables.relay import Relay, split_listeners
 from steersman.modes.nftables.skeleton import foundation
 from steersman.modes.nftables.text import diff_text, script
-from steersman.modes.nftables.wire import table_of
 from steersman.modes.specs import ModeOptions
 from steersman.netfilter.nft.generations import NEWGEN, generation, last_writes, writer_of
 from steersman.netfilter.nft.tables import table_left
+from steersman.netfilter.nft.wire import table_of
 
 if TYPE_CHECKING:
     from steersman.modes.nftables.words import NftablesWords

@@ -24,7 +24,7 @@ from __future__ import annotations
 import errno
 import hashlib
 import re
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from contextlib import suppress
 from functools import partial
 from typing import NamedTuple, TypeAlias, TypeVar
@@ -39,15 +39,18 @@ from steersman.modes.nftables.layout import (
     TABLE,
     Kind,
     element_key,
+    family_of,
     is_affinity_map,
     is_members_set,
     members_of,
+    name_of,
     named,
     prefix,
 )
 from steersman.modes.nftables.rules import LAZY_CHAINS, active_lazy, in_force, rule_count
 from steersman.modes.nftables.skeleton import RULE_CHAINS
 from steersman.modes.nftables.transaction import Counts, check_derived
+from steersman.netfilter.nft import wire as nft
 
 _T = TypeVar("_T")
 _ATTEMPTS, _CHAIN_ATTEMPTS = 6, 50
@@ -190,8 +193,8 @@ def _read_table(
                 raise
     counts = check_derived(objects)
     # A base chain of ours lets packets pass that it does not match.
-    policies = {name: chain.get(wire.CHAIN_POLICY, wire.ACCEPT) for name, chain in chains.items()}
-    accepting = [r.chain for r in rules if policies.get(r.chain, wire.ACCEPT) == wire.ACCEPT]
+    policies = {name: chain.get(nft.CHAIN_POLICY, nft.ACCEPT) for name, chain in chains.items()}
+    accepting = [r.chain for r in rules if policies.get(r.chain, nft.ACCEPT) == nft.ACCEPT]
     active = active_lazy(accepting)
     intact = dependent == marker.rules_digest
     return TableState(marker, intact, active, in_force(objects, active), counts)
@@ -202,7 +205,7 @@ def _digests(chains: _Chains, sets: Iterable[str], rules: Iterable[_TableRule]) 
     foundation, dependent = hashlib.sha256(), hashlib.sha256()
     # Chains with the attributes of their hooks. A lazy base chain comes and goes.
     for name in sorted(chains):
-        hook = b"".join(chains[name].get(kind, b"") for kind in wire.CHAIN_HOOK)
+        hook = b"".join(chains[name].get(kind, b"") for kind in nft.CHAIN_HOOK)
         if _is_fixed(name) or (name in LAZY_CHAINS and not hook):
             foundation.update(f"{name}\0{len(hook)}\0".encode() + hook)
     # Names of sets; those with a slash belong to ServicePorts.
@@ -227,21 +230,21 @@ def _is_fixed(chain: str) -> bool:
 
 
 def _dump(netlink: Netlink, kind: int, family: Family, *more: bytes) -> Iterator[bytes]:
-    request = wire.request(kind, family, text(1, TABLE), *more)
-    return (reply.payload for reply in netlink.dump(request))
+    listing = nft.about(wire.OURS[family], kind, *more)
+    return (reply.payload for reply in netlink.dump(listing))
 
 
 def _chains(netlink: Netlink, family: Family, patient: bool = False) -> _Chains | None:
     """Return our chains; None if there is no table of our name."""
-    tables = _named(netlink, wire.GETTABLE, family, 1, patient)
+    tables = _named(netlink, nft.GETTABLE, family, 1, patient)
     if TABLE not in tables:
         return None
-    return _named(netlink, wire.GETCHAIN, family, wire.CHAIN_NAME, patient)
+    return _named(netlink, nft.GETCHAIN, family, nft.CHAIN_NAME, patient)
 
 
 def set_names(netlink: Netlink, family: Family, patient: bool = False) -> list[str]:
     """Return the names of our sets and maps."""
-    return [*_named(netlink, wire.GETSET, family, wire.SET_NAME, patient)]
+    return [*_named(netlink, nft.GETSET, family, nft.SET_NAME, patient)]
 
 
 def _named(
@@ -267,12 +270,12 @@ def _named(
 def _rules(netlink: Netlink, family: Family, *chain: bytes) -> list[_TableRule]:
     """Return our rules; those of one chain if its name is given as an attribute."""
     found: list[_TableRule] = []
-    for payload in _dump(netlink, wire.GETRULE, family, *chain):
+    for payload in _dump(netlink, nft.GETRULE, family, *chain):
         rule = attributes(payload, 4)
         if string(rule[1]) == TABLE:
-            comment = wire.comment_of(rule.get(wire.RULE_USERDATA, b"")).decode(errors="replace")
-            expressions = rule.get(wire.RULE_EXPRESSIONS, b"")
-            found.append(_TableRule(string(rule[wire.RULE_CHAIN]), expressions, comment))
+            comment = nft.comment_of(rule.get(nft.RULE_USERDATA, b"")).decode(errors="replace")
+            expressions = rule.get(nft.RULE_EXPRESSIONS, b"")
+            found.append(_TableRule(string(rule[nft.RULE_CHAIN]), expressions, comment))
     return found
 
 
@@ -282,7 +285,7 @@ def _patient_rules(netlink: Netlink, family: Family, chains: _Chains) -> list[_T
         return _rules(netlink, family)
     found: list[_TableRule] = []
     for chain in chains:
-        name = text(wire.RULE_CHAIN, chain)
+        name = text(nft.RULE_CHAIN, chain)
         # A chain fits into one datagram: there is hardly time for a transaction.
         found += _undisturbed(partial(_rules, netlink, family, name), _CHAIN_ATTEMPTS)
     return found
@@ -299,7 +302,7 @@ def set_contents(
         name: name of the set.
         holding: skip messages, of some 300 elements each, in which this is not found.
     """
-    for payload in _dump(netlink, wire.GETSETELEM, family, text(2, name)):
+    for payload in _dump(netlink, nft.GETSETELEM, family, text(2, name)):
         if holding is None or holding.search(payload):
             yield from wire.element_contents(payload)
 
@@ -324,19 +327,35 @@ def _stale_entries(
     netlink: Netlink, family: Family, name: str, names: Iterable[str]
 ) -> Iterator[tuple[bytes, bytes]]:
     """Yield the entries of an affinity map for endpoints that are not members."""
-    entries = list(affinity_entries(netlink, family, name))
+    map_key = named(Kind.AFFINITY, family, name)
+    entries = dict(_entries(netlink, map_key))
     members, key = members_of(name), wire.key_getter(family.bits // 8 + 4)
     contents = set_contents(netlink, family, members) if entries and members in names else ()
     known = {key(content) for content in contents}
-    start = element_key(named(Kind.AFFINITY, family, name))
-    for client, endpoint in entries:
-        if endpoint not in known:
-            yield start + client, endpoint
+    return ((entry, endpoint) for entry, endpoint in entries.items() if endpoint not in known)
 
 
-def affinity_entries(netlink: Netlink, family: Family, name: str) -> Iterator[tuple[bytes, bytes]]:
-    """Yield clients and their endpoints in an affinity map."""
+def learned_entries(
+    netlink: Netlink, map_key: bytes, endpoints: Collection[bytes]
+) -> dict[bytes, bytes]:
+    """Return the entries of an affinity map, given by its key, that lead to some endpoints.
+
+    If transactions of other programs disturb every list, some may be missing.
+    """
+    seen: dict[bytes, bytes] = {}
+    for _ in range(_ATTEMPTS):
+        with suppress(NetlinkError):
+            for entry, endpoint in _entries(netlink, map_key):
+                if endpoint in endpoints:
+                    seen[entry] = endpoint
+            break
+    return seen
+
+
+def _entries(netlink: Netlink, map_key: bytes) -> Iterator[tuple[bytes, bytes]]:
+    """Yield the entries of an affinity map: their keys, and the endpoint of each client."""
+    family, start = family_of(map_key), element_key(map_key)
     width = family.bits // 8
     client, endpoint = wire.key_getter(width), wire.data_getter(width, width + 4)
-    for content in set_contents(netlink, family, name):
-        yield client(content), endpoint(content)
+    for content in set_contents(netlink, family, name_of(map_key)):
+        yield start + client(content), endpoint(content)

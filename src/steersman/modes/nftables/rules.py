@@ -1,7 +1,6 @@
 """Rules that go in by netlink: chains of ServicePorts, and lazy chains. Pure.
 
 nft 1.0.6 cannot write these rules, so they are built from expressions of the nf_tables machine.
-Registers are the 32-bit ones (NFT_REG32_00 = 8 and up); an IPv6 address takes four.
 
 **Chains of a ServicePort** with session affinity. The value of such a chain in the Ruleset
 describes its rules (render.py), and is the comment of its first rule, to be read back from there:
@@ -21,7 +20,7 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import NamedTuple
 
-from steersman.host.nlmsg import Request, attr, be32, nested, text, u8
+from steersman.host.nlmsg import Request, attr, be32, text
 from steersman.model.names import Family, Protocol
 from steersman.model.ruleset import Ruleset
 from steersman.modes.nftables.layout import (
@@ -34,73 +33,87 @@ from steersman.modes.nftables.layout import (
     kind_of,
     members_set_name,
 )
-from steersman.modes.nftables.wire import flush_chain, new_base_chain, new_chain, new_rule
+from steersman.modes.nftables.wire import OURS
+from steersman.netfilter.nft.expressions import (
+    CT_DST_IP,
+    CT_PROTO_DST,
+    CT_STATE,
+    CT_STATUS,
+    DROP,
+    GOTO,
+    JUMP,
+    META_L4PROTO,
+    REGISTER,
+    RETURN,
+    dnat,
+    expression,
+    load_ct,
+    load_field,
+    load_meta,
+    load_original,
+    lookup,
+    meta_is,
+    register_has,
+    verdict,
+    width,
+)
+from steersman.netfilter.nft.wire import (
+    INPUT,
+    OUTPUT,
+    POSTROUTING,
+    PREROUTING,
+    flush_chain,
+    new_base_chain,
+    new_chain,
+    new_rule,
+)
 
-_FIRST = 8
-_JUMP, _GOTO, _RETURN, _DROP = -3, -4, -5, 0
-_NETWORK, _TRANSPORT = 1, 2
-_META_L4PROTO = 16
-_CT_STATE, _CT_STATUS, _CT_PROTO_DST = 0, 2, 12
-_CT_DST_IP = {Family.IPV4: 20, Family.IPV6: 22}
-_NEW, _DNAT = 0x8, 0x20
-_PREROUTING, _INPUT, _OUTPUT, _POSTROUTING = 0, 1, 3, 4
-
-
-# -- chains of a ServicePort ----------------------------------------------------------------
+_NEW, _DNAT = 0x8, 0x20  # of the state and the status of a connection
+_UPDATE = 1  # NFT_DYNSET_OP_UPDATE
 
 
 def chain_requests(family: Family, chain: str, value: str) -> list[Request]:
     """Return requests that create or refill a ServicePort's chain, given its value."""
     kind, *words = value.split()
-    base, width = base_name_of(chain), _width(family)
+    base = base_name_of(chain)
     rules: list[list[bytes]] = []
     if kind == "lookup":
         protocol, mark, pool, lb = words
-        number = bytes((Protocol(protocol.upper()).number,))
         if mark != "-":
-            rules.append([_verdict(_JUMP, mark)])
+            rules.append([verdict(JUMP, mark)])
         # meta l4proto tcp dnat to ip saddr map @affinity-...; other clients go on
         rules.append(
             [
-                _meta(_META_L4PROTO, _FIRST),
-                _expression("cmp", be32(1, _FIRST), be32(2, 0), nested(3, attr(1, number))),
-                _load(family, "saddr", _FIRST),
-                _lookup(affinity_map_name(base, pool == POOLS[True]), _FIRST, _FIRST),
-                # NFT_NAT_DNAT, family, registers; flag 2: NF_NAT_RANGE_PROTO_SPECIFIED
-                _expression(
-                    "nat",
-                    be32(1, 1),
-                    be32(2, 2 if family is Family.IPV4 else 10),
-                    be32(3, _FIRST),  # the address
-                    be32(5, _FIRST + width),  # the port
-                    be32(7, 2),
-                ),
+                *meta_is(META_L4PROTO, Protocol(protocol.upper()).number),
+                load_field(family, "saddr"),
+                lookup(affinity_map_name(base, pool == POOLS[True]), destination=REGISTER),
+                dnat(family, REGISTER, REGISTER + width(family)),
             ]
         )
-        rules.append([_verdict(_GOTO, lb)])
+        rules.append([verdict(GOTO, lb)])
     else:
         seconds, *pools = words
+        client = REGISTER + width(family) + 1  # behind the endpoint
         timeout = attr(6, struct.pack(">Q", int(seconds) * 1000))
-        client = _FIRST + width + 1
         for local in (pool == POOLS[True] for pool in pools):
             # ip daddr . th dport @members-...
             #     update @affinity-... { ip saddr timeout 3h : ip daddr . th dport }
-            entries = text(1, affinity_map_name(base, local))
-            update = (entries, be32(3, 1), be32(4, client), be32(5, _FIRST), timeout)
+            entries = affinity_map_name(base, local)
+            learn = text(1, entries), be32(3, _UPDATE), be32(4, client), be32(5, REGISTER), timeout
             rules.append(
                 [
-                    _load(family, "daddr", _FIRST),
-                    _load(family, "dport", _FIRST + width),
-                    _lookup(members_set_name(base, local), _FIRST),
-                    _load(family, "saddr", client),
-                    _expression("dynset", *update),
+                    load_field(family, "daddr"),
+                    load_field(family, "dport", REGISTER + width(family)),
+                    lookup(members_set_name(base, local)),
+                    load_field(family, "saddr", client),
+                    expression("dynset", *learn),
                 ]
             )
     return [
-        new_chain(family, chain),
-        flush_chain(family, chain),
+        new_chain(OURS[family], chain),
+        flush_chain(OURS[family], chain),
         *(
-            new_rule(family, chain, *rule, comment="" if number else value)
+            new_rule(OURS[family], chain, *rule, comment="" if number else value)
             for number, rule in enumerate(rules)
         ),
     ]
@@ -110,9 +123,6 @@ def rule_count(value: str) -> int:
     """Return the number of rules in a chain with this value."""
     kind, *words = value.split()
     return 2 + (words[1] != "-") if kind == "lookup" else len(words) - 1
-
-
-# -- lazy chains ----------------------------------------------------------------------------
 
 
 class BaseChain(NamedTuple):
@@ -127,34 +137,34 @@ class BaseChain(NamedTuple):
 FIREWALL_CHECK, FIREWALL = "firewall-check", "firewall"
 """Chains that find load balancer IPs with source ranges, and let allowed sources pass."""
 FIREWALL_BASES = (
-    BaseChain("filter-prerouting-pre-dnat", "filter", _PREROUTING, -110),
-    BaseChain("filter-output-pre-dnat", "filter", _OUTPUT, -110),
+    BaseChain("filter-prerouting-pre-dnat", "filter", PREROUTING, -110),
+    BaseChain("filter-output-pre-dnat", "filter", OUTPUT, -110),
 )
 """Hooks at which source ranges are checked: before any DNAT."""
 LEARN_BASES = (
-    BaseChain("affinity-postrouting", "nat", _POSTROUTING, 99),
-    BaseChain("affinity-input", "nat", _INPUT, 99),
+    BaseChain("affinity-postrouting", "nat", POSTROUTING, 99),
+    BaseChain("affinity-input", "nat", INPUT, 99),
 )
 """Hooks at which affinity is learned: behind DNAT, before masquerading; once per connection."""
 
 
 def learning_rules(family: Family) -> list[Request]:
     """Return the rules that find the ServicePort that learns, by the destination before DNAT."""
-    width = _width(family)
+    table, behind = OURS[family], REGISTER + width(family)
     # ct original ip daddr . meta l4proto . ct original proto-dst vmap @affinity-ips
     service = [
-        _original(_CT_DST_IP[family], _FIRST),
-        _meta(_META_L4PROTO, _FIRST + width),
-        _original(_CT_PROTO_DST, _FIRST + width + 1),
+        load_original(CT_DST_IP[family]),
+        load_meta(META_L4PROTO, behind),
+        load_original(CT_PROTO_DST, behind + 1),
     ]
     # meta l4proto . ct original proto-dst vmap @affinity-nodeports
-    node_port = [_meta(_META_L4PROTO, _FIRST), _original(_CT_PROTO_DST, _FIRST + 1)]
+    node_port = [load_meta(META_L4PROTO), load_original(CT_PROTO_DST, REGISTER + 1)]
     # ct status dnat jump affinity-learn
-    translated = (*_has_flag(_CT_STATUS, _DNAT), _verdict(_JUMP, LEARN_CHAIN))
+    translated = (load_ct(CT_STATUS), *register_has(_DNAT), verdict(JUMP, LEARN_CHAIN))
     return [
-        flush_chain(family, LEARN_CHAIN),
-        new_rule(family, LEARN_CHAIN, *service, _lookup("affinity-ips", _FIRST, 0)),
-        new_rule(family, LEARN_CHAIN, *node_port, _lookup("affinity-nodeports", _FIRST, 0)),
+        flush_chain(table, LEARN_CHAIN),
+        new_rule(table, LEARN_CHAIN, *service, lookup("affinity-ips", destination=0)),
+        new_rule(table, LEARN_CHAIN, *node_port, lookup("affinity-nodeports", destination=0)),
         *_base_chains(family, LEARN_BASES, translated),
     ]
 
@@ -165,24 +175,24 @@ def firewall_rules(family: Family) -> list[Request]:
     nft 1.0.6 swaps the bytes of the protocol for the lookup of a range, both bytes of the one that
     there is; kernels since 6.12.117 reject that.
     """
-    width = _width(family)
+    table, behind = OURS[family], REGISTER + width(family)
     # ip daddr . meta l4proto . th dport, with @firewall-ips or (. ip saddr) @firewall-allowed
     service = [
-        _load(family, "daddr", _FIRST),
-        _meta(_META_L4PROTO, _FIRST + width),
-        _load(family, "dport", _FIRST + width + 1),
+        load_field(family, "daddr"),
+        load_meta(META_L4PROTO, behind),
+        load_field(family, "dport", behind + 1),
     ]
-    found = _lookup("firewall-ips", _FIRST)
-    source = _load(family, "saddr", _FIRST + width + 2)
-    allowed = _lookup("firewall-allowed", _FIRST)
+    found = lookup("firewall-ips")
+    source = load_field(family, "saddr", behind + 2)
+    allowed = lookup("firewall-allowed")
     # ct state new jump firewall-check
-    fresh = (*_has_flag(_CT_STATE, _NEW), _verdict(_JUMP, FIREWALL_CHECK))
+    fresh = (load_ct(CT_STATE), *register_has(_NEW), verdict(JUMP, FIREWALL_CHECK))
     return [
-        flush_chain(family, FIREWALL),
-        new_rule(family, FIREWALL, *service, source, allowed, _verdict(_RETURN)),
-        new_rule(family, FIREWALL, _verdict(_DROP)),
-        flush_chain(family, FIREWALL_CHECK),
-        new_rule(family, FIREWALL_CHECK, *service, found, _verdict(_GOTO, FIREWALL)),
+        flush_chain(table, FIREWALL),
+        new_rule(table, FIREWALL, *service, source, allowed, verdict(RETURN)),
+        new_rule(table, FIREWALL, verdict(DROP)),
+        flush_chain(table, FIREWALL_CHECK),
+        new_rule(table, FIREWALL_CHECK, *service, found, verdict(GOTO, FIREWALL)),
         *_base_chains(family, FIREWALL_BASES, fresh),
     ]
 
@@ -192,9 +202,9 @@ def _base_chains(
 ) -> Iterator[Request]:
     """Create or refill chains that all have the same single rule."""
     for base in bases:
-        yield new_base_chain(family, *base)
-        yield flush_chain(family, base.name)
-        yield new_rule(family, base.name, *rule)
+        yield new_base_chain(OURS[family], *base)
+        yield flush_chain(OURS[family], base.name)
+        yield new_rule(OURS[family], base.name, *rule)
 
 
 class LazyChains(NamedTuple):
@@ -246,61 +256,3 @@ def in_force(objects: dict[bytes, bytes], active: Iterable[str]) -> dict[bytes, 
     """Return the objects without those that only inactive chains look up."""
     inactive = {kind for chain in LAZY.keys() - set(active) for kind in LAZY[chain].kinds}
     return {key: value for key, value in objects.items() if kind_of(key) not in inactive}
-
-
-# -- expressions ----------------------------------------------------------------------------
-
-# An expression has a name and a nest of attributes, NFTA_PAYLOAD_..., NFTA_META_... and so on in
-# linux/netfilter/nf_tables.h. It reads and writes registers.
-
-
-def _width(family: Family) -> int:
-    """Return the number of registers that an address takes."""
-    return family.bits // 32
-
-
-def _expression(name: str, *attributes: bytes) -> bytes:
-    return nested(1, text(1, name), nested(2, *attributes))
-
-
-def _load(family: Family, field: str, register: int) -> bytes:
-    """Load a field of the packet, as nft spells it: saddr, daddr or dport."""
-    size = family.bits // 8
-    source = 12 if family is Family.IPV4 else 8  # offset in the IP header; the destination follows
-    base, offset, size = {
-        "saddr": (_NETWORK, source, size),
-        "daddr": (_NETWORK, source + size, size),
-        "dport": (_TRANSPORT, 2, 2),
-    }[field]
-    return _expression("payload", be32(1, register), be32(2, base), be32(3, offset), be32(4, size))
-
-
-def _meta(key: int, register: int) -> bytes:
-    return _expression("meta", be32(2, key), be32(1, register))
-
-
-def _has_flag(key: int, flag: int) -> tuple[bytes, ...]:
-    """Return expressions that match connections by a flag of their state or status."""
-    # The numbers are NFTA_BITWISE_... and NFTA_CMP_...: (register & mask) ^ 0 != 0.
-    mask, zero = struct.pack("=I", flag), bytes(4)
-    masked = (be32(1, _FIRST), be32(2, _FIRST), be32(3, 4), nested(4, attr(1, mask)))
-    return (
-        _expression("ct", be32(1, _FIRST), be32(2, key)),
-        _expression("bitwise", *masked, nested(5, attr(1, zero))),
-        _expression("cmp", be32(1, _FIRST), be32(2, 1), nested(3, attr(1, zero))),
-    )
-
-
-def _original(key: int, register: int) -> bytes:
-    """Load a field of the packet as it was before DNAT."""
-    return _expression("ct", be32(1, register), be32(2, key), u8(3, 0))
-
-
-def _lookup(name: str, source: int, destination: int | None = None) -> bytes:
-    into = () if destination is None else (be32(3, destination),)
-    return _expression("lookup", text(1, name), be32(2, source), *into)
-
-
-def _verdict(code: int, chain: str = "") -> bytes:
-    verdict = nested(2, attr(1, struct.pack(">i", code)), text(2, chain) if chain else b"")
-    return _expression("immediate", be32(1, 0), nested(2, verdict))  # 0: NFT_REG_VERDICT

@@ -39,6 +39,7 @@ from steersman.modes.nftables.layout import (
     split_element,
 )
 from steersman.modes.nftables.rules import chain_requests
+from steersman.netfilter.nft import wire as nft
 
 # -- Derived elements ------------------------------------------------------------------------------
 #
@@ -186,13 +187,13 @@ def transaction(change: Diff, *, destroy: bool) -> list[Operation]:
         new[start].append((key, after))
 
     # 1. Elements: those of a verdict map release the chains that they go to.
-    delete = wire.DESTROYSETELEM if destroy else wire.DELSETELEM
+    delete = nft.DESTROYSETELEM if destroy else nft.DELSETELEM
     operations = list(_elements(delete, old, gone_sets))
     # 2. Chains. Their rules first: these may go to other chains and look sets up.
     for key in gone_chains:
-        family, name = family_of(key), name_of(key)
-        operations.append(Operation(wire.flush_chain(family, name), (key,)))
-        operations.append(Operation(wire.delete_chain(family, name), (key,)))
+        table, name = wire.OURS[family_of(key)], name_of(key)
+        operations.append(Operation(nft.flush_chain(table, name), (key,)))
+        operations.append(Operation(nft.delete_chain(table, name), (key,)))
     # 3. Sets, then chains that look them up. A changed chain is refilled.
     for key in _keys(new, _SETS_BY_NAME):
         operations.append(Operation(_NEW_SETS[kind_of(key)](family_of(key), name_of(key)), (key,)))
@@ -203,7 +204,7 @@ def transaction(change: Diff, *, destroy: bool) -> list[Operation]:
     # 4. Sets, which a refilled chain may have looked up until now.
     operations += [Operation(wire.delete_set(family_of(k), name_of(k)), (k,)) for k in gone_sets]
     # 5. Elements, which go to chains and are members of sets.
-    return [*operations, *_elements(wire.NEWSETELEM, new, {})]
+    return [*operations, *_elements(nft.NEWSETELEM, new, {})]
 
 
 def _keys(groups: _Groups, kinds: Sequence[Kind]) -> list[bytes]:
@@ -221,9 +222,13 @@ def _elements(verb: int, groups: _Groups, gone_sets: Collection[bytes]) -> Itera
         for pair in pairs if kind_of(start) in _ELEMENTS_BY_NAME else ():
             by_set[split_element(pair[0])[0]].append(pair)
     for set_key, pairs in by_set.items():
-        if set_key not in gone_sets:
-            start = element_key(set_key)
-            yield from _elements_of_set(verb, start, name_of(set_key), Form.SET, pairs)
+        if set_key in gone_sets:
+            continue
+        start, name = element_key(set_key), name_of(set_key)
+        if verb == nft.DELSETELEM and kind_of(set_key) == Kind.AFFINITY:
+            # One that has expired cannot be deleted: add it, which does nothing if it is there.
+            yield from _elements_of_set(nft.NEWSETELEM, start, name, Form.ENDPOINTS, pairs)
+        yield from _elements_of_set(verb, start, name, Form.SET, pairs)
 
 
 def _elements_of_set(
@@ -234,7 +239,7 @@ def _elements_of_set(
     for first in range(0, len(pairs), _TOGETHER):
         some = pairs[first : first + _TOGETHER]
         elements = [(netfilter_key(key), value) for key, value in some]
-        items = wire.encode(form, elements, keys_only=verb != wire.NEWSETELEM)
+        items = wire.encode(form, elements, keys_only=verb != nft.NEWSETELEM)
         room = wire.room(items)
         for at in range(0, len(items), room):
             request = wire.elements(verb, family_of(start), name, items[at : at + room])

@@ -1,8 +1,7 @@
-"""nf_tables over netlink: messages for elements, sets, chains and the few rules nft cannot write.
+"""nf_tables over netlink: messages for our elements, and for sets of ServicePorts. Pure.
 
-Layouts are those of linux/netfilter/nf_tables.h. Attributes that hold numbers are in network byte
-order; keys and values of elements are as the data path has them in its registers. 100,000 elements
-pass here at a start, so they are laid out by hand, at a tenth of the cost of nlmsg.nested (a test
+Keys and values of elements are as the data path has them in its registers. 100,000 elements pass
+here at a start, so they are laid out by hand, at a tenth of the cost of nlmsg.nested (a test
 compares the two):
 
     offset in an element's content   0     4          8     8 + size of key   + 8
@@ -21,8 +20,6 @@ from operator import itemgetter
 from steersman.host.nlmsg import (
     HEADER,
     NLA_F_NESTED,
-    NLM_F_ACK,
-    NLM_F_APPEND,
     NLM_F_CREATE,
     Request,
     attr,
@@ -30,23 +27,16 @@ from steersman.host.nlmsg import (
     be32,
     iter_attributes,
     nested,
-    string,
     text,
 )
 from steersman.model.names import Family
 from steersman.modes.nftables.layout import DROP, REJECT, TABLE, Form, interval_end
+from steersman.netfilter.nft import wire as nft
 
-_SUBSYSTEM = 10 << 8
-NEWTABLE, GETTABLE, DELTABLE, NEWCHAIN, GETCHAIN, DELCHAIN, NEWRULE, GETRULE, DELRULE = range(9)
-NEWSET, GETSET, DELSET, NEWSETELEM, GETSETELEM, DELSETELEM, NEWGEN, GETGEN = range(9, 17)
-DESTROYTABLE, DESTROYSETELEM = 26, 30
-"""Since kernel 6.3: like delete, but an object that does not exist is no error."""
-_BATCH_BEGIN, _BATCH_END = 16, 17
-
-_NFPROTO = {Family.IPV4: 2, Family.IPV6: 10}
+OURS = {family: nft.Table(nft.NFPROTO[family], TABLE) for family in Family}
+"""Our tables."""
 _LENGTH = struct.Struct("=H")
 _ATTRIBUTE = struct.Struct("=HH")
-_NFGENMSG = struct.Struct("=BB2s")
 _ELEMENTS = 3  # NFTA_SET_ELEM_LIST_ELEMENTS
 _LIST_ELEM = 1  # NFTA_LIST_ELEM
 _VALUE = 1  # NFTA_DATA_VALUE
@@ -57,34 +47,6 @@ ELEMENT_KEY, ELEMENT_DATA, ELEMENT_USERDATA, ELEMENT_KEY_END = 1, 2, 6, 10  # NF
 _DATA_VERDICT = 2  # NFTA_DATA_VERDICT
 _VERDICT_CODE, _VERDICT_CHAIN = 1, 2  # NFTA_VERDICT_...
 _GOTO = struct.pack(">i", -4)
-
-
-def request(kind: int, family: Family | None, *attributes: bytes, flags: int = 0) -> Request:
-    """Return a request of nf_tables; family None means all families."""
-    number = _NFPROTO[family] if family else 0
-    return Request(
-        _SUBSYSTEM | kind, _NFGENMSG.pack(number, 0, b"\0\0") + b"".join(attributes), flags
-    )
-
-
-def batch(requests: Sequence[Request]) -> list[Request]:
-    """Return requests as one transaction. The kernel answers errors, and the last request."""
-    edge = _NFGENMSG.pack(0, 0, b"\0\x0a")  # the resource id is the subsystem, 10
-    last = requests[-1]
-    return [
-        Request(_BATCH_BEGIN, edge),
-        *requests[:-1],
-        last._replace(flags=last.flags | NLM_F_ACK),
-        Request(_BATCH_END, edge),
-    ]
-
-
-def table_of(payload: bytes) -> str:
-    """Return the table that a message of nf_tables is about (NEWGEN is about none)."""
-    return string(attributes(payload, 4).get(1, b""))
-
-
-# -- elements ------------------------------------------------------------------------------
 
 
 _PLAIN = {DROP: struct.pack(">i", 0), REJECT: struct.pack(">i", -1)}
@@ -107,25 +69,11 @@ def _verdict_word(data: bytes) -> bytes:
     return chain or _PLAIN_NAMES.get(found.get(_VERDICT_CODE, b""), b"?")
 
 
-def userdata(comment: bytes, kind: int = ELEMENT_USERDATA) -> bytes:
-    """Return a comment as nft's own type-length-value (libnftnl udata, type 0)."""
-    if not comment:
-        return b""
-    return attr(kind, bytes((0, len(comment) + 1)) + comment + b"\0")
-
-
-def comment_of(userdata: bytes) -> bytes:
-    """Return the comment in user data; b"" if there is none."""
-    if len(userdata) < 3 or userdata[0] != 0:
-        return b""
-    return userdata[2 : 1 + userdata[1]]
-
-
 def elements(kind: int, family: Family, name: str, items: Sequence[bytes]) -> Request:
     """Return a request that adds or deletes elements; at most `room` of them."""
-    head = text(1, TABLE) + text(SET_NAME, name)
-    flags = NLM_F_CREATE if kind == NEWSETELEM else 0
-    return request(kind, family, head, attr(_ELEMENTS | NLA_F_NESTED, b"".join(items)), flags=flags)
+    listed = attr(_ELEMENTS | NLA_F_NESTED, b"".join(items))
+    flags = NLM_F_CREATE if kind == nft.NEWSETELEM else 0
+    return nft.about(OURS[family], kind, text(nft.SET_NAME, name), listed, flags=flags)
 
 
 def room(items: Sequence[bytes]) -> int:
@@ -135,8 +83,8 @@ def room(items: Sequence[bytes]) -> int:
 
 def element_at(request: Request, offset: int) -> int:
     """Return the index of the element at an offset of a request's message; -1 for none."""
-    at = HEADER.size + _NFGENMSG.size
-    for kind, value in iter_attributes(request.payload, _NFGENMSG.size):
+    at = HEADER.size + nft.HEAD.size
+    for kind, value in iter_attributes(request.payload, nft.HEAD.size):
         at += 4  # the header of the attribute
         if kind == _ELEMENTS:
             for number, (_, content) in enumerate(iter_attributes(value)):
@@ -152,7 +100,7 @@ def element_contents(payload: bytes) -> Iterator[bytes]:
 
     The loop works like iter_attributes, at two thirds of the cost.
     """
-    for kind, data in iter_attributes(payload, 4):
+    for kind, data in iter_attributes(payload, nft.HEAD.size):
         at, end = 0, len(data) if kind == _ELEMENTS else 0
         while at < end:
             (size,) = _LENGTH.unpack_from(data, at)
@@ -186,12 +134,12 @@ def value_getter(form: Form, key_size: int, width: int) -> Callable[[bytes], byt
     def comment(content: bytes) -> bytes:
         if len(content) <= behind:
             return b""
-        return comment_of(attributes(content, behind).get(ELEMENT_USERDATA, b""))
+        return nft.comment_of(attributes(content, behind).get(ELEMENT_USERDATA, b""))
 
     def verdict_and_comment(content: bytes) -> bytes:
         found = attributes(content, behind)
         word = _verdict_word(found.get(ELEMENT_DATA, b""))
-        return word + b"\0" + comment_of(found.get(ELEMENT_USERDATA, b""))
+        return word + b"\0" + nft.comment_of(found.get(ELEMENT_USERDATA, b""))
 
     def interval_end(content: bytes) -> bytes:
         return attributes(content, behind).get(ELEMENT_KEY_END, b"")[-width:]
@@ -253,7 +201,7 @@ def encode(form: Form, pairs: Sequence[tuple[bytes, bytes]], *, keys_only: bool)
                 items.append(_element_head(size, len(rest)) + key + rest)
             return items
         case _:
-            rests = ((key, userdata(comment)) for key, comment in pairs)
+            rests = ((key, nft.userdata(comment, ELEMENT_USERDATA)) for key, comment in pairs)
             return [_element_head(size, len(rest)) + key + rest for key, rest in rests]
 
 
@@ -270,88 +218,11 @@ def _element_head(key: int, rest: int) -> bytes:
 @lru_cache(maxsize=1024)
 def _around_comment(size: int) -> tuple[bytes, bytes]:
     """Return the bytes that `userdata` puts before and behind a comment of a size above 0."""
-    whole = userdata(bytes(size))
+    whole = nft.userdata(bytes(size), ELEMENT_USERDATA)
     return whole[:6], whole[6 + size :]
 
 
-# -- chains, sets, rules ---------------------------------------------------------------------
-
-# Attribute 1 is always the table. The name of a chain is 3 in messages about chains
-# (NFTA_CHAIN_NAME) and 2 in those about rules (NFTA_RULE_CHAIN); that of a set is always 2.
-
-
-def new_chain(family: Family, name: str) -> Request:
-    """Add a chain."""
-    return request(NEWCHAIN, family, text(1, TABLE), text(CHAIN_NAME, name), flags=NLM_F_CREATE)
-
-
-CHAIN_NAME, CHAIN_POLICY = 3, 5
-CHAIN_HOOK = (4, CHAIN_POLICY, 7, 10)
-"""Attributes of a chain: hook and priority, policy, type, flags."""
-RULE_CHAIN, RULE_EXPRESSIONS, RULE_USERDATA = 2, 4, 7
-SET_NAME = 2
-ACCEPT = (1).to_bytes(4, "big")
-"""Policy of a base chain that lets packets pass."""
-
-
-def new_base_chain(family: Family, name: str, kind: str, hook: int, priority: int) -> Request:
-    """Add a base chain; packets that it does not match pass.
-
-    Args:
-        family: family of the table.
-        name: name of the chain.
-        kind: `filter` or `nat`.
-        hook: number of the hook, as in linux/netfilter.h (NF_INET_...).
-        priority: among the chains of that hook; lower ones come first.
-    """
-    where = nested(4, be32(1, hook), attr(2, struct.pack(">i", priority)))
-    what = (
-        text(1, TABLE),
-        text(CHAIN_NAME, name),
-        where,
-        attr(CHAIN_POLICY, ACCEPT),
-        text(7, kind),
-    )
-    return request(NEWCHAIN, family, *what, flags=NLM_F_CREATE)
-
-
-def delete_chain(family: Family, name: str) -> Request:
-    """Delete an empty chain."""
-    return request(DELCHAIN, family, text(1, TABLE), text(CHAIN_NAME, name))
-
-
-def flush_chain(family: Family, name: str) -> Request:
-    """Delete all rules of a chain."""
-    return request(DELRULE, family, text(1, TABLE), text(RULE_CHAIN, name))
-
-
-def flush_set(family: Family, name: str) -> Request:
-    """Delete all elements of a set or map."""
-    return request(DELSETELEM, family, text(1, TABLE), text(SET_NAME, name))
-
-
-def delete_set(family: Family, name: str) -> Request:
-    """Delete a set or map that no rule uses."""
-    return request(DELSET, family, text(1, TABLE), text(SET_NAME, name))
-
-
-def delete_table(family: Family) -> Request:
-    """Delete our table with all that is in it."""
-    return request(DELTABLE, family, text(1, TABLE))
-
-
-def new_rule(family: Family, chain: str, *expressions: bytes, comment: str = "") -> Request:
-    """Append a rule."""
-    return request(
-        NEWRULE,
-        family,
-        text(1, TABLE),
-        text(RULE_CHAIN, chain),
-        nested(RULE_EXPRESSIONS, *expressions),
-        userdata(comment.encode(), kind=RULE_USERDATA),
-        flags=NLM_F_CREATE | NLM_F_APPEND,
-    )
-
+# Sets of a ServicePort
 
 _IPV4_ADDR, _IPV6_ADDR, _INET_SERVICE = 7, 8, 13  # nft's own numbers of its data types
 _CLIENTS = 262_144  # entries of one affinity map at most; the kernel allocates them as needed
@@ -383,13 +254,16 @@ def _endpoint_type(family: Family) -> tuple[int, int]:
 
 
 def _new_set(family: Family, name: str, flags: int, fields: Iterable[bytes]) -> Request:
-    return request(
-        NEWSET,
-        family,
-        text(1, TABLE),
-        text(SET_NAME, name),
-        be32(3, flags),
-        *fields,
-        be32(10, 1),  # an id is mandatory, but names refer to the set
-        flags=NLM_F_CREATE,
-    )
+    what = text(nft.SET_NAME, name), be32(3, flags), *fields
+    # An id is mandatory, but names refer to the set.
+    return nft.about(OURS[family], nft.NEWSET, *what, be32(10, 1), flags=NLM_F_CREATE)
+
+
+def flush_set(family: Family, name: str) -> Request:
+    """Delete all elements of a set or map."""
+    return nft.about(OURS[family], nft.DELSETELEM, text(nft.SET_NAME, name))
+
+
+def delete_set(family: Family, name: str) -> Request:
+    """Delete a set or map that no rule uses."""
+    return nft.about(OURS[family], nft.DELSET, text(nft.SET_NAME, name))

@@ -12,6 +12,7 @@ import struct
 
 from steersman.host.nlmsg import attr, be32, nested, text, u8
 from steersman.model.names import Family
+from steersman.netfilter.nft.wire import NFPROTO
 
 REGISTER = 8  # the first one
 NETWORK, TRANSPORT = 1, 2  # NFT_PAYLOAD_*_HEADER
@@ -133,3 +134,10 @@ def verdict(code: int, chain: str = "") -> bytes:
     """End the rule with a verdict; jump and goto lead to a chain."""
     decision = nested(2, attr(1, struct.pack("!i", code)), text(2, chain) if chain else b"")
     return expression("immediate", be32(1, 0), nested(2, decision))  # 0: NFT_REG_VERDICT
+
+
+def dnat(family: Family, address: int, port: int) -> bytes:
+    """Change the destination to the address and port that begin at two registers."""
+    kind = be32(1, 1), be32(2, NFPROTO[family])  # NFT_NAT_DNAT
+    # The flag says that there is a port: NF_NAT_RANGE_PROTO_SPECIFIED.
+    return expression("nat", *kind, be32(3, address), be32(5, port), be32(7, 2))

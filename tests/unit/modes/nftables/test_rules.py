@@ -5,7 +5,6 @@ from __future__ import annotations
 import pytest
 
 from steersman.model.names import Family
-from steersman.modes.nftables import wire
 from steersman.modes.nftables.layout import Kind, prefix
 from steersman.modes.nftables.rules import (
     LAZY,
@@ -16,6 +15,7 @@ from steersman.modes.nftables.rules import (
     needed_lazy,
     rule_count,
 )
+from steersman.netfilter.nft import wire as nft
 
 V4 = Family.IPV4
 AFFINITY, SOURCE_RANGES = LAZY
@@ -35,7 +35,7 @@ def test_a_chain_has_as_many_rules_as_its_value_says(
     family: Family, value: str, rules: int
 ) -> None:
     requests = chain_requests(family, "affinity-HASH-ns/svc/tcp/p", value)
-    added = [each for each in requests if each.kind & 0xFF == wire.NEWRULE]
+    added = [each for each in requests if each.kind & 0xFF == nft.NEWRULE]
     assert len(added) == rule_count(value) == rules
     assert [value.encode() in each.payload for each in added] == [True] + [False] * (rules - 1)
 
@@ -44,7 +44,7 @@ def test_a_chain_has_as_many_rules_as_its_value_says(
 @pytest.mark.parametrize("first", LAZY)
 def test_lazy_chains_are_active_once_they_have_all_rules(family: Family, first: str) -> None:
     requests = LAZY[first].rules(family)
-    added = [each for each in requests if each.kind & 0xFF == wire.NEWRULE]
+    added = [each for each in requests if each.kind & 0xFF == nft.NEWRULE]
     chains = [name for name, count in LAZY[first].sizes.items() for _ in range(count)]
     assert len(added) == len(chains)
     assert active_lazy(chains) == {first}

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import pytest
+
 from steersman.model.ruleset import Diff, diff
-from steersman.modes.nftables import wire
-from steersman.modes.nftables.layout import Kind
+from steersman.modes.nftables.layout import Kind, element_key
 from steersman.modes.nftables.render import Slots, render_service
 from steersman.modes.nftables.transaction import transaction
+from steersman.netfilter.nft import wire as nft
 from tests.support.builders import nftables_plans as make
 from tests.support.builders.plans import EXTERNAL_LOCAL
 
@@ -17,7 +19,7 @@ def test_many_elements_take_several_messages_and_one_transaction() -> None:
     assert all(len(operation.request.payload) < 65536 for operation in operations)
     endpoints = [s for s in operations if s.keys[0][0] == Kind.SERVICE_ENDPOINTS]
     assert len(endpoints) > 1
-    batch = wire.batch([operation.request for operation in operations])
+    batch = nft.batch([operation.request for operation in operations])
     assert len(batch) == len(operations) + 2
 
 
@@ -35,7 +37,7 @@ def test_a_chain_that_changes_lets_go_of_a_set_before_it_is_deleted() -> None:
     one = make.port([0, 1], affinity=60)
     rules = [render_service(each, make.SETTINGS, {}) for each in (both, one)]
     operations = transaction(diff(*rules), destroy=True)
-    deleted = [n for n, s in enumerate(operations) if s.request.kind & 0xFF == wire.DELSET]
+    deleted = [n for n, s in enumerate(operations) if s.request.kind & 0xFF == nft.DELSET]
     learn = [n for n, s in enumerate(operations) if b"affinity-learn-" in s.keys[0]]
     assert deleted
     assert max(learn) < min(deleted)
@@ -48,3 +50,16 @@ def test_a_member_leaves_a_set_that_stays() -> None:
     kinds = {operation.keys[0][0] for operation in transaction(diff(two, one), destroy=False)}
     assert Kind.MEMBER in kinds
     assert Kind.MEMBERS not in kinds
+
+
+@pytest.mark.parametrize(
+    ("destroy", "verbs"), [(True, [nft.DESTROYSETELEM]), (False, [nft.NEWSETELEM, nft.DELSETELEM])]
+)
+def test_an_entry_that_may_expire_is_added_before_it_is_deleted(
+    destroy: bool, verbs: list[int]
+) -> None:
+    rules = render_service(make.port([1], affinity=60), make.SETTINGS, {})
+    memory = next(key for key in rules if key[0] == Kind.AFFINITY)
+    entry = {element_key(memory, bytes((203, 0, 113, 9))): bytes((10, 244, 0, 9, 31, 144, 0, 0))}
+    operations = transaction(Diff(removed=entry), destroy=destroy)
+    assert [each.request.kind & 0xFF for each in operations] == verbs

@@ -9,6 +9,7 @@ from steersman.model.names import Family
 from steersman.modes.nftables import wire
 from steersman.modes.nftables.layout import Form
 from steersman.modes.nftables.wire import encode
+from steersman.netfilter.nft import wire as nft
 
 
 @pytest.mark.parametrize("keys_only", [False, True])
@@ -21,8 +22,8 @@ def test_packed_elements_are_what_nested_attributes_make(form: Form, keys_only: 
     rest = {
         Form.INTERVALS: nested(wire.ELEMENT_KEY_END, attr(1, key[:8] + value)),
         Form.ENDPOINTS: nested(wire.ELEMENT_DATA, attr(1, value)),
-        Form.VERDICTS: wire.verdict(b"lb-4") + wire.userdata(b"words"),
-        Form.SET: wire.userdata(b"words"),
+        Form.VERDICTS: wire.verdict(b"lb-4") + nft.userdata(b"words", wire.ELEMENT_USERDATA),
+        Form.SET: nft.userdata(b"words", wire.ELEMENT_USERDATA),
     }[form]
     assert packed == nested(1, begin, b"" if keys_only and form is not Form.INTERVALS else rest)
 
@@ -39,7 +40,7 @@ def test_packed_elements_are_what_nested_attributes_make(form: Form, keys_only: 
 def test_elements_are_read_back_as_they_were_sent(form: Form, values: list[bytes]) -> None:
     pairs = [(bytes((number,)) * 12, value) for number, value in enumerate(values)]
     items = wire.encode(form, pairs, keys_only=False)
-    answer = wire.elements(wire.NEWSETELEM, Family.IPV4, "some", items).payload
+    answer = wire.elements(nft.NEWSETELEM, Family.IPV4, "some", items).payload
     key, value = wire.key_getter(12), wire.value_getter(form, 12, 4)
     contents = list(wire.element_contents(answer))
     assert [(key(content), value(content)) for content in contents] == pairs
@@ -52,14 +53,14 @@ def test_a_verdict_of_another_program_is_unknown() -> None:
 
 
 def test_comments_come_back() -> None:
-    assert wire.comment_of(wire.userdata(b"ns/name")[4:]) == b"ns/name"
-    assert wire.comment_of(b"") == wire.comment_of(b"\1\2x\0") == b""
+    assert nft.comment_of(nft.userdata(b"ns/name", 6)[4:]) == b"ns/name"
+    assert nft.comment_of(b"") == nft.comment_of(b"\1\2x\0") == b""
 
 
 def test_the_rejected_element_is_found_by_its_offset() -> None:
     pairs = [(bytes((10, 96, 0, n)), b"c" * n) for n in range(9)]
     items = encode(Form.SET, pairs, keys_only=False)
-    request = wire.elements(wire.NEWSETELEM, Family.IPV4, "some", items)
+    request = wire.elements(nft.NEWSETELEM, Family.IPV4, "some", items)
     sent = message(request.kind, request.flags, 1, request.payload)
     places = [sent.index(item) for item in items]
     assert [wire.element_at(request, place) for place in places] == list(range(9))
@@ -75,13 +76,13 @@ def test_malformed_answers_are_read_as_far_as_possible() -> None:
 @pytest.mark.parametrize("family", list(Family))
 def test_every_request_names_our_table(family: Family) -> None:
     requests = (
-        wire.delete_table(family),
-        wire.new_chain(family, "chain"),
-        wire.delete_chain(family, "chain"),
-        wire.flush_chain(family, "chain"),
+        nft.delete_table(wire.OURS[family]),
+        nft.new_chain(wire.OURS[family], "chain"),
+        nft.delete_chain(wire.OURS[family], "chain"),
+        nft.flush_chain(wire.OURS[family], "chain"),
         wire.flush_set(family, "set"),
         wire.delete_set(family, "set"),
         wire.new_members_set(family, "set"),
         wire.new_affinity_map(family, "map"),
     )
-    assert {wire.table_of(request.payload) for request in requests} == {"kube-proxy"}
+    assert {nft.table_of(request.payload) for request in requests} == {"kube-proxy"}
