@@ -6,7 +6,6 @@ Chain by chain and byte for byte; within a chain that Services share the order o
 from __future__ import annotations
 
 from collections.abc import Iterator
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -22,11 +21,12 @@ from steersman.modes.iptables.render import Features
 from steersman.netfilter.iptables.names import BUILT_IN
 from tests.support.builders import kube
 from tests.support.builders.worlds import World, snapshot_of
+from tests.support.data import RECORDED
 from tests.support.modes.flows import FlowCase, by_rules, by_trace
 from tests.support.modes.iptables_rules import Rules, parse
 from tests.support.modes.registry import iptables_save, render
 
-GOLDEN = Path(__file__).parents[1] / "../shared/golden"
+GOLDEN = RECORDED / "golden"
 FILES = {Family.IPV4: "iptables-save.txt", Family.IPV6: "ip6tables-save.txt"}
 NODE_NAME = "peer-node"
 INTERFACES = {
@@ -39,9 +39,6 @@ API_SERVER: tuple[dict[str, Any], ...] = (
     kube.endpoint_slice("kubernetes", "kubernetes", "10.250.0.1", namespace="default", ports=HTTPS),
 )
 """The API server's own Service, which the list of objects leaves out and the rules show."""
-pytestmark = pytest.mark.skipif(
-    not (GOLDEN / "objects-from-api.yaml").exists(), reason="no golden world beside the project"
-)
 
 
 def mode() -> IptablesMode:

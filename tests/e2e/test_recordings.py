@@ -1,9 +1,8 @@
-"""The test API server's answers have the shape of a real one's (../shared/recordings)."""
+"""The test API server's answers have the shape of a real one's (tests/data/upstream/api)."""
 
 from __future__ import annotations
 
 import json
-from pathlib import Path
 from typing import Any, NamedTuple
 
 import aiohttp
@@ -28,10 +27,10 @@ from tests.support.apiserver import protobuf
 from tests.support.apiserver.reading import reading, until
 from tests.support.apiserver.server import ApiServer
 from tests.support.apiserver.world import KINDS, Object, World, read_token
+from tests.support.data import RECORDED
 
-FOLDER = Path(__file__).parents[2] / "../shared/recordings"
+FOLDER = RECORDED / "api"
 
-pytestmark = pytest.mark.skipif(not FOLDER.is_dir(), reason="no recordings beside the project")
 
 PER_REQUEST = {"Audit-Id", "Date", "Content-Length", "Transfer-Encoding", "Server"}
 SELECT: dict[str, Any] = {

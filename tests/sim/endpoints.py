@@ -66,6 +66,10 @@ class Endpoints:
         self._faults[key] = how
         self._begun[key] = self._universe.now
 
+    def is_broken(self, key: str) -> bool:
+        """Return whether an address, a node or EVERYTHING fails as such."""
+        return key in self._faults
+
     def revive(self, key: str) -> None:
         """End one fault."""
         if self._faults.pop(key, None) is not None:

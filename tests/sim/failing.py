@@ -125,11 +125,12 @@ def probes_are_interrupted(life: Life) -> None:
     """
     node, dice, universe = life.node, life.dice, life.universe
     wanted = node.document["steersman"]["ejectFailingEndpoints"]
+    endpoints, process = node.kernel.endpoints, node.process
     if life.heals or life.lasting or not wanted or not serves(node):
         return
-    if universe.now < life.started + 60.0:
+    # A node that reaches nobody ejects nobody.
+    if universe.now < life.started + 60.0 or endpoints.is_broken(EVERYTHING):
         return
-    endpoints, process = node.kernel.endpoints, node.process
     victim = Backend(STEADY[1], 8080, Protocol.TCP)
     for _ in range(dice.randint(1, 4)):
         endpoints.break_(victim.ip)

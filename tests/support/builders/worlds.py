@@ -52,7 +52,7 @@ class World:
         """The lab that can carry this world's traffic."""
         interfaces = {name: tuple(v) for name, v in self.facts.interfaces.items() if name != "lo"}
         node = {a.partition("/")[0] for group in interfaces.values() for a in group}
-        pods = {pod.address: pod for pod in self._endpoint_pods()}
+        pods = {pod.address: pod for pod in self._endpoint_pods() if pod.address not in node}
         outside = set()
         clients = {flow.source: flow.interface for flow in self.flows}
         for source in sorted(clients.keys() - node - {"127.0.0.1", "::1"}):

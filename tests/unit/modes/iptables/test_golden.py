@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -21,13 +20,12 @@ from steersman.netfilter.iptables.names import RuleKey
 from steersman.netfilter.iptables.saved import canonical
 from steersman.source.objects import decode_value
 from steersman.source.store import Store
+from tests.support.data import RECORDED
 
-GOLDEN = Path(__file__).parents[4] / "../shared/golden"
+GOLDEN = RECORDED / "golden"
 SAVED = {4: GOLDEN / "iptables/iptables-save.txt", 6: GOLDEN / "iptables/ip6tables-save.txt"}
 NOT_IN_THE_WORLD = "default/kubernetes"
 PROXY_NAME = "service.kubernetes.io/service-proxy-name"
-
-pytestmark = pytest.mark.skipif(not GOLDEN.exists(), reason="no golden data beside the project")
 
 
 @pytest.mark.parametrize("family", SAVED)

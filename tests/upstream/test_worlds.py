@@ -1,0 +1,85 @@
+"""Every recorded flow, decided by `trace` and by the rendered rules as upstream decided it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from functools import partial
+from typing import TypeAlias
+
+import pytest
+
+from steersman.model.addresses import split_host_port
+from tests.support.modes.flows import Answer, FlowCase, by_trace
+from tests.support.modes.registry import MODES
+from tests.upstream.worlds import RECORDINGS, Record, Recording
+
+Decide: TypeAlias = Callable[[FlowCase], Answer]
+
+DIFFERENCES: Mapping[tuple[str, str, int, str, str], str] = {
+    ("206-v6only", "nftables", 1, "[fd00:10:248::1:2]:443", "ext2"): (
+        "chance: one of three endpoints was not met in 24 connections"
+    ),
+}
+"""Why steersman does otherwise than a record: world, mode, step, destination, client."""
+_REFUSED = {"TCP": "reset", "UDP": "refused by ICMP", "SCTP": "no answer"}
+"""What a client meets at a port of the node where nothing listens."""
+
+
+def outcome(answer: Answer, recording: Recording, record: Record) -> str:
+    """Return what a client meets that is served so, in the words of the records."""
+    if answer.kind != "untouched":
+        words = {"forward": "answered", "reject": "refused by ICMP", "drop": "no answer"}
+        return words.get(answer.kind, str(answer))
+    return _REFUSED[record.protocol] if recording.is_of_node(record.address) else "not translated"
+
+
+def agrees(answer: Answer, recording: Recording, record: Record) -> bool:
+    """Return whether upstream did the same, as far as a record can show."""
+    if outcome(answer, recording, record) != record.outcome:
+        return False
+    # Each address of the node looks the same to an endpoint: its own, or that of the rules.
+    own = {
+        end
+        for end, _ in answer.ends
+        if record.client == "node" or recording.is_of_node(split_host_port(end)[0])
+    }
+    ours = {
+        (end, "" if end in own else "node" if masqueraded else "preserved")
+        for end, masqueraded in answer.ends
+    }
+    theirs = {(end, "" if end in own else source) for end, source in record.seen}
+    # A client that is kept to an endpoint does not meet the others.
+    return bool(theirs) and theirs <= ours if record.affinity and ours else theirs == ours
+
+
+def compare(recording: Recording, mode: str, decide: list[Decide]) -> list[str]:
+    """Return a line for each record that is decided otherwise, and for each stale difference."""
+    wrong = []
+    for record in recording.records(mode):
+        answer = decide[record.step](recording.flow(record))
+        key = (recording.name, mode, record.step, record.destination, record.client)
+        if agrees(answer, recording, record) is (key in DIFFERENCES):
+            seen = ", ".join(sorted(" ".join(each) for each in record.seen))
+            wrong.append(f"{record}: {answer}; upstream: {record.outcome} {seen}")
+    return wrong
+
+
+def test_there_are_recordings() -> None:
+    assert len(RECORDINGS) == 13
+
+
+@pytest.mark.parametrize("mode", ["iptables", "nftables"])
+@pytest.mark.parametrize("recording", RECORDINGS, ids=repr)
+def test_trace(recording: Recording, mode: str) -> None:
+    traits = MODES[mode].traits
+    plans = [world.plan(traits) for world in recording.worlds(mode)]
+    assert not compare(recording, mode, [partial(by_trace, plan) for plan in plans])
+
+
+@pytest.mark.slow(seconds=5)
+@pytest.mark.parametrize("recording", RECORDINGS, ids=repr)
+def test_rules(recording: Recording) -> None:
+    mode = MODES["iptables"]
+    assert mode.evaluator
+    plans = [world.plan(mode.traits) for world in recording.worlds(mode.name)]
+    assert not compare(recording, mode.name, [mode.evaluator(plan) for plan in plans])
