@@ -39,6 +39,7 @@ from benchmarks.path import (
 from steersman.modes.base import Mode
 from steersman.modes.ebpf import bpf
 from steersman.modes.ebpf.bpf import Link
+from steersman.modes.ebpf.libbpf import call
 from steersman.modes.ebpf.loader import FILE, LoadedObject
 from steersman.modes.ebpf.mode import EbpfMode
 from steersman.modes.ebpf.probe import load
@@ -212,7 +213,8 @@ class _XdpNode(Node):
 
 def _attach(program: int, device: str) -> Link:
     index = socket.if_nametoindex(device)
-    return Link(bpf.call(bpf.LINK_CREATE, "=IIIIIIQ", program, index, bpf.XDP, _GENERIC, 0, 0, 0))
+    options = struct.pack("@NI4x", 16, _GENERIC)  # struct bpf_link_create_opts
+    return Link(call("bpf_link_create", program, index, bpf.XDP, options))
 
 
 def _redirect(way: Ways) -> Link:

@@ -21,8 +21,9 @@ from steersman.modes.ebpf import bpf, flows, layout, render
 from steersman.modes.ebpf.bpf import ArrayMap, FullError, HashMap
 from steersman.modes.ebpf.datapath import Datapath, EbpfOptions
 from steersman.modes.ebpf.layout import Kind
+from steersman.modes.ebpf.libbpf import call, library
 from steersman.modes.ebpf.links import DEVICE_PROGRAMS, XDP_PROGRAM
-from steersman.modes.ebpf.loader import LoadedObject, OpenedObject, Shape, library
+from steersman.modes.ebpf.loader import LoadedObject, OpenedObject, Shape
 from steersman.modes.ebpf.netns import NodeNetns
 from steersman.modes.ebpf.services import QUARANTINE, SlotAllocator
 from steersman.modes.ebpf.tables import Tables
@@ -67,7 +68,8 @@ def maps_of(program: int) -> list[int]:
     """Ids of the maps that a program uses."""
     ids, info = (ctypes.c_uint32 * 64)(), ctypes.create_string_buffer(64)
     struct.pack_into("=IQ", info, 52, len(ids), ctypes.addressof(ids))  # struct bpf_prog_info
-    bpf.call(bpf.OBJ_GET_INFO, "=IIQ", program, len(info), ctypes.addressof(info))
+    size = ctypes.c_uint32(len(info))
+    call("bpf_obj_get_info_by_fd", program, info, ctypes.byref(size))
     return list(ids)
 
 

@@ -32,9 +32,10 @@ from steersman.model.plan import (
 )
 from steersman.model.tracing import STEERSMAN, TraceStep, TrackedConnection, WatchedFlow
 from steersman.model.world import Origin, World
-from steersman.modes.ebpf import bpf, loader, trace, trace_events
+from steersman.modes.ebpf import loader, trace, trace_events
 from steersman.modes.ebpf.bpf import Object
 from steersman.modes.ebpf.datapath import EbpfOptions
+from steersman.modes.ebpf.libbpf import call
 from steersman.modes.ebpf.mode import EbpfMode
 from steersman.modes.ebpf.trace_story import KERNEL
 from steersman.operate.trace import TraceAnswer, trace_packet
@@ -485,7 +486,7 @@ async def test_nothing_is_left_after_kill(node: Node) -> None:
 def exists(program: int) -> bool:
     """Whether the kernel has a program."""
     try:
-        os.close(bpf.call(bpf.PROG_GET_FD_BY_ID, "=III", program, 0, 0))
+        os.close(call("bpf_prog_get_fd_by_id", program))
     except FileNotFoundError:
         return False
     return True

@@ -20,7 +20,7 @@ from steersman.model.plan import Endpoint
 from steersman.modes.ebpf import bpf, datapath, layout, loader, migration
 from steersman.modes.ebpf.bpf import ArrayMap, HashMap
 from steersman.modes.ebpf.dump import open_tables
-from steersman.modes.ebpf.loader import ObjectError
+from steersman.modes.ebpf.libbpf import ObjectError
 from tests.support.builders.ebpf_node_plan import (
     CLIENT,
     LAYOUT,

@@ -11,7 +11,8 @@ import pytest
 
 from steersman.modes.ebpf import failures, trace_events
 from steersman.modes.ebpf.bpf import Object
-from steersman.modes.ebpf.loader import LoadedObject, OpenedObject, library
+from steersman.modes.ebpf.libbpf import library
+from steersman.modes.ebpf.loader import LoadedObject, OpenedObject
 from tests.support.lab.ebpf import compiled
 from tests.support.lab.ebpf_node import MARKS
 

@@ -24,11 +24,12 @@ from steersman.model.errors import BusyError
 from steersman.model.failover import Backend, Observation
 from steersman.model.names import Protocol
 from steersman.model.plan import Endpoint, NodePlan
-from steersman.modes.ebpf import bpf, layout, loader
 from steersman.modes.ebpf import failures as failures_of_mode
+from steersman.modes.ebpf import layout, loader
 from steersman.modes.ebpf.bpf import HashMap
 from steersman.modes.ebpf.datapath import EbpfOptions
 from steersman.modes.ebpf.failures import EbpfFailures
+from steersman.modes.ebpf.libbpf import call
 from steersman.modes.ebpf.mode import EbpfMode
 from tests.support.builders.ebpf_node_plan import (
     CLIENT,
@@ -507,7 +508,7 @@ def test_a_killed_process_leaves_no_program_and_soon_nobody_watches(lab: Lab) ->
 
 def program_exists(program: int) -> bool:
     try:
-        os.close(bpf.call(bpf.PROG_GET_FD_BY_ID, "=III", program, 0, 0))
+        os.close(call("bpf_prog_get_fd_by_id", program))
     except FileNotFoundError:
         return False
     return True

@@ -13,7 +13,6 @@ import functools
 import itertools
 import os
 import shutil
-import struct
 import subprocess
 import tempfile
 import threading
@@ -23,10 +22,10 @@ from typing import Any
 import hatch_build
 from steersman.host.exec import Exec, SubprocessExec
 from steersman.model.plan import NodePlan
-from steersman.modes.ebpf import bpf
 from steersman.modes.ebpf.bpf import HashMap
 from steersman.modes.ebpf.datapath import EbpfOptions
 from steersman.modes.ebpf.dump import describe
+from steersman.modes.ebpf.libbpf import call
 from steersman.modes.ebpf.loader import FILE
 from steersman.modes.ebpf.mode import EbpfMode
 from steersman.modes.ebpf.netns import NodeNetns
@@ -42,7 +41,26 @@ def next_number() -> int:
     return next(_serial)
 
 
-_PROG_TEST_RUN = 10
+class _TestRun(ctypes.Structure):
+    """The part of `struct bpf_test_run_opts` that we set."""
+
+    _fields_ = (
+        ("size", ctypes.c_size_t),
+        ("data_in", ctypes.c_void_p),
+        ("data_out", ctypes.c_void_p),
+        ("data_size_in", ctypes.c_uint32),
+        ("data_size_out", ctypes.c_uint32),
+        ("ctx_in", ctypes.c_void_p),
+        ("ctx_out", ctypes.c_void_p),
+        ("ctx_size_in", ctypes.c_uint32),
+        ("ctx_size_out", ctypes.c_uint32),
+        ("retval", ctypes.c_int32),
+        ("repeat", ctypes.c_int),
+        ("duration", ctypes.c_uint32),
+        ("flags", ctypes.c_uint32),
+    )
+
+
 _modes: dict[str, EbpfMode] = {}
 
 
@@ -51,16 +69,13 @@ def run_packet(program: int, packet: bytes, context: bytes = b"") -> tuple[int, 
     given = ctypes.create_string_buffer(packet, len(packet))
     meta = ctypes.create_string_buffer(context, len(context))
     out = ctypes.create_string_buffer(4096)
-    layout = struct.Struct("=IiIIQQIIIIQQIII4x")
-    attributes = ctypes.create_string_buffer(
-        layout.pack(
-            *(program, 0, len(packet), len(out), ctypes.addressof(given), ctypes.addressof(out)),
-            *(1, 0, len(context), 0, ctypes.addressof(meta) if context else 0, 0, 0, 0, 0),
-        )
+    options = _TestRun(
+        ctypes.sizeof(_TestRun),
+        *(ctypes.addressof(given), ctypes.addressof(out), len(packet), len(out)),
+        *(ctypes.addressof(meta) if context else None, None, len(context), 0, 0, 1, 0, 0),
     )
-    bpf.bpf(_PROG_TEST_RUN, attributes, layout.size)
-    values = layout.unpack(attributes.raw[: layout.size])
-    return values[1], out.raw[: values[3]]
+    call("bpf_prog_test_run_opts", program, ctypes.byref(options))
+    return options.retval, out.raw[: options.data_size_out]
 
 
 def mode_behind(execute: Exec) -> EbpfMode:

@@ -1,10 +1,10 @@
 """Objects of bpf(2): links, pins, and maps by how they are used: by key, in batches, or as memory.
 
-Commands and structs are those of `union bpf_attr` in linux/bpf.h. Every call raises OSError with
-the kernel's errno. The owner of a descriptor, an `Object`, closes it.
+Every call raises OSError with the kernel's errno. The owner of a descriptor, an `Object`, closes
+it.
 
-A map object serves one thread at a time: its buffers are made once, because a system call takes
-less time than to make them.
+A map object serves one thread at a time: its buffer for a value is made once, because a system call
+takes less time than to make it.
 """
 
 from __future__ import annotations
@@ -18,25 +18,12 @@ import mmap
 import os
 import re
 import struct
-import time
-from collections.abc import Collection, Iterable, Iterator, Sequence
+import sys
+from collections.abc import Iterable, Iterator
 from pathlib import Path
-from typing import Any, Self
+from typing import Self
 
-# System call numbers of bpf(2) and membarrier(2) by machine.
-_NUMBERS = {"x86_64": 321, "aarch64": 280, "riscv64": 280, "s390x": 351, "ppc64le": 361}
-_MEMBARRIERS = {"x86_64": 324, "aarch64": 283, "riscv64": 283, "s390x": 356, "ppc64le": 365}
-_MEMBARRIER_GLOBAL = 1
-_GRACE = 0.1  # seconds; no program takes a thousandth of it
-
-# Commands, `enum bpf_cmd`.
-MAP_CREATE, MAP_LOOKUP, MAP_UPDATE, MAP_DELETE = 0, 1, 2, 3
-OBJ_PIN, OBJ_GET = 6, 7
-PROG_GET_FD_BY_ID = 13
-OBJ_GET_INFO = 15
-RAW_TRACEPOINT_OPEN, BTF_LOAD = 17, 18
-MAP_LOOKUP_BATCH, MAP_UPDATE_BATCH, MAP_DELETE_BATCH = 24, 26, 27
-LINK_CREATE, LINK_UPDATE, LINK_DETACH = 28, 29, 34
+from steersman.modes.ebpf.libbpf import call
 
 # Attach types, `enum bpf_attach_type`.
 XDP = 37
@@ -70,70 +57,54 @@ _FULL = (errno.E2BIG, errno.ENOSPC)
 _NAME_END = 40
 # Bytes of an array that are mapped at first.
 _FIRST_BYTES = 1 << 16
-# Attributes of a call for one element: map, key, value, flags.
-_ELEMENT = struct.Struct("=IIQQQ")
-# Bytes of them with which a key alone is given.
-_TO_KEY = 16
-# Attributes of a call for a batch: cursors, keys, values, count, map, flags.
-_BATCH = struct.Struct("=QQQQIIQQ")
-_COUNT_AT = 32
-
-_MACHINE = os.uname().machine
-_libc = ctypes.CDLL(None, use_errno=True)
-_libc.syscall.restype = ctypes.c_long
-_libc.syscall.argtypes = (ctypes.c_long, ctypes.c_long, ctypes.c_void_p, ctypes.c_long)
+_ARRAY, _ARRAY_OF_MAPS = 2, 12
 
 
-def bpf(command: int, attributes: Any, size: int) -> int:
-    """Call bpf(2) and return its result; OSError if it fails."""
-    number = _NUMBERS.get(_MACHINE)
-    if number is None:
-        raise OSError(errno.ENOSYS, f"the system call number of bpf(2) on {_MACHINE} is unknown")
-    result: int = _libc.syscall(number, command, ctypes.addressof(attributes), size)
-    if result < 0:
-        code = ctypes.get_errno()
-        raise OSError(code, os.strerror(code))
-    return result
+class _MapOptions(ctypes.Structure):
+    """The part of `struct bpf_map_create_opts` that we set."""
+
+    _fields_ = (
+        ("size", ctypes.c_size_t),
+        *((name, ctypes.c_uint32) for name in ("btf_fd", "key_type", "value_type", "struct_ops")),
+        *((name, ctypes.c_uint32) for name in ("inner_map_fd", "map_flags")),
+    )
 
 
-# Cached: a system call takes less time than to compile a struct layout.
-_attributes = functools.cache(struct.Struct)
-
-
-def call(command: int, layout: str, *values: int | bytes) -> int:
-    """Call bpf(2) with attributes of a native struct layout without padding ("=...").
-
-    Raises:
-        OSError: as `bpf`.
-    """
-    attributes = ctypes.create_string_buffer(_attributes(layout).pack(*values))
-    return bpf(command, attributes, len(attributes) - 1)
-
-
-def create_map(name: str, attributes: Sequence[int], types: int) -> int:
+def create_map(
+    name: str,
+    shape: tuple[int, int, int, int],
+    flags: int = 0,
+    *,
+    types: tuple[int, int, int] = (0, 0, 0),
+    inner: int = 0,
+) -> int:
     """Create a map; return its descriptor.
 
     Args:
         name: up to 15 bytes.
-        attributes: type, sizes of key and value, capacity, flags, and the ids of the types of key
-            and value in BTF.
-        types: descriptor of that BTF.
+        shape: type, sizes of key and value, capacity.
+        flags: BPF_F_*.
+        types: descriptor of BTF, and the ids of the types of key and value there.
+        inner: descriptor of a map like those that an array of maps holds.
     """
-    *shape, key, value = attributes
-    # Between them: inner map, NUMA node, name, device.
-    layout, own = "=7I16sIIII", (0, 0, name.encode(), 0)
-    return call(MAP_CREATE, layout, *shape, *own, types, key, value)
+    options = _MapOptions(ctypes.sizeof(_MapOptions), *types, 0, inner, flags)
+    kind, *sizes = shape
+    return call("bpf_map_create", kind, name.encode(), *sizes, ctypes.byref(options))
 
 
 def wait_for_programs() -> None:
     """Wait until every program that runs now has ended, and so all that were replaced before.
 
-    membarrier(2) waits for a grace period of RCU, and programs run within one. A kernel with
-    tickless CPUs (nohz_full) or a seccomp filter refuses it: then sleep.
+    The kernel does so when an array of maps is written: who writes it may rely on that no program
+    uses the old element any more.
     """
-    number = _MEMBARRIERS.get(_MACHINE, -1)
-    if _libc.syscall(number, _MEMBARRIER_GLOBAL, None, 0):
-        time.sleep(_GRACE)
+    inner = Object(create_map("", (_ARRAY, 4, 4, 1)))
+    outer = Object(create_map("", (_ARRAY_OF_MAPS, 4, 4, 1), inner=inner.fd))
+    try:
+        call("bpf_map_update_elem", outer.fd, bytes(4), inner.fd.to_bytes(4, sys.byteorder), 0)
+    finally:
+        inner.close()
+        outer.close()
 
 
 def remove_pins(folder: Path) -> None:
@@ -158,18 +129,16 @@ class Object:
     @classmethod
     def pinned(cls, path: Path) -> Self:
         """Open a pinned object; FileNotFoundError if there is none."""
-        name = ctypes.create_string_buffer(str(path).encode())
-        return cls(call(OBJ_GET, "=QII", ctypes.addressof(name), 0, 0))
+        return cls(call("bpf_obj_get", os.fsencode(path)))
 
     def pin(self, path: Path) -> None:
         """Pin at a path of a bpffs."""
-        name = ctypes.create_string_buffer(str(path).encode())
-        call(OBJ_PIN, "=QII", ctypes.addressof(name), self.fd, 0)
+        call("bpf_obj_pin", self.fd, os.fsencode(path))
 
     def info(self, size: int) -> bytes:
         """Return the kernel's `bpf_*_info`, up to `size` bytes."""
         buffer = ctypes.create_string_buffer(size)
-        call(OBJ_GET_INFO, "=IIQ", self.fd, size, ctypes.addressof(buffer))
+        call("bpf_obj_get_info_by_fd", self.fd, buffer, ctypes.byref(ctypes.c_uint32(size)))
         return buffer.raw
 
     @property
@@ -191,11 +160,11 @@ class Link(Object):
     @classmethod
     def attach(cls, program: int, target: int, attach_type: int) -> Self:
         """Attach a program to a cgroup (by descriptor) or a device (by index)."""
-        return cls(call(LINK_CREATE, "=IIIIIIQ", program, target, attach_type, 0, 0, 0, 0))
+        return cls(call("bpf_link_create", program, target, attach_type, None))
 
     def replace(self, program: int) -> None:
         """Replace the program atomically: each packet or socket sees one or the other."""
-        call(LINK_UPDATE, "=IIII", self.fd, program, 0, 0)
+        call("bpf_link_update", self.fd, program, None)
 
     def has(self, program: int) -> bool:
         """Whether this program (by descriptor) is the attached one."""
@@ -204,7 +173,7 @@ class Link(Object):
 
     def detach(self) -> None:
         """Detach the program, even if others have the link open."""
-        call(LINK_DETACH, "=I", self.fd)
+        call("bpf_link_detach", self.fd)
 
     @property
     def target(self) -> int:
@@ -233,20 +202,7 @@ class HashMap(Object):
         if kind in _PER_CPU:
             self.value_size = -(-self.value_size // 8) * 8 * possible_cpus()
         self._chunk = max(_CHUNK_BYTES // (self.key_size + self.value_size), 16)
-        self._key = ctypes.create_string_buffer(self.key_size)
         self._value = ctypes.create_string_buffer(self.value_size)
-        self._element = ctypes.create_string_buffer(_ELEMENT.size)
-        _ELEMENT.pack_into(
-            self._element, 0, 0, 0, ctypes.addressof(self._key), ctypes.addressof(self._value), 0
-        )
-
-    def _call(self, command: int, key: bytes) -> None:
-        """Call bpf(2) for an element, with its value in `_value`."""
-        # The descriptor is written each time: after `close` it is invalid, as it must be.
-        self._key.raw = key
-        struct.pack_into("=I", self._element, 0, self.fd)
-        size = _TO_KEY if command == MAP_DELETE else _ELEMENT.size
-        bpf(command, self._element, size)
 
     @contextlib.contextmanager
     def _explain_full(self) -> Iterator[None]:
@@ -262,21 +218,20 @@ class HashMap(Object):
     def get(self, key: bytes) -> bytes | None:
         """Return the value of a key."""
         try:
-            self._call(MAP_LOOKUP, key)
+            call("bpf_map_lookup_elem", self.fd, key, self._value)
         except FileNotFoundError:
             return None
         return self._value.raw
 
     def put(self, key: bytes, value: bytes) -> None:
         """Set one value; FullError if there is no room."""
-        self._value.raw = value
         with self._explain_full():
-            self._call(MAP_UPDATE, key)
+            call("bpf_map_update_elem", self.fd, key, value, 0)
 
     def delete(self, key: bytes) -> bool:
         """Delete a key; return whether it was there."""
         try:
-            self._call(MAP_DELETE, key)
+            call("bpf_map_delete_elem", self.fd, key)
         except FileNotFoundError:
             return False
         return True
@@ -290,8 +245,10 @@ class HashMap(Object):
                     self.put(key, value)
                 return
             keys, values = zip(*pairs, strict=True)
+            count = ctypes.c_uint32(len(pairs))
+            packed = b"".join(keys), b"".join(values)
             with self._explain_full():
-                self._write_batch(MAP_UPDATE_BATCH, keys, values)
+                call("bpf_map_update_batch", self.fd, *packed, ctypes.byref(count), None)
 
     def delete_all(self, keys: Iterable[bytes]) -> int:
         """Delete keys; return how many of them were there."""
@@ -300,28 +257,12 @@ class HashMap(Object):
             return sum(map(self.delete, left))
         deleted = 0
         while left:
-            done = self._write_batch(MAP_DELETE_BATCH, left)
-            deleted += done
-            del left[: done + 1]  # the kernel stops at a key that is not there
+            count = ctypes.c_uint32(len(left))
+            with contextlib.suppress(FileNotFoundError):
+                call("bpf_map_delete_batch", self.fd, b"".join(left), ctypes.byref(count), None)
+            deleted += count.value
+            del left[: count.value + 1]  # the kernel stops at a key that is not there
         return deleted
-
-    def _write_batch(
-        self, command: int, keys: Collection[bytes], values: Iterable[bytes] = ()
-    ) -> int:
-        """Return how many keys were written until the first that is not there."""
-        key_buffer = ctypes.create_string_buffer(b"".join(keys))
-        value_buffer = ctypes.create_string_buffer(b"".join(values)) if values else None
-        attributes = ctypes.create_string_buffer(
-            _BATCH.pack(
-                *(0, 0, ctypes.addressof(key_buffer)),
-                ctypes.addressof(value_buffer) if value_buffer else 0,
-                *(len(keys), self.fd, 0, 0),
-            )
-        )
-        with contextlib.suppress(FileNotFoundError):
-            bpf(command, attributes, _BATCH.size)
-        (count,) = struct.unpack_from("=I", attributes, _COUNT_AT)
-        return int(count)
 
     def items(self) -> Iterator[tuple[bytes, bytes]]:
         """Yield every key and value of a hash, read in batches."""
@@ -343,25 +284,17 @@ class HashMap(Object):
         keys = ctypes.create_string_buffer(chunk * self.key_size)
         values = ctypes.create_string_buffer(chunk * self.value_size)
         size = max(self.key_size, 4)
-        start = ctypes.create_string_buffer(cursor, size)
         end = ctypes.create_string_buffer(size)
-        attributes = ctypes.create_string_buffer(
-            _BATCH.pack(
-                ctypes.addressof(start) if cursor else 0,
-                *(ctypes.addressof(each) for each in (end, keys, values)),
-                *(chunk, self.fd, 0, 0),
-            )
-        )
-        last = False
+        count, last = ctypes.c_uint32(chunk), False
+        buffers = cursor or None, end, keys, values, ctypes.byref(count)
         try:
-            bpf(MAP_LOOKUP_BATCH, attributes, _BATCH.size)
+            call("bpf_map_lookup_batch", self.fd, *buffers, None)
         except FileNotFoundError:
             last = True
         # The kernel has replaced the chunk size by the number of entries.
-        (count,) = struct.unpack_from("=I", attributes, _COUNT_AT)
         return (
-            keys.raw[: count * self.key_size],
-            values.raw[: count * self.value_size],
+            keys.raw[: count.value * self.key_size],
+            values.raw[: count.value * self.value_size],
             end.raw,
             last,
         )

@@ -20,7 +20,7 @@ from steersman.modes.ebpf.layout import (
     ServiceValue,
     print_address,
 )
-from steersman.modes.ebpf.loader import ObjectError
+from steersman.modes.ebpf.libbpf import ObjectError
 from steersman.modes.ebpf.tables import Tables
 
 _CLASSES = ("pods", "node", "others")

@@ -5,15 +5,12 @@ have the fields of layout.py? And do pinned maps have the shape that the object 
 migration.py makes new ones. A map knows its own BTF, so that maps of an older version can be read
 without that version. Only the outermost fields of a key or value count: those inside of one (an
 address) have never changed.
-
-libbpf (libbpf.so.1, Debian package libbpf1) is called by ctypes; everything else is bpf.py.
 """
 
 from __future__ import annotations
 
 import ctypes
 import errno
-import functools
 import hashlib
 import os
 import struct
@@ -25,6 +22,14 @@ from pathlib import Path
 from typing import NamedTuple, TypeAlias
 
 from steersman.modes.ebpf import bpf, layout
+from steersman.modes.ebpf.libbpf import (
+    MAP_ATTRIBUTES,
+    SAMPLE,
+    call,
+    forget_warnings,
+    library,
+    load_error,
+)
 
 FILE = Path(__file__).with_name(f"steersman-{'el' if sys.byteorder == 'little' else 'eb'}.o")
 """The object for this machine; the build creates it (hatch_build.py)."""
@@ -32,14 +37,8 @@ FILE = Path(__file__).with_name(f"steersman-{'el' if sys.byteorder == 'little' e
 BTF_KIND_STRUCT = 4
 _MAP_INFO = struct.Struct("=6I16sIIQQ3I")  # the start of struct bpf_map_info
 _MAP_INFO_SIZE = 80
-# Lines of libbpf's messages in an error.
-_LINES = 40
 # Threads that load the object of the mode.
 _THREADS = 2
-_Pointer = ctypes.c_void_p
-_PRINT = ctypes.CFUNCTYPE(ctypes.c_int, ctypes.c_int, ctypes.c_void_p, ctypes.c_void_p)
-SAMPLE = ctypes.CFUNCTYPE(ctypes.c_int, ctypes.c_void_p, ctypes.c_void_p, ctypes.c_size_t)
-"""What a ring buffer calls for each record: a context, its address and size."""
 
 
 class _OpenOptions(ctypes.Structure):
@@ -48,87 +47,12 @@ class _OpenOptions(ctypes.Structure):
     _fields_ = (("size", ctypes.c_size_t), ("object_name", ctypes.c_char_p))
 
 
-_MAP_ATTRIBUTES = (
-    *("type", "key_size", "value_size", "max_entries", "map_flags"),
-    *("btf_key_type_id", "btf_value_type_id"),
-)
-# Result and arguments of the functions that we call.
-_FUNCTIONS: Mapping[str, tuple[object, tuple[object, ...]]] = {
-    "bpf_object__open_mem": (_Pointer, (ctypes.c_char_p, ctypes.c_size_t, _Pointer)),
-    "bpf_object__load": (ctypes.c_int, (_Pointer,)),
-    "bpf_object__close": (None, (_Pointer,)),
-    "bpf_object__btf": (_Pointer, (_Pointer,)),
-    "bpf_object__next_program": (_Pointer, (_Pointer, _Pointer)),
-    "bpf_object__next_map": (_Pointer, (_Pointer, _Pointer)),
-    "bpf_program__name": (ctypes.c_char_p, (_Pointer,)),
-    "bpf_program__fd": (ctypes.c_int, (_Pointer,)),
-    "bpf_program__insn_cnt": (ctypes.c_size_t, (_Pointer,)),
-    "bpf_program__set_autoload": (ctypes.c_int, (_Pointer, ctypes.c_bool)),
-    "bpf_map__name": (ctypes.c_char_p, (_Pointer,)),
-    "bpf_map__fd": (ctypes.c_int, (_Pointer,)),
-    **{f"bpf_map__{attribute}": (ctypes.c_uint32, (_Pointer,)) for attribute in _MAP_ATTRIBUTES},
-    "bpf_map__reuse_fd": (ctypes.c_int, (_Pointer, ctypes.c_int)),
-    "ring_buffer__new": (_Pointer, (ctypes.c_int, SAMPLE, _Pointer, _Pointer)),
-    "ring_buffer__epoll_fd": (ctypes.c_int, (_Pointer,)),
-    "ring_buffer__consume": (ctypes.c_int, (_Pointer,)),
-    "ring_buffer__free": (None, (_Pointer,)),
-    "btf__find_by_name_kind": (ctypes.c_int, (_Pointer, ctypes.c_char_p, ctypes.c_uint32)),
-    "btf__type_by_id": (_Pointer, (_Pointer, ctypes.c_uint32)),
-    "btf__resolve_type": (ctypes.c_int, (_Pointer, ctypes.c_uint32)),
-    "btf__resolve_size": (ctypes.c_int64, (_Pointer, ctypes.c_uint32)),
-    "btf__load_from_kernel_by_id": (_Pointer, (ctypes.c_uint32,)),
-    "btf__load_vmlinux_btf": (_Pointer, ()),
-    "btf__raw_data": (_Pointer, (_Pointer, ctypes.POINTER(ctypes.c_uint32))),
-    "btf__free": (None, (_Pointer,)),
-    "btf__name_by_offset": (ctypes.c_char_p, (_Pointer, ctypes.c_uint32)),
-    "libbpf_set_print": (_Pointer, (_PRINT,)),
-}
-
-
-@functools.cache
-def library() -> ctypes.CDLL:
-    """Load libbpf; OSError if it is not installed."""
-    loaded = ctypes.CDLL("libbpf.so.1", use_errno=True)
-    for name, (result, arguments) in _FUNCTIONS.items():
-        function = getattr(loaded, name)
-        function.restype, function.argtypes = result, arguments
-    loaded.libbpf_set_print(_callback)
-    return loaded
-
-
-_warnings: list[str] = []
-_libc = ctypes.CDLL(None)
-_libc.vsnprintf.argtypes = (ctypes.c_char_p, ctypes.c_size_t, _Pointer, _Pointer)
-
-
-def _keep_warning(level: int, text: int, arguments: int) -> int:
-    """Keep warnings for an error message; libbpf writes to stderr otherwise."""
-    if level == 0:
-        buffer = ctypes.create_string_buffer(1 << 16)
-        _libc.vsnprintf(buffer, len(buffer), text, arguments)
-        _warnings.append(buffer.value.decode(errors="replace"))
-    return 0
-
-
-_callback = _PRINT(_keep_warning)  # a global, because libbpf keeps a pointer to it
-
-
-class ObjectError(OSError):
-    """The object cannot be loaded; the text has the messages of libbpf and the verifier."""
-
-
 class StaleMapsError(Exception):
     """Pinned maps have another shape than those of the object; nothing was loaded."""
 
     def __init__(self, names: frozenset[str]) -> None:
         super().__init__(f"maps of another shape are pinned: {', '.join(sorted(names))}")
         self.names = names
-
-
-def load_error(code: int, problem: str) -> ObjectError:
-    """Return an error with the last messages of libbpf and the verifier."""
-    messages = "".join(_warnings).splitlines()[-_LINES:]
-    return ObjectError(code, "\n".join([f"{problem}: {os.strerror(code)}", *messages]))
 
 
 Fields: TypeAlias = Mapping[str, tuple[int, int]]
@@ -176,8 +100,8 @@ class Shape(NamedTuple):
 
 
 def map_attributes(handle: int) -> tuple[int, ...]:
-    """Return what an object asks for in a map, in the order of _MAP_ATTRIBUTES."""
-    return tuple(getattr(library(), f"bpf_map__{name}")(handle) for name in _MAP_ATTRIBUTES)
+    """Return what an object asks for in a map, in the order of MAP_ATTRIBUTES."""
+    return tuple(getattr(library(), f"bpf_map__{name}")(handle) for name in MAP_ATTRIBUTES)
 
 
 def read_fields(btf: int | None, number: int) -> dict[str, tuple[int, int]]:
@@ -217,7 +141,7 @@ class OpenedObject:
         self.path = path
         data = path.read_bytes()
         options = _OpenOptions(ctypes.sizeof(_OpenOptions), b"steersman")
-        _warnings.clear()
+        forget_warnings()
         self.handle = library().bpf_object__open_mem(data, len(data), ctypes.byref(options))
         if not self.handle:
             raise load_error(ctypes.get_errno(), f"{path} is no BPF object")
@@ -348,12 +272,13 @@ class LoadedObject:
         # Not by libbpf, which could not load the object after that.
         size = ctypes.c_uint32()
         data = library().btf__raw_data(btf, ctypes.byref(size))
-        types = bpf.Object(bpf.call(bpf.BTF_LOAD, "=QQIII", data, 0, size.value, 0, 0))
+        types = bpf.Object(call("bpf_btf_load", data, size.value, None))
 
         def create(name: str) -> None:
-            attributes = map_attributes(missing[name])
+            kind, key, value, capacity, flags, of_key, of_value = map_attributes(missing[name])
+            shape, own = (kind, key, value, capacity), (types.fd, of_key, of_value)
             try:
-                self.maps[name] = fd = bpf.create_map(name, attributes, types.fd)
+                self.maps[name] = fd = bpf.create_map(name, shape, flags, types=own)
             except OSError as error:
                 code = error.errno or errno.EIO
                 raise load_error(code, f"the kernel does not create the map {name}") from error
@@ -425,7 +350,7 @@ class BesideObject(OpenedObject):
 
     def attach(self, name: str) -> bpf.Object:
         """Attach a program to its tracepoint, until what this returns is closed, or all is."""
-        descriptor = bpf.call(bpf.RAW_TRACEPOINT_OPEN, "=QII", 0, self.programs[name], 0)
+        descriptor = call("bpf_raw_tracepoint_open", None, self.programs[name])
         self._attached.append(bpf.Object(descriptor))
         return self._attached[-1]
 

@@ -21,13 +21,12 @@ from steersman.host.process import CAP_SYS_ADMIN, has_capability
 from steersman.model.errors import ApplyError
 from steersman.modes.base import Support
 from steersman.modes.ebpf import bpf
-from steersman.modes.ebpf.loader import library
+from steersman.modes.ebpf.libbpf import call, library
 from steersman.modes.ebpf.netns import netns_cookie
 
 _MOUNTS = Path("/proc/self/mountinfo")
 _CGROUPS = "/sys/fs/cgroup"
 _ESCAPE = re.compile(r"\\([0-7]{3})")
-_MAP_CREATE, _PROG_LOAD = 0, 5
 _ARRAY, _MMAPABLE = 2, 1 << 10
 _SCHED_CLS, _SOCK_ADDR = 3, 18
 _CONNECT4, _GETPEERNAME4 = 10, 29
@@ -63,6 +62,16 @@ def _accepts(create: Callable[[], int]) -> bool:
     return True
 
 
+class _LoadOptions(ctypes.Structure):
+    """The part of `struct bpf_prog_load_opts` that we set."""
+
+    _fields_ = (
+        ("size", ctypes.c_size_t),
+        ("attempts", ctypes.c_int),
+        ("attach_type", ctypes.c_int),
+    )
+
+
 def load(kind: int, attach_type: int, code: bytes) -> int:
     """Load a program of a few instructions; return its descriptor.
 
@@ -71,12 +80,8 @@ def load(kind: int, attach_type: int, code: bytes) -> int:
         attach_type: expected attach type, 0 if the kind has none.
         code: instructions.
     """
-    program, licence = ctypes.create_string_buffer(code), ctypes.create_string_buffer(b"GPL")
-    at = (ctypes.addressof(program), ctypes.addressof(licence))
-    layout = "=IIQQIIQIIQQII"
-    return bpf.call(
-        _PROG_LOAD, layout, kind, len(code) // 8, *at, 0, 0, 0, 0, 0, 0, 0, 0, attach_type
-    )
+    options = _LoadOptions(ctypes.sizeof(_LoadOptions), 0, attach_type)
+    return call("bpf_prog_load", kind, None, b"GPL", code, len(code) // 8, ctypes.byref(options))
 
 
 # Programs of a few instructions, in the byte order of this machine (struct bpf_insn).
@@ -99,13 +104,13 @@ def _loads(kind: int, attach_type: int, *code: bytes) -> Callable[[], bool]:
 
 
 def _can_map_arrays() -> bool:
-    values = (_ARRAY, 4, 8, 1, _MMAPABLE)
-    return _accepts(lambda: bpf.call(_MAP_CREATE, "=IIIII", *values))
+    return _accepts(lambda: bpf.create_map("", (_ARRAY, 4, 8, 1), _MMAPABLE))
 
 
 def _has_batches() -> bool:
     try:
-        bpf.call(bpf.MAP_LOOKUP_BATCH, "=QQQQIIQQ", *(0,) * 5, _NO_DEVICE, 0, 0)
+        count = ctypes.byref(ctypes.c_uint32())
+        call("bpf_map_lookup_batch", _NO_DEVICE, None, None, None, None, count, None)
     except OSError as error:
         return error.errno != errno.EINVAL
     return True
@@ -190,12 +195,13 @@ def probe(
     # Without the fatal parts the mode cannot run; for the mild ones there is a replacement.
     fatal: list[str] = []
     mild: list[str] = []
-    for feature in features():
-        (mild if feature.instead else fatal).append(feature.missing)
     try:
         library()
-    except (OSError, AttributeError) as error:
+    except (OSError, AttributeError) as error:  # without it features cannot be tried
         fatal.append(f"libbpf.so.1 is not usable ({error}); it is in the package libbpf1.")
+    else:
+        for feature in features():
+            (mild if feature.instead else fatal).append(feature.missing)
     if not file.exists():
         fatal.append(
             f"The compiled programs are missing ({file.name}): install steersman from a wheel, or "

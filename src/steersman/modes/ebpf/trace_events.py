@@ -16,7 +16,8 @@ from typing import NamedTuple
 
 from steersman.modes.ebpf import layout
 from steersman.modes.ebpf.bpf import CGROUP_ATTACH_TYPES, HashMap
-from steersman.modes.ebpf.loader import BesideObject, library
+from steersman.modes.ebpf.libbpf import library
+from steersman.modes.ebpf.loader import BesideObject
 
 FILE = Path(__file__).with_name(f"trace-{'el' if sys.byteorder == 'little' else 'eb'}.o")
 """The object for this machine; the build creates it (hatch_build.py)."""

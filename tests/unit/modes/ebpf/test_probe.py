@@ -94,7 +94,8 @@ def test_what_is_not_permitted_is_not_taken_for_missing(monkeypatch: pytest.Monk
         def call(*_: object) -> None:
             raise OSError(code, "refused")
 
-        monkeypatch.setattr(bpf, "call", call)
+        for module in (bpf, probe):
+            monkeypatch.setattr(module, "call", call)
 
     privileged = [each for each in FEATURES if "for processes" not in each.name]
     refuse(errno.EPERM)
