@@ -92,7 +92,9 @@ def service_sync_fields(service: Service) -> object:
 
 
 def _node_sync_fields(node: Node | None) -> object:
-    return node and (node.metadata.name, node.zone, node.pod_cidrs, node.addresses)
+    if node is None:
+        return None
+    return node.metadata.name, node.zone, node.spec.pod_cidr, node.spec.pod_cidrs, node.addresses
 
 
 class Store:
