@@ -11,7 +11,7 @@ while its probes go on. FailedCheck: a check ejected it, so only a check ends th
 endpoint of UDP on a node that seems to be dead; it follows the others of its node.
 
 Rule 1: a state is a value that has all that is known of it, so what belongs to two states at a time
-cannot be written down. What outlives a state is in memory.py.
+cannot be written down. What outlives a state is in endpoint.py.
 Rule 2: `Policy._enter` makes every change of state, and `TRANSITIONS` has all that may happen.
 Rule 3: every state is left without help of others. A state that waits for probes owns them: it ends
 when all have been reported, or some time after they should have been (tuning.PATIENCE). A lost
