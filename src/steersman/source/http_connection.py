@@ -63,12 +63,9 @@ class Connection(asyncio.Protocol):
         self._all_taken = False  # and all that it sent was read
         self._reusable = True
         self._failure: Exception | None = None
-        # A timer for each chunk of a watch would take more time than reading it. One is enough: it
-        # compares the clock with the moment since which a reader waits, and is set again.
-        self._timer: asyncio.TimerHandle | None = None
+        self._idle: asyncio.TimerHandle | None = None  # closes it if nobody uses it
         self.patience = 0.0
         """Seconds that the server may be silent."""
-        self._waiting_since = 0.0
         self._waiter: asyncio.Future[None] | None = None
 
     # What the transport calls
@@ -99,7 +96,7 @@ class Connection(asyncio.Protocol):
     def connection_lost(self, error: Exception | None) -> None:
         """Note the end, and whether it was a reset."""
         self._ended, self._failure = True, error
-        self._stop_timer()
+        self._stop_idling()
         self._wake()
 
     def _wake(self) -> None:
@@ -120,7 +117,7 @@ class Connection(asyncio.Protocol):
     def close(self) -> None:
         """Close it at once, whatever is under way."""
         self._busy = False
-        self._stop_timer()
+        self._stop_idling()
         self.transport.abort()
 
     async def ask(self, request: h11.Request, body: bytes | None, patience: float) -> h11.Response:
@@ -129,7 +126,7 @@ class Connection(asyncio.Protocol):
         Raises:
             HttpError: there is none; an UnansweredError if not a byte came.
         """
-        self._stop_timer()
+        self._stop_idling()
         self._busy, self._begun, self.patience = True, b"", patience
         self._http = http = h11.Connection(h11.CLIENT, max_incomplete_event_size=MAX_HEAD)
         events = (request, h11.Data(data=body or b""), h11.EndOfMessage())
@@ -198,35 +195,20 @@ class Connection(asyncio.Protocol):
         """
         if self._received or self._ended:
             return
-        loop = asyncio.get_running_loop()
-        self._waiter = loop.create_future()
-        self._waiting_since = loop.time()
-        if self._timer is None:
-            self._timer = loop.call_later(self.patience, self._check)
+        self._waiter = asyncio.get_running_loop().create_future()
         try:
-            await self._waiter
+            async with asyncio.timeout(self.patience):
+                await self._waiter
         except TimeoutError:
             why = f"the server stopped sending: nothing came for {self.patience:g} s"
             raise HttpError("timeout", why) from None
         finally:
             self._waiter = None
 
-    def _check(self) -> None:
-        """Fail the reader if it has waited for too long."""
-        self._timer = None
-        if self._waiter is None or self._waiter.done():
-            return  # the next one that waits sets the timer
-        loop = asyncio.get_running_loop()
-        due = self._waiting_since + self.patience
-        if due <= loop.time():
-            self._waiter.set_exception(TimeoutError())
-        else:
-            self._timer = loop.call_at(due, self._check)
-
-    def _stop_timer(self) -> None:
-        if self._timer is not None:
-            self._timer.cancel()
-            self._timer = None
+    def _stop_idling(self) -> None:
+        if self._idle is not None:
+            self._idle.cancel()
+            self._idle = None
 
     def finish(self) -> None:
         """End a request after all of its answer; the connection closes itself if it stays idle.
@@ -237,9 +219,9 @@ class Connection(asyncio.Protocol):
         if self._surplus:
             raise HttpError("connection", "the answer is longer than its headers say")
         self._busy = False
-        self._stop_timer()
+        self._stop_idling()
         self._reusable = self._http.their_state is h11.DONE is self._http.our_state
-        self._timer = asyncio.get_running_loop().call_later(KEPT, self.close)
+        self._idle = asyncio.get_running_loop().call_later(KEPT, self.close)
 
     async def tunnel(self, route: Route, patience: float) -> None:
         """Have the proxy at the other end connect to the server, and begin TLS with that.
@@ -263,7 +245,7 @@ class Connection(asyncio.Protocol):
             raise HttpError("connect", f"cannot connect to {server}: proxy {route.proxy} {why}")
         assert server.tls is not None
         self._busy = False
-        self._stop_timer()
+        self._stop_idling()
         secured = await loop.start_tls(
             self.transport, self, server.tls, server_hostname=server.name
         )
