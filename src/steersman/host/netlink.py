@@ -286,6 +286,10 @@ class Subscription:
         """Close the socket."""
         self._socket.close()
 
+    def fileno(self) -> int:
+        """Return the descriptor, which is readable while notifications wait."""
+        return self._socket.fileno()
+
     async def receive(self) -> list[Message]:
         """Wait for notifications.
 

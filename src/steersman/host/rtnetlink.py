@@ -87,8 +87,6 @@ class Interface(NamedTuple):
     """Hardware type, ARPHRD_*."""
     master: int
     """Index of the bridge or bond that it belongs to; 0 for none."""
-    peer_elsewhere: bool = False
-    """Whether it is a veth whose other end is in another network namespace."""
 
 
 class LinkDetails(NamedTuple):
@@ -150,10 +148,7 @@ def parse_link(message: Message) -> Interface:
     _, kind, number, _, _ = _IFINFOMSG.unpack_from(message.payload)
     values = attributes(message.payload, _IFINFOMSG.size)
     master = int.from_bytes(values.get(_IFLA_MASTER, b""), sys.byteorder)
-    info = attributes(values.get(_IFLA_LINKINFO, b""))
-    veth = string(info.get(_IFLA_INFO_KIND, b"")) == "veth"
-    elsewhere = veth and _IFLA_LINK_NETNSID in values
-    return Interface(number, string(values.get(_IFLA_IFNAME, b"")), kind, master, elsewhere)
+    return Interface(number, string(values.get(_IFLA_IFNAME, b"")), kind, master)
 
 
 def parse_link_details(message: Message) -> LinkDetails:

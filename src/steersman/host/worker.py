@@ -110,16 +110,14 @@ class KernelWorker:
         return await self._end_of(_Job(steps), self._slow)
 
     async def wait_for(self, changes: Changes) -> None:
-        """Return once the judge has found something that concerns us.
+        """Return once the judge has found something that concerns us; it is asked at once.
 
         The descriptor may be closed after that. What arrives then is found by the next wait.
         """
 
         def judge() -> Generator[int | None, None, None]:
-            while True:
+            while not changes.judge():
                 yield changes.fd
-                if changes.judge():
-                    return
 
         await self._end_of(_Job(judge()), self._calls)
 
@@ -136,6 +134,7 @@ class KernelWorker:
     async def _end_of(self, job: _Job[T], queue: deque[_Job[Any]]) -> T:
         """Queue a job, and return its result."""
         self._start()
+        self._loop = job.loop
         queue.append(job)
         self._wake()
         try:
@@ -159,7 +158,6 @@ class KernelWorker:
         """Start the thread if there is none."""
         if self._thread is not None:
             return
-        self._loop = asyncio.get_running_loop()
         self._selector = selectors.DefaultSelector()
         self._alarm = receiver, sender = socket.socketpair()
         for end in self._alarm:
@@ -183,7 +181,7 @@ class KernelWorker:
     # In the thread
 
     def on_loop(self, coroutine: Coroutine[Any, Any, T]) -> T:
-        """Run a coroutine on the event loop that made the first call, and wait for its end."""
+        """Run a coroutine on the event loop of the last caller, and wait for its end."""
         return asyncio.run_coroutine_threadsafe(coroutine, self._loop).result()
 
     def _run(self) -> None:

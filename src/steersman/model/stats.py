@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import NamedTuple, TypeAlias
+from typing import NamedTuple, TypeAlias, TypeVar
 
 import msgspec
 
@@ -11,6 +11,7 @@ from steersman.model.addresses import join_host_port
 from steersman.model.names import ServicePortName
 from steersman.model.plan import Frontend
 
+T = TypeVar("T")
 NODE_PORT = "nodePort:"
 """Prefix of the label of a node port, which is the same in both families."""
 StatsKey: TypeAlias = tuple[ServicePortName, str]
@@ -61,6 +62,20 @@ class ConnectionStats(msgspec.Struct, frozen=True):
     traffic_by_endpoint: Mapping[StatsKey, TrafficCounters] = {}
     dials: Mapping[StatsKey, DialCounters] | None = None
     """Dials by endpoint; None if the kernel makes the connections."""
+
+    def of_service(self, name: str) -> ConnectionStats:
+        """Return the counts of one Service, by `namespace/name`."""
+
+        def ours(counts: Mapping[StatsKey, T]) -> Mapping[StatsKey, T]:
+            return {key: n for key, n in counts.items() if str(key[0].object_name) == name}
+
+        return ConnectionStats(
+            ours(self.frontends),
+            ours(self.endpoints),
+            ours(self.traffic_by_frontend),
+            ours(self.traffic_by_endpoint),
+            None if self.dials is None else ours(self.dials),
+        )
 
 
 TimedStats: TypeAlias = tuple[float, ConnectionStats | None]

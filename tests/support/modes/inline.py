@@ -35,15 +35,13 @@ class Inline(KernelWorker):
 
     async def wait_for(self, changes: Changes) -> None:
         loop = asyncio.get_running_loop()
-        while True:
+        while not changes.judge():
             readable = asyncio.Event()
             loop.add_reader(changes.fd, readable.set)
             try:
                 await readable.wait()
             finally:
                 loop.remove_reader(changes.fd)
-            if changes.judge():
-                return
 
     async def close(self) -> None:
         pass

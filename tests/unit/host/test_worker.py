@@ -22,7 +22,7 @@ async def worker() -> AsyncIterator[KernelWorker]:
 
 @pytest.fixture
 def pipe() -> Iterator[tuple[int, int]]:
-    ends = os.pipe()
+    ends = os.pipe2(os.O_NONBLOCK)
     yield ends
     for end in ends:
         os.close(end)
@@ -135,7 +135,7 @@ async def test_a_timeout_is_told_from_a_cancellation(worker: KernelWorker) -> No
     with pytest.raises(TimeoutError):
         async with asyncio.timeout(0.01):
             await worker.do(call)
-    assert call.ended
+    assert call.ended == call.begun.is_set(), "it may be dropped on a busy machine"
 
 
 async def test_steps_give_way_to_calls(worker: KernelWorker) -> None:
@@ -216,7 +216,10 @@ async def test_notifications_are_judged_in_the_thread(
     seen: list[tuple[bytes, int]] = []
 
     def judge() -> bool:
-        news = os.read(pipe[0], 1)
+        try:
+            news = os.read(pipe[0], 1)
+        except BlockingIOError:
+            return False
         seen.append((news, threading.get_ident()))
         return news == b"!"
 
@@ -254,6 +257,7 @@ async def test_a_cancelled_wait_leaves_the_descriptor_alone(
         return False
 
     task = asyncio.create_task(worker.wait_for(Changes(pipe[0], judge)))
+    await few_turns()
     await worker.do(int)
     task.cancel()
     with pytest.raises(asyncio.CancelledError):
@@ -261,7 +265,7 @@ async def test_a_cancelled_wait_leaves_the_descriptor_alone(
     os.write(pipe[1], b"!")
     await worker.do(int)
     await worker.do(int)
-    assert judged == 0
+    assert judged == 1, "only at the beginning"
     # The same number may be watched again.
     await asyncio.wait_for(worker.wait_for(Changes(pipe[0], lambda: True)), 60)
 
@@ -294,7 +298,7 @@ async def test_close_ends_the_thread_and_what_waits(pipe: tuple[int, int]) -> No
     await worker.close()  # nothing was ever done
     call = Blocking()
     running = asyncio.create_task(worker.do(call))
-    watching = asyncio.create_task(worker.wait_for(Changes(pipe[0], lambda: True)))
+    watching = asyncio.create_task(worker.wait_for(Changes(pipe[0], lambda: False)))
     await call.has_begun()
     before = threading.active_count()
     closing = asyncio.create_task(worker.close())

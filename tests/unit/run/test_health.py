@@ -4,14 +4,17 @@ import asyncio
 import json
 import logging
 import socket
+import threading
 from collections.abc import Iterator
 from contextlib import suppress
 
 import aiohttp
 import pytest
 
+from steersman.host.worker import KernelWorker
 from steersman.model.kube import Node, NodeSpec, ObjectMeta, Taint
 from steersman.model.names import Family, ObjectName
+from steersman.model.ruleset import Diff
 from steersman.run.serve.connections import ListenError
 from steersman.run.serve.health import (
     DELETION_TAINT,
@@ -27,6 +30,7 @@ from steersman.run.serve.health import (
 )
 from steersman.run.serve.http import Answer, application, keep_serving
 from tests.support.http import ask, free_port, free_ports, serving
+from tests.support.modes.memory import MemoryMode, World
 
 NODE = Node(ObjectMeta(name="n"))
 CART, SHOP = ObjectName("shop", "cart"), ObjectName("shop", "front")
@@ -239,6 +243,36 @@ async def test_the_proxy_health_server_answers_and_counts() -> None:
         assert (await ask(port, "/readyz")).status == 200
         assert (await ask(port, "/")).status == 404
     assert counted == [("healthz", 503), ("healthz", 200), ("livez", 503)]
+
+
+async def test_the_server_answers_while_the_kernel_holds_a_write_up() -> None:
+    """As while another program commits a large ruleset."""
+    begun, over = threading.Event(), threading.Event()
+
+    def write() -> None:
+        begun.set()
+        assert over.wait(60)
+
+    class Held(MemoryMode):
+        async def apply(self, change: Diff) -> None:
+            await worker.do(write)
+            await super().apply(change)
+
+    worker, world = KernelWorker(), World(1)
+    world.mode = Held()
+    world.start()
+    app = proxy_health_app(
+        ProxyHealth(10), lambda: NODE, ready=lambda: True, count=lambda *_: None, clock=now
+    )
+    async with serving(app) as port:
+        sync = asyncio.create_task(world.run())
+        while not begun.is_set():  # noqa: ASYNC110 - it is set in a thread
+            await asyncio.sleep(0.001)
+        assert (await ask(port, "/healthz")).status == 200
+        assert not sync.done()
+        over.set()
+        assert await sync
+    await worker.close()
 
 
 async def test_service_ports_are_opened_changed_and_closed() -> None:

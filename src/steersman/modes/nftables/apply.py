@@ -18,11 +18,11 @@ from __future__ import annotations
 import errno
 import os
 import weakref
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from typing import Any
 
-from steersman.host.exec import Exec, run_program
+from steersman.host.exec import Result
 from steersman.host.netlink import Netlink
 from steersman.model.errors import TRANSIENT_ERRNOS, ApplyError, BusyError
 from steersman.model.names import Family
@@ -143,14 +143,20 @@ class _TooLongError(ApplyError):
 
 
 class KernelTables:
-    """Our tables in the kernel. All but `load_texts` blocks; one call at a time."""
+    """Our tables in the kernel; all methods block."""
 
-    def __init__(self, netlink: Netlink, execute: Exec, *, patient: bool = False) -> None:
+    def __init__(
+        self,
+        netlink: Netlink,
+        nft: Callable[[Sequence[str], bytes], Result],
+        *,
+        patient: bool = False,
+    ) -> None:
         """Initialize without reading.
 
         Args:
             netlink: socket for all transactions; closed with this object.
-            execute: runs nft.
+            nft: runs it to its end, with this standard input; may raise BusyError.
             patient: put up with transactions while reading (read.py).
         """
         self.netlink = netlink
@@ -159,7 +165,7 @@ class KernelTables:
         self._patient = patient
         self.sender = Sender(netlink)
         self.counters = ElementCounters(netlink)
-        self._exec = execute
+        self._nft = nft
         self._markers: dict[Family, Marker | None] = {}
         """Markers of the tables that exist; None for a table that is not ours."""
         self._derived = DerivedElements()
@@ -206,7 +212,7 @@ class KernelTables:
 
     # -- texts --
 
-    async def load_texts(self, change: Diff) -> Diff:
+    def load_texts(self, change: Diff) -> Diff:
         """Load the texts of a Diff; return the rest of the Diff.
 
         Raises:
@@ -235,11 +241,11 @@ class KernelTables:
         scripts.append(ruleset_text({**loaded, **derived}))
         # 2. One run of nft for all of them.
         try:
-            await self._run_nft("".join(scripts))
+            self._run_nft("".join(scripts))
         except _TooLongError:
             # In a user namespace (rootless clusters) wmem_max limits nft: a run for each script.
             for script in filter(None, scripts):
-                await self._run_nft(script)
+                self._run_nft(script)
 
         # 3. By netlink: markers for the new texts, and the lazy chains that loaded elements need.
         for family in families:
@@ -260,9 +266,8 @@ class KernelTables:
                 changed[key] = (value, wanted)
         return Diff(added, dict(change.removed), changed)
 
-    async def _run_nft(self, script: str) -> None:
-        argv = ["nft", "-f", "-"]
-        result = await run_program(self._exec, argv, script.encode(), package="nftables")
+    def _run_nft(self, script: str) -> None:
+        result = self._nft(["nft", "-f", "-"], script.encode())
         if result.returncode:
             message = result.message[:500]
             if "resource busy" in message or "Cannot allocate" in message:

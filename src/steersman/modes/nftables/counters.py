@@ -15,10 +15,9 @@ the counts up by ServicePort.
 
 from __future__ import annotations
 
-import asyncio
 import re
 import struct
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import NamedTuple
 
@@ -48,7 +47,6 @@ from steersman.modes.nftables.layout import (
     prefix_of,
 )
 from steersman.modes.nftables.read import set_contents, set_names
-from steersman.modes.nftables.relay import Relay
 from steersman.modes.nftables.totals import ConnectionTotals
 from steersman.netfilter.nft import wire as nft
 
@@ -59,6 +57,8 @@ _HAS_COUNTED = re.compile(struct.pack("=HH", 12, _PACKETS) + rb"(?!\0{8})")
 _TOGETHER = 500
 """Elements that one request reads."""
 _ATTEMPTS = 3
+_STEP = 2000
+"""Elements that a step of a scrape reads: some milliseconds."""
 
 
 class CounterReading(NamedTuple):
@@ -77,7 +77,7 @@ class ElementCounters:
         self._netlink = netlink
         self._carried: dict[bytes, int] = {}
         self._moves = 0
-        """Odd while a transaction replaces elements that count."""
+        """Transactions that replaced elements that count."""
 
     @contextmanager
     def carried_over(self, change: Diff) -> Iterator[None]:
@@ -86,15 +86,12 @@ class ElementCounters:
             yield
             return
         self._moves += 1
-        try:
-            counted, gone = self._before(change)
-            yield
-            for name, packets in counted:
-                self._carried[name] = self._carried.get(name, 0) + packets
-            for name in gone:  # if it comes back it starts at zero
-                self._carried.pop(name, None)
-        finally:
-            self._moves += 1
+        counted, gone = self._before(change)
+        yield
+        for name, packets in counted:
+            self._carried[name] = self._carried.get(name, 0) + packets
+        for name in gone:  # if it comes back it starts at zero
+            self._carried.pop(name, None)
 
     def _before(self, change: Diff) -> tuple[list[tuple[bytes, int]], set[bytes]]:
         """Return counts to carry over, and keys to drop."""
@@ -136,32 +133,34 @@ class ElementCounters:
             for content in wire.element_contents(reply.payload):
                 yield start + key_in(content), _packets(content, behind)
 
-    def totals(self, netlink: Netlink) -> CounterReading | None:
-        """Return all counts; None if a transaction moved some of them at the same time.
+    def totals(self, netlink: Netlink) -> Generator[None, None, CounterReading | None]:
+        """Return all counts, in steps; None if a transaction moved some of them between two steps.
 
         Args:
-            netlink: socket to read by; not that of transactions, which need not wait.
+            netlink: socket to read by; not that of transactions, which go on between the steps.
         """
         moves = self._moves
         totals: dict[bytes, int] = {}
         try:
             for family in Family:
                 try:
-                    for name, packets in _family_counts(netlink, family):
+                    for number, (name, packets) in enumerate(_family_counts(netlink, family)):
                         totals[name] = totals.get(name, 0) + packets
+                        if number % _STEP == _STEP - 1:
+                            yield
                 except DumpInterruptedError:
                     raise
                 except NetlinkError:  # no such table
                     continue
+                yield
         except DumpInterruptedError:
             return None
-        # A transaction that began or ended since may have moved counts from elements to _carried.
-        carried = dict(self._carried)
-        if moves % 2 or moves != self._moves:
+        # A transaction since then may have moved counts from elements to _carried.
+        if moves != self._moves:
             return None
-        for name, packets in carried.items():
+        for name, packets in self._carried.items():
             totals[name] = totals.get(name, 0) + packets
-        return CounterReading(totals, carried)
+        return CounterReading(totals, dict(self._carried))
 
 
 def _may_stay(change: Diff) -> bool:
@@ -211,37 +210,48 @@ def _packets(content: bytes, behind: int) -> int:
 class Scrape:
     """Connections so far by ServicePort; one scrape at a time."""
 
-    def __init__(self, connect: Callable[[], Netlink], transactions: asyncio.Lock) -> None:
-        """Initialize at zero.
-
-        Args:
-            connect: opens a socket for each scrape.
-            transactions: held by tasks that send transactions.
-        """
+    def __init__(self, connect: Callable[[], Netlink]) -> None:
+        """Initialize at zero; `connect` opens a socket for each scrape."""
         self._connect = connect
-        self._transactions = transactions
-        self._one = asyncio.Lock()
+        self._running = False
         self._totals = ConnectionTotals()
 
-    async def stats(
-        self, counters: ElementCounters, relay: Relay, plans: Iterable[ServicePlan]
-    ) -> ConnectionStats:
+    def steps(
+        self, counters: ElementCounters, relayed: Mapping[bytes, int], plans: Sequence[ServicePlan]
+    ) -> Generator[None, None, ConnectionStats]:
         """Return the connections that elements and listeners on loopback counted for plans.
+
+        Args:
+            counters: read in steps, between which transactions are sent.
+            relayed: the counts of listeners on loopback.
+            plans: all plans that are in force.
 
         Raises:
             BusyError: other programs change the ruleset all the time.
         """
-        plans = tuple(plans)  # they change while this waits
-        async with self._one:
-            reading = None
+        while self._running:  # counts would seem to fall
+            yield
+        self._running = True
+        try:
             with self._connect() as netlink:
                 for _ in range(_ATTEMPTS):
-                    if reading is None:
-                        reading = await asyncio.to_thread(counters.totals, netlink)
-                if reading is None:  # too many transactions: hold them up
-                    async with self._transactions:
-                        reading = await asyncio.to_thread(counters.totals, netlink)
+                    if reading := (yield from counters.totals(netlink)):
+                        break
+                else:  # too many transactions: hold them up
+                    reading = _at_once(counters.totals(netlink))
             if reading is None:
                 raise BusyError("nftables: the ruleset changes faster than it can be read")
-            counts = {**reading.totals, **relay.counts()}
-            return await asyncio.to_thread(self._totals.update, counts, plans, reading.carried)
+            counts = {**reading.totals, **relayed}
+            return self._totals.update(counts, plans, reading.carried)
+        finally:
+            self._running = False
+
+
+def _at_once(steps: Generator[None, None, CounterReading | None]) -> CounterReading | None:
+    """Return the result of all steps, without others between them."""
+    while True:
+        try:
+            next(steps)
+        except StopIteration as end:
+            reading: CounterReading | None = end.value
+            return reading

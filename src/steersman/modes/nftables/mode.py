@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import errno
 import os
 import platform
@@ -10,13 +9,13 @@ import re
 import socket
 import time
 from collections import defaultdict
-from collections.abc import Callable, Collection, Hashable, Iterable, Iterator
+from collections.abc import Callable, Collection, Generator, Hashable, Iterable, Iterator, Sequence
 from typing import TYPE_CHECKING, Any
 
 import msgspec
 
 from steersman.failover.watch import FailureWatch
-from steersman.host.exec import Exec, failure_reason
+from steersman.host.exec import Exec, Result, failure_reason, run_program
 from steersman.host.netlink import (
     NETLINK_NETFILTER,
     AnswersLostError,
@@ -25,7 +24,8 @@ from steersman.host.netlink import (
     Subscription,
 )
 from steersman.host.process import NEEDS_NET_ADMIN
-from steersman.host.threads import INLINE_OBJECTS
+from steersman.host.threads import in_thread
+from steersman.host.worker import Changes
 from steersman.model.drift import Writer
 from steersman.model.names import Family
 from steersman.model.plan import NodeSettings, ServicePlan, Traits
@@ -124,12 +124,16 @@ class NftablesMode(Mode):
         self._subscribe = subscribe
         self._looks = looks
         self._tables: KernelTables | None = None
-        self._lock = asyncio.Lock()
-        self._scrape = Scrape(connect, self._lock)
+        self._scrape = Scrape(connect)
+        self._news: Subscription | None = None
         self._texts = {foundation(family) for family in Family}
         """Texts that may be in the kernel, which has only their hashes."""
         self._probed: tuple[int, dict[bytes, Any]] | None = None
         """Foreign generations and objects when the mode was probed, for the first `read`."""
+        self._concerned = False
+        """The transaction that is announced has changed our tables."""
+        self._suspected = False
+        """Another program may have changed our tables unnoticed."""
         self._reported = 0
         """Foreign generations that `wait_for_external_change` has reported."""
         self._writers: list[Writer] = []
@@ -156,8 +160,7 @@ class NftablesMode(Mode):
         except OSError as error:
             missing.append(f"{failure_reason('nft', 'nftables', error)}.")
         try:
-            with self._connect() as netlink:
-                generation(netlink)
+            await self.worker.do(self._try_netlink)
         except OSError as error:
             missing.append(
                 f"This process may not program the kernel: it {NEEDS_NET_ADMIN}."
@@ -166,14 +169,20 @@ class NftablesMode(Mode):
                 "CONFIG_NF_TABLES and this process CAP_NET_ADMIN."
             )
         if not missing:
-            async with self._lock:
-                tables = self._opened()
-                # A foreign change during the read counts as a later one.
-                before = tables.sender.foreign.check()
-                objects = await asyncio.to_thread(tables.read)
-                self._probed = (before, objects)
-            self.slots = slots_of(objects)
+            await self.worker.do(self._read_first)
         return Support(not missing, tuple(missing))
+
+    def _try_netlink(self) -> None:
+        with self._connect() as netlink:
+            generation(netlink)
+
+    def _read_first(self) -> None:
+        tables = self._opened()
+        # A foreign change during the read counts as a later one.
+        before = tables.sender.foreign.check()
+        objects = tables.read()
+        self._probed = (before, objects)
+        self.slots = slots_of(objects)
 
     def requirements(self) -> Requirements:
         """Return what answers between ports of a bridge need; a map has no slow length."""
@@ -204,35 +213,38 @@ class NftablesMode(Mode):
 
     async def read(self) -> Ruleset:
         """Dump our tables, unless `probe` has just done that."""
-        async with self._lock:
-            tables = self._opened()
-            probed, self._probed = self._probed, None
-            # Beside the process that programs the kernel, what `probe` read is as good as the next.
-            if probed and (self._looks or probed[0] == tables.sender.foreign.check()):
-                objects = probed[1]
-            else:
-                objects = await asyncio.to_thread(tables.read)
-                if self._looks:  # the other process gives slots away
-                    self.slots = slots_of(objects)
-            self.changes_during_read = tables.changes
-            return {**resolve_texts(objects, self._texts), **self._relay.listening}
+        objects = await self.worker.do(self._read)
+        return {**resolve_texts(objects, self._texts), **self._relay.listening}
+
+    def _read(self) -> dict[bytes, Any]:
+        tables = self._opened()
+        probed, self._probed = self._probed, None
+        # Beside the process that programs the kernel, what `probe` read is as good as the next.
+        if probed and (self._looks or probed[0] == tables.sender.foreign.check()):
+            objects = probed[1]
+        else:
+            objects = tables.read()
+            if self._looks:  # the other process gives slots away
+                self.slots = slots_of(objects)
+        self.changes_during_read = tables.changes
+        return objects
 
     async def read_beside(self) -> Ruleset:
-        """Dump our tables through a socket of its own, and put up with transactions meanwhile."""
+        """Dump our tables in a thread of its own, and put up with transactions meanwhile."""
 
         def read() -> dict[bytes, Any]:
             with self._connect() as netlink:
-                return KernelTables(netlink, self._exec, patient=True).read()
+                return KernelTables(netlink, self._nft, patient=True).read()
 
-        return {
-            **resolve_texts(await asyncio.to_thread(read), self._texts),
-            **self._relay.listening,
-        }
+        objects = await in_thread(read)
+        return {**resolve_texts(objects, self._texts), **self._relay.listening}
 
     async def fingerprint(self) -> Hashable | None:
         """Return the number of foreign generations; our own transactions do not count."""
-        async with self._lock:
-            return ByOthers(self._opened().sender.foreign.check())
+        return ByOthers(await self.worker.do(self._foreign_changes))
+
+    def _foreign_changes(self) -> int:
+        return self._opened().sender.foreign.check()
 
     def describe(self, change: Diff) -> str:
         """Print a Diff as nft commands (`--dry-run`)."""
@@ -245,7 +257,12 @@ class NftablesMode(Mode):
 
     async def stats(self, plans: Collection[ServicePlan]) -> ConnectionStats:
         """Return the connections so far by ServicePort."""
-        return await self._scrape.stats(self._opened().counters, self._relay, plans)
+        relayed, plans = self._relay.counts(), tuple(plans)
+
+        def steps() -> Generator[None, None, ConnectionStats]:
+            return (yield from self._scrape.steps(self._opened().counters, relayed, plans))
+
+        return await self.worker.do_slowly(steps())
 
     async def wait_for_external_change(self) -> None:
         """Return when another program changed our tables, or flushed the ruleset.
@@ -254,33 +271,53 @@ class NftablesMode(Mode):
         Call this after the first sync: as long as the socket is open, the kernel notifies it of
         every element, which doubles the cost of a cold start.
         """
-        own_port = self._opened().netlink.port
+        try:
+            await self.worker.wait_for(await self.worker.do(self._watch))
+        finally:
+            await self.worker.do(self._stop_watching)
+
+    def _watch(self) -> Changes:
+        self._suspected = True  # whatever came since the last call
+        self._concerned = False
+        self._news = self._subscribe(self._opened().netlink.port)
+        return Changes(self._news.fileno(), self._hears_of_changes)
+
+    def _stop_watching(self) -> None:
+        if self._news is not None:
+            self._news.close()
+            self._news = None
+
+    def _hears_of_changes(self) -> bool:
+        """Read the notifications; return whether another program changed our tables."""
+        writers = self._read_news()
+        if not writers and not self._suspected:
+            return False
+        self._suspected = False
+        before, self._reported = self._reported, self._foreign_changes()
+        if self._reported == before:  # a run of our own nft
+            return False
+        self._writers = [*self._writers, *writers][-_WRITERS:]
+        return True
+
+    def _read_news(self) -> list[Writer]:
+        """Return the programs that have changed our tables, as far as the kernel tells."""
+        assert self._news is not None
+        try:
+            messages = self._news.waiting()
+        except AnswersLostError:
+            self._suspected = True
+            return []
+        # A transaction is announced by its changes, then by the process that made it.
         writers: list[Writer] = []
-        with self._subscribe(own_port) as news:
-            while True:
-                async with self._lock:  # a run of our own nft has ended and is accounted for
-                    before, self._reported = (
-                        self._reported,
-                        self._opened().sender.foreign.check(),
-                    )
-                if self._reported != before:
-                    self._writers = (self._writers + writers)[-_WRITERS:]
-                    return
-                # A transaction is announced by its changes, then by the process that made it.
-                concerned, writers = False, list[Writer]()
-                while not writers:
-                    try:
-                        messages = await news.receive()
-                    except AnswersLostError:
-                        break
-                    for message in messages:
-                        if message.port == own_port:
-                            continue
-                        if message.kind != NEWGEN:
-                            concerned = concerned or table_of(message.payload) == TABLE
-                        elif concerned:
-                            concerned = False
-                            writers.append(writer_of(message, time.time()))
+        for message in messages:
+            if message.port == self._opened().netlink.port:
+                continue
+            if message.kind != NEWGEN:
+                self._concerned = self._concerned or table_of(message.payload) == TABLE
+            elif self._concerned:
+                self._concerned = False
+                writers.append(writer_of(message, time.time()))
+        return writers
 
     def take_writers(self) -> tuple[Writer, ...]:
         """Return the programs that changed our tables since the last call."""
@@ -294,21 +331,18 @@ class NftablesMode(Mode):
     async def apply(self, change: Diff) -> None:
         """Carry out a Diff: at most one run of nft, then one transaction for everything else."""
         change, listeners = split_listeners(change)
-        async with self._lock:
-            tables = self._opened()
-            if any(key in part for part in (change.added, change.changed) for key in TEXT_KEYS):
-                change = await tables.load_texts(change)
-            # Removed members may have very many affinity entries to flush.
-            forgets = any(kind_of(key) == Kind.MEMBER for key in change.removed)
-            if len(change) <= INLINE_OBJECTS and not forgets:
-                tables.write(change)
-            else:
-                await asyncio.to_thread(tables.write, change)
-            if listeners:
-                await self._relay.apply(listeners)
+        await self.worker.do(self._write, change)
+        if listeners:
+            await self._relay.apply(listeners)
         for key in change.removed:
             if is_first_slot(key):
                 self.slots.pop(key, None)
+
+    def _write(self, change: Diff) -> None:
+        tables = self._opened()
+        if any(key in part for part in (change.added, change.changed) for key in TEXT_KEYS):
+            change = tables.load_texts(change)
+        tables.write(change)
 
     async def apply_parts(self, parts: Iterable[Diff]) -> None:
         """Carry out the first part as `apply` does, and the others in a transaction each."""
@@ -322,22 +356,29 @@ class NftablesMode(Mode):
                 listeners.append(ours)
                 yield kernel
 
-        async with self._lock:
-            await asyncio.to_thread(self._opened().write_parts, in_kernel())
-            for each in filter(None, listeners):
-                await self._relay.apply(each)
+        await self.worker.do(lambda: self._opened().write_parts(in_kernel()))
+        for each in filter(None, listeners):
+            await self._relay.apply(each)
 
     async def aclose(self, drain: float = 0.0) -> int:
         """Stop serving loopback; return how many connections were cut after `drain` seconds."""
+        return await self._relay.close(drain) + await super().aclose()
+
+    def close(self) -> None:
+        """Close the sockets."""
+        self._stop_watching()
         if self._tables is not None:
             self._tables.netlink.close()
             self._tables = None
-        return await self._relay.close(drain) + await super().aclose()
 
     def _opened(self) -> KernelTables:
         if self._tables is None:
-            self._tables = KernelTables(self._connect(), self._exec, patient=self._looks)
+            self._tables = KernelTables(self._connect(), self._nft, patient=self._looks)
         return self._tables
+
+    def _nft(self, argv: Sequence[str], script: bytes) -> Result:
+        program = run_program(self._exec, argv, script, package="nftables")
+        return self.worker.on_loop(program)
 
     def watch_failures(self) -> FailureWatch:
         """Watch packets of connections that conntrack translates, and the dials from loopback."""

@@ -16,7 +16,6 @@ import shlex
 from collections.abc import Iterable, Iterator, Sequence
 from functools import lru_cache
 from hashlib import blake2b
-from typing import NamedTuple
 
 from steersman.model.addresses import canonical_ip, family_of
 from steersman.netfilter.iptables.names import BUILT_IN
@@ -46,21 +45,10 @@ _RECENT = ("--set", "--rcheck", "--seconds", "--reap", "--name", "--mask", "--rs
 _REJECT = {4: "icmp-port-unreachable", 6: "icmp6-port-unreachable"}
 
 
-class SavedChain(NamedTuple):
-    """A chain as iptables-save prints it: its declaration, or its rules."""
-
-    table: str
-    name: str
-    policy: str
-    """`ACCEPT`, `DROP`, or `-` of a chain that others jump to; "" where its rules are."""
-    rules: list[str]
-    """`-A` lines; [] where it is declared."""
-
-
-def chains(text: str) -> Iterator[SavedChain]:
+def chains(text: str) -> Iterator[tuple[str, str, list[str]]]:
     """Split the output of iptables-save into chains, those of other programs too.
 
-    Each declared chain comes without rules first, then those with rules.
+    Yields (table, chain, rules): each declared chain without rules first, then those with rules.
     """
     table = chain = prefix = ""
     lines: list[str] = []
@@ -71,20 +59,19 @@ def chains(text: str) -> Iterator[SavedChain]:
             lines.append(line)
             continue
         if lines:
-            yield SavedChain(table, chain, "", lines)
+            yield table, chain, lines
             lines, prefix = [], ""
         first = line[:1]
         if first == "*":
             table = line[1:].strip()
         elif first == ":":
-            words = line[1:].split(" ", 2)
-            yield SavedChain(table, words[0], words[1] if len(words) > 1 else "-", [])
+            yield table, line[1:].partition(" ")[0], []
         elif line.startswith("-A "):
             chain = line[3:].partition(" ")[0]
             prefix = f"-A {chain} "
             lines.append(line)
     if lines:
-        yield SavedChain(table, chain, "", lines)
+        yield table, chain, lines
 
 
 def digest_rules(texts: Iterable[str]) -> bytes:

@@ -45,14 +45,15 @@ class ClusterPages:
         self._config = config
         self.pages: dict[tuple[str, str], Page] = {
             ("GET", "/world"): self._world,
-            ("GET", "/state"): lambda _: Answer(
-                pieces=state_json(states.now(), sync().state), content_type=_JSON
-            ),
+            ("GET", "/state"): self._state,
             ("GET", "/names"): self._names,
             ("GET", "/nodes"): self._nodes,
             ("GET", "/stats"): self._counts,
         }
         """By method and path."""
+
+    def _state(self, _: Request) -> Answer:
+        return Answer(pieces=state_json(self._states.now(), self._sync().state), content_type=_JSON)
 
     async def _names(self, request: Request) -> Answer:
         store = self._sync().store
@@ -107,17 +108,16 @@ class ClusterPages:
     async def _counts(self, request: Request) -> Answer:
         """Answer with the connections so far of all plans, or of `?service=NAMESPACE/NAME`."""
         wanted = request.query.get("service")
-        plans = [
-            plan
-            for plan in self._sync().state.plan.services.values()
-            if wanted in (None, str(plan.key.name.object_name))
-        ]
+        # A mode keeps the totals only of the plans that it counts: always count all of them.
+        plans = tuple(self._sync().state.plan.services.values())
         at = time.monotonic()
         try:
             mode = self._sync().mode
             stats = await mode.worker.do_slowly(mode.stats(plans))
         except BusyError as error:
             return Answer(f"connections cannot be counted now: {error}", 503)
+        if wanted is not None and stats is not None:
+            stats = stats.of_service(wanted)
         body = await asyncio.to_thread(msgspec.msgpack.encode, (at, stats))
         return Answer(body, content_type=_MSGPACK)
 

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-import asyncio
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Generator, Iterable, Iterator
 from typing import Any, cast
 
 import pytest
@@ -14,7 +13,6 @@ from steersman.model.errors import BusyError
 from steersman.model.plan import ServicePlan
 from steersman.model.ruleset import Diff, diff
 from steersman.modes.nftables.counters import CounterReading, ElementCounters, Scrape
-from steersman.modes.nftables.relay import Relay
 from steersman.modes.nftables.render import Slots, render_service
 from tests.support.builders import nftables_plans as make
 
@@ -30,36 +28,58 @@ class Socket:
 
 
 class Answers:
-    """Counters with given readings; records whether transactions were held up."""
+    """Counters with given readings, in two steps each."""
 
-    def __init__(self, answers: Iterable[dict[bytes, int] | None], lock: asyncio.Lock) -> None:
+    def __init__(self, answers: Iterable[dict[bytes, int] | None]) -> None:
         self._answers = list(answers)
-        self._lock = lock
-        self.held: list[bool] = []
 
-    def totals(self, _netlink: Netlink) -> CounterReading | None:
-        self.held.append(self._lock.locked())
+    def totals(self, _netlink: Netlink) -> Generator[None, None, CounterReading | None]:
         answer = self._answers.pop(0)
+        yield
         return None if answer is None else CounterReading(answer, {})
 
 
-async def scrape(*answers: dict[bytes, int] | None) -> list[bool]:
-    lock = asyncio.Lock()
-    counters = Answers(answers, lock)
+def scrape(*answers: dict[bytes, int] | None) -> int:
+    """Return how often a scrape gives way to transactions."""
     connect = cast("Callable[[], Netlink]", Socket)
-    await Scrape(connect, lock).stats(cast(Any, counters), Relay(), [make.port()])
-    return counters.held
+    return len([*Scrape(connect).steps(cast(Any, Answers(answers)), {}, [make.port()])])
 
 
-async def test_a_scrape_holds_transactions_up_after_three_attempts() -> None:
-    assert await scrape({}) == [False]
-    assert await scrape(None, None, {}) == [False] * 3
-    assert await scrape(None, None, None, {}) == [False] * 3 + [True]
+def test_a_scrape_holds_transactions_up_after_three_attempts() -> None:
+    assert scrape({}) == 1
+    assert scrape(None, None, {}) == 3
+    assert scrape(None, None, None, {}) == 3
 
 
-async def test_a_scrape_without_a_reading_fails() -> None:
+def test_a_scrape_without_a_reading_fails() -> None:
     with pytest.raises(BusyError):
-        await scrape(None, None, None, None)
+        scrape(None, None, None, None)
+
+
+def test_a_scrape_waits_for_the_one_before_it() -> None:
+    """The counts of the later one would be added to totals that are newer."""
+    scraping = Scrape(cast("Callable[[], Netlink]", Socket))
+    first, second = (
+        scraping.steps(cast(Any, Answers([{}, {}])), {}, [make.port()]) for _ in range(2)
+    )
+    next(first)
+    next(second)
+    next(second)
+    with pytest.raises(StopIteration):
+        next(first)
+    next(second)
+    with pytest.raises(StopIteration):
+        next(second)
+
+
+def total(steps: Generator[None, None, CounterReading | None]) -> CounterReading | None:
+    """Return the result of all steps."""
+    while True:
+        try:
+            next(steps)
+        except StopIteration as end:
+            reading: CounterReading | None = end.value
+            return reading
 
 
 def test_counts_are_not_read_during_a_replacement() -> None:
@@ -72,12 +92,17 @@ def test_counts_are_not_read_during_a_replacement() -> None:
 
     netlink = cast(Any, Nothing())
     counters = ElementCounters(netlink)
-    assert counters.totals(netlink) == ({}, {})
+    assert total(counters.totals(netlink)) == ({}, {})
+    steps = counters.totals(netlink)
+    next(steps)
     with counters.carried_over(Diff(removed={b"\x01\x04": b""})):
-        assert counters.totals(netlink) is None
-    assert counters.totals(netlink) == ({}, {})
+        pass
+    assert total(steps) is None
+    steps = counters.totals(netlink)
+    next(steps)
     with counters.carried_over(Diff(added={b"\x01\x04": b""})):
-        assert counters.totals(netlink) == ({}, {})
+        pass
+    assert total(steps) == ({}, {})
 
 
 def test_an_element_that_is_listed_twice_counts_once() -> None:
@@ -95,7 +120,7 @@ def test_an_element_that_is_listed_twice_counts_once() -> None:
                     yield Message(0, 0, 0, bytes(4) + nested(3, *elements))
 
     netlink = cast(Any, Lists())
-    reading = ElementCounters(netlink).totals(netlink)
+    reading = total(ElementCounters(netlink).totals(netlink))
     assert reading is not None
     assert [*reading.totals.values()] == [7, 7, 7]
 
