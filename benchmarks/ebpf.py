@@ -15,7 +15,7 @@ from benchmarks import world
 from benchmarks.ebpf_place import Place
 from benchmarks.figures import Figure, figure
 from benchmarks.memory import _resident
-from benchmarks.nftables import events_of
+from benchmarks.nftables import BATCH, batches, events_of
 from benchmarks.node import Node
 from steersman.modes.base import Mode
 from steersman.modes.ebpf.bpf import Object
@@ -128,7 +128,7 @@ def _loads(runs: int) -> list[Figure]:
 
 
 def _changes(services: int, runs: int) -> list[Figure]:
-    """One endpoint replaced: from its slice, as JSON, to the maps."""
+    """One endpoint replaced, then a thousand at once: from slices, as JSON, to the maps."""
     node = EbpfNode()
     node.feed(events_of(range(services)))
     freeze_live_objects()
@@ -137,11 +137,14 @@ def _changes(services: int, runs: int) -> list[Figure]:
         number = count * 37 % services
         raw = world.endpoint_slice(number, world.pods(number, count))
         took.append(node.feed([("EndpointSlice", raw)]) * 1e3)
+    many = [node.feed(events) * 1e3 for events in batches(services)]
     node.close()
     took.sort()
     return [
         figure("one endpoint replaced", MODE, services, (statistics.median(took), "ms")),
         figure("  p99", MODE, services, (took[int(len(took) * 0.99)], "ms")),
+        figure(BATCH, MODE, services, (statistics.median(many), "ms")),
+        figure("  the best", MODE, services, (min(many), "ms")),
     ]
 
 

@@ -9,7 +9,7 @@ import socket
 import statistics
 import subprocess
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 from benchmarks import footprint, world
@@ -27,6 +27,7 @@ from steersman.run.sync.sync import Sync
 from steersman.source.store import Store
 
 MODE = "nftables"
+BATCH = "1,000 endpoints replaced in one batch"
 _BATCHES = 27
 Events = Sequence[tuple[str, bytes]]
 
@@ -144,6 +145,14 @@ def _slice(number: int, pods: Sequence[str]) -> list[tuple[str, bytes]]:
     return [("EndpointSlice", world.endpoint_slice(number, pods))]
 
 
+def batches(services: int) -> Iterator[list[tuple[str, bytes]]]:
+    """An endpoint of a thousand Services replaced at once, of other Services each time."""
+    for number in range(_BATCHES):
+        some = dict.fromkeys((number * 1000 + each) % services for each in range(1000))
+        shift = 70_000 + number * 1000
+        yield [event for at in some for event in _slice(at, world.pods(at, shift + at % 1000))]
+
+
 def _cold(services: int, count: int, runs: int) -> list[Figure]:
     events, whole, kernel = events_of(range(services), count), [], []
     for _ in range(runs):
@@ -215,17 +224,11 @@ class _Changes:
 
     def rest(self) -> list[Figure]:
         """A thousand at once, of other Services each time; a restart."""
-        batches = []
-        for number in range(_BATCHES):
-            shift = 70_000 + number * 1000
-            some = [(number * 1000 + each) % self.services for each in range(1000)]
-            changes = [_slice(at, world.pods(at, shift + at % 1000)) for at in dict.fromkeys(some)]
-            batches.append(self.node.feed([event for change in changes for event in change]))
+        took = [self.node.feed(events) for events in batches(self.services)]
         seconds, wrote = self.node.restart()
-        median, best = statistics.median(batches), min(batches)
         return [
-            figure("1,000 changes in one batch", MODE, self.services, (median, "ms")),
-            figure("  the best", MODE, self.services, (best, "ms")),
+            figure(BATCH, MODE, self.services, (statistics.median(took), "ms")),
+            figure("  the best", MODE, self.services, (min(took), "ms")),
             figure(f"restart, {wrote} objects written", MODE, self.services, (seconds, "s")),
         ]
 

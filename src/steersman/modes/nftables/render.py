@@ -235,12 +235,13 @@ class _ServiceRender:
 
     def _assigned(self, first: bytes, wanted: tuple[bytes, ...]) -> tuple[bytes, ...]:
         """Return the endpoints in the order of their slots, and remember it."""
-        previous = self._slots.get(first, b"")
-        if previous and wanted and previous != b"".join(wanted):
+        previous, joined = self._slots.get(first, b""), b"".join(wanted)
+        if previous and wanted and previous != joined:
             size = len(wanted[0])
             slots = [previous[at : at + size] for at in range(0, len(previous), size)]
             wanted = assign_slots(tuple(slots), wanted)
-        self._slots[first] = b"".join(wanted)
+            joined = b"".join(wanted)
+        self._slots[first] = joined
         return wanted
 
     def _chain(self, group: _MapGroup, choice: _PoolChoice) -> bytes:
