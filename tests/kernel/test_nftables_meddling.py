@@ -196,9 +196,9 @@ def test_an_endpoint_goes_with_all_its_entries_in_one_transaction(
         fewer = render(mode, [make.port([3, 5], affinity=600)])
         with Netlink(NETLINK_NETFILTER) as netlink:
             before = generation(netlink)
-            began = time.perf_counter()
+            began = time.process_time()
             await mode.apply(diff(want, fewer))
-            print(f"30,000 clients: {time.perf_counter() - began:.3f} s")
+            print(f"30,000 clients: {time.process_time() - began:.3f} s of CPU")
             assert generation(netlink) - before == 2
         left = listing()
         assert "10.244.0.1 . 8080" not in left

@@ -56,6 +56,8 @@ _OWN = (
             "In ebpf mode, keep processes of the node from binding to a node port in use."),
     setting("ebpf-cgroup-root", _O, "steersman.ebpf_cgroup_root",
             "In ebpf mode, the cgroup2 directory whose sockets are balanced (default: the root)."),
+    setting("ebpf-fast-path", _O, "steersman.ebpf_fast_path",
+            "In ebpf mode, send packets of known connections on past netfilter and its policies."),
     setting("ebpf-xdp-devices", _O, "steersman.ebpf_xdp_devices",
             "In ebpf mode, devices on which XDP forwards packets of known connections."),
     setting("state-bind-address", _O, "steersman.state.bind_address",

@@ -83,6 +83,7 @@ def to_mode_options(config: ProxyConfig) -> ModeOptions:
         portals=block.userspace_portals,
         dns_search=block.dns_search,
         guard_node_ports=block.ebpf_guard_node_ports,
+        fast_path=block.ebpf_fast_path,
         xdp_devices=block.ebpf_xdp_devices,
         cgroup_root=block.ebpf_cgroup_root,
     )

@@ -258,6 +258,8 @@ class Steersman(Section, frozen=True):
     """ipvs: use remote endpoints if policy Local has no local one, as upstream does."""
     ebpf_guard_node_ports: Annotated[bool, RESTART] = True
     """ebpf: refuse bind() to a node port in use to processes of the node."""
+    ebpf_fast_path: Annotated[bool, RESTART] = False
+    """ebpf: send packets of known connections on past the network stack and its filters."""
     ebpf_xdp_devices: Annotated[tuple[str, ...], RESTART] = ()
     """ebpf: devices on which XDP forwards packets of known connections."""
     ebpf_cgroup_root: Annotated[str, RESTART] = ""

@@ -87,6 +87,8 @@ class Interface(NamedTuple):
     """Hardware type, ARPHRD_*."""
     master: int
     """Index of the bridge or bond that it belongs to; 0 for none."""
+    peer_elsewhere: bool = False
+    """Whether it is a veth whose other end is in another network namespace."""
 
 
 class LinkDetails(NamedTuple):
@@ -148,7 +150,10 @@ def parse_link(message: Message) -> Interface:
     _, kind, number, _, _ = _IFINFOMSG.unpack_from(message.payload)
     values = attributes(message.payload, _IFINFOMSG.size)
     master = int.from_bytes(values.get(_IFLA_MASTER, b""), sys.byteorder)
-    return Interface(number, string(values.get(_IFLA_IFNAME, b"")), kind, master)
+    info = attributes(values.get(_IFLA_LINKINFO, b""))
+    veth = string(info.get(_IFLA_INFO_KIND, b"")) == "veth"
+    elsewhere = veth and _IFLA_LINK_NETNSID in values
+    return Interface(number, string(values.get(_IFLA_IFNAME, b"")), kind, master, elsewhere)
 
 
 def parse_link_details(message: Message) -> LinkDetails:

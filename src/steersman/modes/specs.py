@@ -57,6 +57,8 @@ class ModeOptions(msgspec.Struct, frozen=True):
     root, otherwise none."""
     guard_node_ports: bool = True
     """Whether the ebpf mode refuses bind() to a node port in use to processes of the node."""
+    fast_path: bool = False
+    """Whether the ebpf mode sends packets of known connections on past the network stack."""
     xdp_devices: tuple[str, ...] = ()
     """Devices on which the ebpf mode forwards packets of known connections in XDP."""
     cgroup_root: str = ""

@@ -25,7 +25,6 @@ import os
 import struct
 from collections.abc import Collection, Iterator, Sequence
 from contextlib import ExitStack
-from ipaddress import ip_address
 from typing import NamedTuple
 
 from steersman.failover.watch import Failure, FailureWatch
@@ -265,19 +264,10 @@ def _failure(ends: _Ends, observation: Observation) -> Failure | None:
 
 
 def _ends(packet: bytes) -> _Ends | None:
-    """Read the headers; None if they are cut off. IPv6 extension headers are not followed."""
-    version = packet[0] >> 4 if packet else 0
-    if version == 4 and len(packet) >= 20:
-        transport, protocol, size, at = (packet[0] & 15) * 4, packet[9], 4, 12
-    elif version == 6 and len(packet) >= 40:
-        transport, protocol, size, at = 40, packet[6], 16, 8
-    else:
+    """Read the headers; None if they are cut off."""
+    header = nflog.ip_header(packet)
+    if header is None or len(packet) < header.size + 4:
         return None
-    if len(packet) < transport + 4:
-        return None
-    source, destination = (
-        canonical_ip(str(ip_address(packet[start : start + size]))) or ""
-        for start in (at, at + size)
-    )
-    source_port, destination_port = struct.unpack_from("!HH", packet, transport)
-    return _Ends(source, destination, protocol, source_port, destination_port, transport)
+    source, destination = (canonical_ip(each) or "" for each in header[:2])
+    source_port, destination_port = struct.unpack_from("!HH", packet, header.size)
+    return _Ends(source, destination, header.protocol, source_port, destination_port, header.size)

@@ -9,6 +9,7 @@ from __future__ import annotations
 import errno
 import struct
 from collections.abc import Callable, Sequence
+from ipaddress import ip_address
 from typing import NamedTuple
 
 from steersman.host.nlmsg import Message, Request, attr, attributes, be32, string
@@ -31,6 +32,31 @@ class Logged(NamedTuple):
     """Its first bytes, from the network header on."""
     hook: int
     """Number of the netfilter hook; 255 if the kernel does not say."""
+
+
+class IpHeader(NamedTuple):
+    """The header of a packet of IPv4, or of IPv6 without extension headers."""
+
+    source: str
+    destination: str
+    protocol: int
+    """IANA's number."""
+    size: int
+    """In bytes; the transport header comes next."""
+
+
+def ip_header(packet: bytes) -> IpHeader | None:
+    """Read a packet's first header; None if it is none, or is cut off."""
+    version = packet[0] >> 4 if packet else 0
+    if version == 4 and len(packet) >= 20:
+        protocol, size, addresses = packet[9], (packet[0] & 15) * 4, packet[12:20]
+    elif version == 6 and len(packet) >= 40:
+        protocol, size, addresses = packet[6], 40, packet[8:40]
+    else:
+        return None
+    half = len(addresses) // 2
+    source, destination = (str(ip_address(each)) for each in (addresses[:half], addresses[half:]))
+    return IpHeader(source, destination, protocol, size)
 
 
 def listen(request: Callable[[Request], object], groups: Sequence[int]) -> int:

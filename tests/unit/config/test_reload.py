@@ -42,6 +42,7 @@ def changed(**paths: object) -> ProxyConfig:
         ("steersman__manifests", ("a",), [], ["steersman.manifests"]),
         ("steersman__ipvs_local_fallback", True, ["steersman.ipvsLocalFallback"], []),
         ("steersman__ebpf_guard_node_ports", False, [], ["steersman.ebpfGuardNodePorts"]),
+        ("steersman__ebpf_fast_path", True, [], ["steersman.ebpfFastPath"]),
         ("steersman__ebpf_xdp_devices", ("eth0",), [], ["steersman.ebpfXdpDevices"]),
         ("steersman__ebpf_cgroup_root", "/c", [], ["steersman.ebpfCgroupRoot"]),
         ("steersman__ipvs_scheduler_flags", ("none",), [], ["steersman.ipvsSchedulerFlags"]),

@@ -69,6 +69,18 @@ def test_a_link_has_its_name_type_and_master() -> None:
     assert parse_link(found._replace(payload=head)) == Interface(9, "", 1, 0)
 
 
+@pytest.mark.parametrize(
+    ("kind", "elsewhere", "expected"),
+    [("veth", True, True), ("veth", False, False), ("macvlan", True, False)],
+)
+def test_the_other_end_of_a_veth_may_be_in_another_namespace(
+    kind: str, elsewhere: bool, expected: bool
+) -> None:
+    head = bytes((0, 0, 1, 0)) + (9).to_bytes(4, "little") + bytes(8)
+    payload = head + attr(18, text(1, kind)) + (u32(37, 0) if elsewhere else b"")
+    assert parse_link(Message(RTM_NEWLINK, 0, 0, payload)).peer_elsewhere is expected
+
+
 @pytest.mark.parametrize("make", [get_link, new_dummy_link, delete_link])
 def test_links_are_named_in_requests(make: object) -> None:
     assert callable(make)

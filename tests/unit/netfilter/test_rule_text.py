@@ -65,7 +65,10 @@ def test_one_spelling(family: int, other: str, ours: str) -> None:
 
 def test_a_text_that_ends_early_is_read_to_its_end() -> None:
     text = "*nat\n:X - [0:0]\n-A X -j Y\n-A X -j Z"
-    assert list(chains(text)) == [("nat", "X", []), ("nat", "X", ["-A X -j Y", "-A X -j Z"])]
+    assert list(chains(text)) == [
+        ("nat", "X", "-", []),
+        ("nat", "X", "", ["-A X -j Y", "-A X -j Z"]),
+    ]
 
 
 def test_a_diff_is_counted_by_what_it_writes_and_by_its_growth() -> None:

@@ -47,6 +47,8 @@ class EbpfOptions(msgspec.Struct, frozen=True):
     """The cgroup (version 2) whose sockets are balanced; None for the root of all."""
     guard_node_ports: bool = True
     """Whether processes of the node may not bind to a node port in use."""
+    fast_path: bool = False
+    """Whether packets of known connections are sent on past the network stack."""
     xdp_devices: tuple[str, ...] = ()
     """Devices whose packets are forwarded early if their connection is known."""
     sockets: bool = True

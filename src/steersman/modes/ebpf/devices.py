@@ -155,6 +155,8 @@ def describe(
             flags |= layout.DEVICE_NO_ETHERNET
         if device.number in accelerated:
             flags |= layout.DEVICE_XDP
+        if device.peer_elsewhere:
+            flags |= layout.DEVICE_PEER
         out[device.number] = layout.DEVICE.pack(ipv4, ipv6, flags, 0)
     return out
 

@@ -174,10 +174,12 @@ CONFIG_DETECTOR_CIDR = 1
 CONFIG_DETECTOR_DEVICE = 2
 CONFIG_LOCALHOST_NODE_PORTS = 4
 CONFIG_GUARD_NODE_PORTS = 8
+CONFIG_FAST_PATH = 16
 
 DEVICE_POD = 1
 DEVICE_NO_ETHERNET = 2
 DEVICE_XDP = 4
+DEVICE_PEER = 8
 
 LISTED_CIDRS = 4
 
@@ -207,6 +209,7 @@ COUNTERS = (
     "flows_expired",
     "dropped_loopback",
     "packet_accelerated",
+    "packet_fast",
 )
 """Events that the programs count, in the order of `enum counter`."""
 

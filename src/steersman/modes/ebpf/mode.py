@@ -8,6 +8,8 @@ from collections.abc import Callable, Collection, Hashable, Iterable
 from pathlib import Path
 from typing import TYPE_CHECKING, TypeVar
 
+import msgspec
+
 from steersman.host.exec import Exec
 from steersman.host.threads import INLINE_OBJECTS, to_thread_to_end
 from steersman.model.conntrack import Confirm, Stale
@@ -70,7 +72,9 @@ class EbpfMode(Mode):
         self.datapath = Datapath(self._options, netns)
         self._nat_guard = NatHookGuard(execute, netns)
         self._lock = asyncio.Lock()
-        self._programs = render.Programs(b"", self._options.guard_node_ports)
+        self._programs = render.Programs(
+            b"", self._options.guard_node_ports, self._options.fast_path
+        )
         self._watcher = DeviceWatcher(self.datapath, self._nat_guard, self._lock)
 
     async def probe(self) -> Support:
@@ -87,7 +91,7 @@ class EbpfMode(Mode):
         """Render the node's objects."""
         if not self._programs.digest and self._options.file.exists():
             digest = loader.digest(self._options.file)
-            self._programs = render.Programs(digest, self._options.guard_node_ports)
+            self._programs = msgspec.structs.replace(self._programs, digest=digest)
         return render.render_node(settings, self._programs)
 
     def render_service(self, plan: ServicePlan, settings: NodeSettings) -> Ruleset:  # noqa: ARG002 - the Mode protocol
@@ -237,6 +241,7 @@ def create(execute: Exec, options: ModeOptions) -> EbpfMode:
     wanted = EbpfOptions(
         cgroup=Path(options.cgroup_root) if options.cgroup_root else None,
         guard_node_ports=options.guard_node_ports,
+        fast_path=options.fast_path,
         xdp_devices=options.xdp_devices,
     )
     return EbpfMode(execute, wanted)

@@ -41,6 +41,8 @@ class Programs(msgspec.Struct, frozen=True):
     """Of the object to attach, 16 bytes."""
     guard_node_ports: bool = True
     """Whether processes of the node may not bind to a node port in use."""
+    fast_path: bool = False
+    """Whether packets of known connections are sent on past the network stack."""
 
 
 def render_node(settings: NodeSettings, programs: Programs) -> dict[bytes, bytes]:
@@ -81,6 +83,8 @@ def _config(settings: NodeSettings, programs: Programs) -> bytes:
         flags |= layout.CONFIG_LOCALHOST_NODE_PORTS
     if programs.guard_node_ports:
         flags |= layout.CONFIG_GUARD_NODE_PORTS
+    if programs.fast_path:
+        flags |= layout.CONFIG_FAST_PATH
     node_ips = (
         pack_address(address) if address else bytes(layout.ADDRESS_SIZE)
         for address in (settings.ipv4.node_ip, settings.ipv6.node_ip)

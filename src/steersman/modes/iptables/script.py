@@ -90,7 +90,7 @@ def parse(text: str, family: int) -> SavedRules:  # noqa: PLR0912 - one for each
             spellings[line] = raw
         return line
 
-    for table, chain, lines in chains(text):
+    for table, chain, _, lines in chains(text):
         ours = is_ours(table, chain)
         firewall = (table, chain) == (FILTER, KUBELET_FIREWALL)
         if not lines:  # a declaration

@@ -39,7 +39,7 @@ def parse_rules(text: str, family: int) -> dict[RuleKey, str]:
     """Parse the output of iptables-save: our chains, and our jumps in the built-in ones."""
     found: dict[RuleKey, str] = {}
     names = {chain for _, chain in CHAINS}
-    for table, chain, lines in chains(text):
+    for table, chain, _, lines in chains(text):
         if (table, chain) in CHAINS:
             found[family, table, chain, WHOLE] = "\n".join(canonical(r, family) for r in lines)
         elif chain in BUILT_IN:

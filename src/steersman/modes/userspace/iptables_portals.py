@@ -28,6 +28,7 @@ from steersman.modes.userspace import (
 )
 from steersman.modes.userspace.render import BASE, STRAY, BaseKey, Key, Portal, StrayKey
 from steersman.modes.userspace.rule_portals import DeleteStale, RulePortals
+from steersman.netfilter.iptables import saved
 from steersman.netfilter.iptables.restore import Run
 from steersman.netfilter.iptables.tool import Iptables, choose_tool, legacy_left
 from steersman.netfilter.nft.tables import chains_left
@@ -98,22 +99,19 @@ class FoundRules(NamedTuple):
 def parse(text: str) -> FoundRules:
     """Find our rules in the output of iptables-save."""
     rules: set[Rule] = set()
-    jumps, chains, table = set(), set(), ""
-    for line in text.splitlines():
-        # A table's name, then its chains, then rules; rules of other chains may jump to ours.
+    jumps: set[Rule] = set()
+    found: set[tuple[str, str]] = set()
+    for table, name, policy, lines in saved.chains(text):
         ours = CHAINS.get(table, ())
-        words = line.split()
-        if line.startswith("*"):
-            table = line[1:].strip()
-        elif line.startswith(":") and words[0][1:] in ours:
-            chains.add((table, words[0][1:]))
-        elif line.startswith("-A ") and words[1] in ours:
-            rules.add(Rule(table, normalized(line)))
-        elif line.startswith("-A ") and words[-1] in ours:
-            jumps.add(Rule(table, normalized(line)))
+        if name in ours:
+            found |= {(table, name)} if policy else set()
+            rules |= {Rule(table, normalized(line)) for line in lines}
+        else:  # rules of other chains may jump to ours
+            to_us = (line for line in lines if line.split()[-1] in ours)
+            jumps |= {Rule(table, normalized(line)) for line in to_us}
     unguarded = rules & ALL_UNGUARDED
     return FoundRules(
-        frozenset(rules - unguarded), frozenset(jumps), frozenset(chains), frozenset(unguarded)
+        frozenset(rules - unguarded), frozenset(jumps), frozenset(found), frozenset(unguarded)
     )
 
 

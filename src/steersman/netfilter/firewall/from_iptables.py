@@ -27,6 +27,7 @@ from steersman.netfilter.firewall.packet_filter import (
     with_mark,
 )
 from steersman.netfilter.iptables.names import BUILT_IN
+from steersman.netfilter.iptables.saved import chains
 
 _FATES: dict[str, Fate] = {
     "ACCEPT": "accept",
@@ -49,27 +50,21 @@ def parse_saved(text: str, family: Family, tool: str = "iptables") -> list[Filte
         family: of the command.
         tool: for the names of the tables, as in `filter (iptables-legacy)`.
     """
-    tables: list[FilterTable] = []
-    chains: dict[str, Chain] = {}
-    rules: dict[str, list[Rule]] = {}
-    name = ""
-    for line in text.splitlines():
-        if line.startswith("*"):
-            name, chains, rules = line[1:].strip(), {}, {}
-        elif name not in _PRIORITIES:  # nat, the largest table by far
+    tables: dict[str, dict[str, Chain]] = {}
+    rules: dict[tuple[str, str], list[Rule]] = {}
+    for table, name, policy, lines in chains(text):
+        if table not in _PRIORITIES:  # nat, the largest table by far
             continue
-        elif line.startswith(":"):
-            chain, policy = line[1:].split()[:2]
-            rules[chain] = []
-            hook = chain.lower() if chain in BUILT_IN else ""
-            fate = _FATES.get(policy, "accept")
-            chains[chain] = Chain(rules[chain], hook, _PRIORITIES[name], fate)
-        elif line.startswith("-A "):
-            chain = line.split(maxsplit=2)[1]
-            rules.setdefault(chain, []).append(parse_rule(line))
-        elif line == "COMMIT":
-            tables.append(FilterTable(f"table {name} ({tool})", frozenset({family}), chains))
-    return tables
+        own = rules.setdefault((table, name), [])
+        own += map(parse_rule, lines)
+        if policy:
+            hook = name.lower() if name in BUILT_IN else ""
+            chain = Chain(own, hook, _PRIORITIES[table], _FATES.get(policy, "accept"))
+            tables.setdefault(table, {})[name] = chain
+    return [
+        FilterTable(f"table {table} ({tool})", frozenset({family}), found)
+        for table, found in tables.items()
+    ]
 
 
 def parse_rule(line: str) -> Rule:

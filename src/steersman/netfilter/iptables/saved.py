@@ -16,6 +16,7 @@ import shlex
 from collections.abc import Iterable, Iterator, Sequence
 from functools import lru_cache
 from hashlib import blake2b
+from typing import NamedTuple
 
 from steersman.model.addresses import canonical_ip, family_of
 from steersman.netfilter.iptables.names import BUILT_IN
@@ -45,10 +46,21 @@ _RECENT = ("--set", "--rcheck", "--seconds", "--reap", "--name", "--mask", "--rs
 _REJECT = {4: "icmp-port-unreachable", 6: "icmp6-port-unreachable"}
 
 
-def chains(text: str) -> Iterator[tuple[str, str, list[str]]]:
+class SavedChain(NamedTuple):
+    """A chain as iptables-save prints it: its declaration, or its rules."""
+
+    table: str
+    name: str
+    policy: str
+    """`ACCEPT`, `DROP`, or `-` of a chain that others jump to; "" where its rules are."""
+    rules: list[str]
+    """`-A` lines; [] where it is declared."""
+
+
+def chains(text: str) -> Iterator[SavedChain]:
     """Split the output of iptables-save into chains, those of other programs too.
 
-    Yields (table, chain, rules): each declared chain without rules first, then those with rules.
+    Each declared chain comes without rules first, then those with rules.
     """
     table = chain = prefix = ""
     lines: list[str] = []
@@ -59,19 +71,20 @@ def chains(text: str) -> Iterator[tuple[str, str, list[str]]]:
             lines.append(line)
             continue
         if lines:
-            yield table, chain, lines
+            yield SavedChain(table, chain, "", lines)
             lines, prefix = [], ""
         first = line[:1]
         if first == "*":
             table = line[1:].strip()
         elif first == ":":
-            yield table, line[1:].partition(" ")[0], []
+            words = line[1:].split(" ", 2)
+            yield SavedChain(table, words[0], words[1] if len(words) > 1 else "-", [])
         elif line.startswith("-A "):
             chain = line[3:].partition(" ")[0]
             prefix = f"-A {chain} "
             lines.append(line)
     if lines:
-        yield table, chain, lines
+        yield SavedChain(table, chain, "", lines)
 
 
 def digest_rules(texts: Iterable[str]) -> bytes:

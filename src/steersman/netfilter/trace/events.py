@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import re
 import struct
-from ipaddress import ip_address
 from typing import Literal, NamedTuple
 
 from steersman.host.nlmsg import Message, attributes, string
@@ -100,7 +99,7 @@ def parse_legacy(message: Message) -> TraceEvent | None:
         return None
     table, chain, kind, number = prefix.groups()
     packet, hook = logged.packet, logged.hook
-    size = 40 if packet[:1] >= b"\x60" else (packet[0] & 15) * 4 if packet else 0
+    header = nflog.ip_header(packet)
     return TraceEvent(
         "legacy",
         FAMILY_NAMES.get(message.payload[0], ""),
@@ -110,30 +109,26 @@ def parse_legacy(message: Message) -> TraceEvent | None:
         int(number) if kind == "rule" else 0,
         "",
         0,
-        parse_headers(packet[:size], packet[size:]),
+        parse_headers(packet, packet[header.size :]) if header else None,
         HOOKS[hook] if hook < len(HOOKS) else "",
     )
 
 
 def parse_headers(network: bytes, transport: bytes) -> Headers | None:
     """Read the headers of a packet of IPv4, or of IPv6 without extension headers."""
-    if len(network) >= 40 and network[0] >> 4 == 6:
-        protocol, source, destination = network[6], network[8:24], network[24:40]
-    elif len(network) >= 20 and network[0] >> 4 == 4:
-        protocol, source, destination = network[9], network[12:16], network[16:20]
-    else:
+    header = nflog.ip_header(network)
+    if header is None:
         return None
     ports, what = (0, 0), ""
-    if protocol in (ICMP, ICMP6):
+    if header.protocol in (ICMP, ICMP6):
         if len(transport) >= 2:
             what = f"ICMP type {transport[0]} code {transport[1]}"
     elif len(transport) >= 4:
         ports = struct.unpack_from("!HH", transport)
-        if protocol == 6 and len(transport) >= 14:
+        if header.protocol == 6 and len(transport) >= 14:
             flags = transport[13]
             what = "RST" if flags & 4 else _TCP_ANSWERS.get(flags & 0x12, "")
-    addresses = str(ip_address(source)), str(ip_address(destination))
-    return Headers(addresses[0], ports[0], addresses[1], ports[1], protocol, what)
+    return Headers(header.source, ports[0], header.destination, ports[1], header.protocol, what)
 
 
 def _number(values: dict[int, bytes], kind: int) -> int:

@@ -12,6 +12,7 @@ from typing import NamedTuple
 import msgspec
 
 from steersman.netfilter.iptables.names import BUILT_IN
+from steersman.netfilter.iptables.saved import chains
 from steersman.netfilter.trace.events import TraceEvent
 
 RuleId = tuple[str, str, str, str, int]
@@ -57,18 +58,10 @@ def parse_save(text: str) -> tuple[dict[tuple[str, str, int], str], dict[tuple[s
     """Read iptables-save: rules by table, chain and place from 1; policies of all chains."""
     rules: dict[tuple[str, str, int], str] = {}
     policies: dict[tuple[str, str], str] = {}
-    counts: dict[tuple[str, str], int] = {}
-    table = ""
-    for line in text.splitlines():
-        if line.startswith("*"):
-            table = line[1:]
-        elif line.startswith(":"):
-            chain, policy, *_ = line[1:].split()
+    for table, chain, policy, lines in chains(text):
+        if policy:
             policies[table, chain] = policy.lower().strip("-")
-        elif line.startswith("-A "):
-            chain = line.split(" ", 2)[1]
-            counts[table, chain] = place = counts.get((table, chain), 0) + 1
-            rules[table, chain, place] = line
+        rules |= {(table, chain, place): line for place, line in enumerate(lines, 1)}
     return rules, policies
 
 

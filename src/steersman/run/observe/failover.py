@@ -207,7 +207,10 @@ class Failover:
                 log.warning("failing endpoints are not ejected: %s", problem)
                 told = problem
             if not (self._checks and self._ejections.problem):  # ejections by checks go on
-                self._give_up()
+                # Nothing would end the others.
+                self._ejections.withdraw_all()
+                self._policy = Policy(self._policy.settings)
+                self._touch(self._pools)
             self._ejections.problem = problem
             self._report()
             if self._checks:
@@ -321,9 +324,3 @@ class Failover:
 
     def _report(self) -> None:
         self._ejections.report(checks=bool(self._checks))
-
-    def _give_up(self) -> None:
-        """Withdraw all ejections, as nothing would end them."""
-        self._ejections.withdraw_all()
-        self._policy = Policy(self._policy.settings)
-        self._touch(self._pools)

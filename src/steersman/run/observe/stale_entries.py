@@ -359,7 +359,10 @@ class StaleEntryCleaner:
             assert self._plan is not None
             result = await self._untranslated(family, tuple(self._plan.services.values()))
         else:
-            what = await self._stale(debts, family)
+            # Perhaps a few are not stale: `_confirmed` finds out who else holds a destination, for
+            # which all plans have to be looked at, and as a rule nothing is found.
+            ports, left = await self._ports(debts, family), _left(debts)
+            what = await asyncio.to_thread(stale, family, ports, (), left)
             if not what:  # the Services are gone, or have no endpoints
                 return Cleanup(0, 0, complete=True)
             began = self._clock.time()
@@ -381,15 +384,6 @@ class StaleEntryCleaner:
         owed.warned |= warn
         text = "%s %s: stale entries remain: %s; retrying in %gs"
         level(text, family.kubernetes, table, why, pause)
-
-    async def _stale(self, debts: Iterable[Key], family: Family) -> Stale:
-        """Return how to find the stale entries of some debts, and perhaps a few that are not.
-
-        Who else holds a destination is left to `_confirmed`: to know it, all plans have to be
-        looked at, and as a rule nothing is found.
-        """
-        ports, left = await self._ports(debts, family), _left(debts)
-        return await asyncio.to_thread(stale, family, ports, (), left)
 
     async def _ports(self, debts: Iterable[Key], family: Family) -> list[ServedPort]:
         """Return the ports of the Services among some debts as they are now; yields to the loop."""

@@ -45,15 +45,14 @@ class ClusterPages:
         self._config = config
         self.pages: dict[tuple[str, str], Page] = {
             ("GET", "/world"): self._world,
-            ("GET", "/state"): self._state,
+            ("GET", "/state"): lambda _: Answer(
+                pieces=state_json(states.now(), sync().state), content_type=_JSON
+            ),
             ("GET", "/names"): self._names,
             ("GET", "/nodes"): self._nodes,
             ("GET", "/stats"): self._counts,
         }
         """By method and path."""
-
-    def _state(self, _: Request) -> Answer:
-        return Answer(pieces=state_json(self._states.now(), self._sync().state), content_type=_JSON)
 
     async def _names(self, request: Request) -> Answer:
         store = self._sync().store

@@ -286,7 +286,9 @@ class Connection(asyncio.Protocol):
 
     async def _send(self, answer: Answer, piece: bytes, method: str = "") -> None:
         """Send an answer."""
-        headers = [*answer.headers.items(), ("Date", _date())]
+        # The process never sets a locale with other names.
+        date = time.strftime("%a, %d %b %Y %H:%M:%S GMT", time.gmtime())
+        headers = [*answer.headers.items(), ("Date", date)]
         if answer.pieces is None and answer.status != HTTPStatus.NOT_MODIFIED:
             headers.append(("Content-Length", str(len(piece))))
         if self._clients.ending or self._http.they_are_waiting_for_100_continue:
@@ -358,11 +360,6 @@ async def _next_piece(answer: Answer) -> bytes:
     if isinstance(answer.pieces, AsyncGenerator):
         return await anext(answer.pieces, b"")
     return await asyncio.to_thread(next, answer.pieces, b"")
-
-
-def _date() -> str:
-    """Return the time as HTTP writes it; the process never sets a locale with other names."""
-    return time.strftime("%a, %d %b %Y %H:%M:%S GMT", time.gmtime())
 
 
 def _refusal(status: int) -> Answer:

@@ -47,6 +47,13 @@ def test_masquerading_takes_an_address_of_the_device_or_the_first_there_is() -> 
     }
 
 
+def test_a_veth_to_another_namespace_is_marked_for_the_fast_path() -> None:
+    found = Inventory((DEVICES[0], DEVICES[2]._replace(peer_elsewhere=True)), {})
+    values = describe(found, "", "").values()
+    marked = [bool(layout.DEVICE.unpack(value)[2] & layout.DEVICE_PEER) for value in values]
+    assert marked == [False, True]
+
+
 def test_without_addresses_nothing_can_be_masqueraded() -> None:
     value = describe(Inventory(DEVICES[:1], {}), "", "")[2]
     assert layout.DEVICE.unpack(value)[:2] == (bytes(16), bytes(16))

@@ -9,6 +9,13 @@ INLINE void count(__u32 which)
 		*value += 1;
 }
 
+INLINE int drop(__u32 reason)
+{
+	count(PACKET_DROPPED);
+	count(reason);
+	return TC_ACT_SHOT;
+}
+
 // Count a connection, and its first packets if those are rewritten.
 VERIFIED_ONCE int count_connection(const struct frontend_key *frontend, __u32 service,
 				   const struct slot *slot, __u32 packets, __u32 bytes)

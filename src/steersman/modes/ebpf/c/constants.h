@@ -22,11 +22,13 @@ enum pool_index { CLUSTER_POOL = 0, LOCAL_POOL = 1 };
 #define CONFIG_DETECTOR_DEVICE 2 // pods are recognised by the device of their packets
 #define CONFIG_LOCALHOST_NODE_PORTS 4
 #define CONFIG_GUARD_NODE_PORTS 8 // refuse bind() to a node port in use
+#define CONFIG_FAST_PATH 16 // send packets of known connections on (fast_path.h)
 
 // device.flags
 #define DEVICE_POD 1
 #define DEVICE_NO_ETHERNET 2
 #define DEVICE_XDP 4 // sm_xdp is attached, too
+#define DEVICE_PEER 8 // a veth whose other end is in another network namespace
 
 // Ids in `prefixes` that are no number of a service.
 #define PREFIXES_PODS 0xfffffffc
@@ -44,6 +46,10 @@ enum pool_index { CLUSTER_POOL = 0, LOCAL_POOL = 1 };
 #define HALF_OPEN 16384
 
 #define SOCKET_SLOTS 65536 // places of connected sockets (peers.h)
+
+// The fast path (fast_path.h)
+#define BALANCED_PLACES 32768 // places of balanced connections
+#define HOP_PLACES 1024 // of next hops, for each CPU
 
 // The presence filter, the map `marks` (presence.h)
 #define PRESENCE_BITS 16 // 2^16 places of addresses
@@ -96,5 +102,6 @@ enum counter {
 	FLOWS_EXPIRED, // counted by counts.py
 	DROPPED_LOOPBACK,
 	PACKET_ACCELERATED,
+	PACKET_FAST,
 	COUNTERS,
 };

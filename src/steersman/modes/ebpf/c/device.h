@@ -45,13 +45,6 @@ INLINE __u32 class_of(struct __sk_buff *skb, const struct packet *packet)
 	return EXTERNAL;
 }
 
-INLINE int drop(__u32 reason)
-{
-	count(PACKET_DROPPED);
-	count(reason);
-	return TC_ACT_SHOT;
-}
-
 // Send a packet of this node to its new destination, by the device of the route.
 NOINLINE int redirect_to_endpoint(struct __sk_buff *skb, const struct packet *packet)
 {
@@ -100,6 +93,8 @@ static __noinline long try_endpoint(__u32 round, struct opening *own)
 	return !own->failed;
 }
 
+#define OPENED -2 // new_packet() has rewritten the packet, which goes on
+
 // Handle a packet that opens a connection, of this node (`own`) or of others. If the client
 // has a connection from the same port to the same endpoint through another Service, their answers
 // would be indistinguishable: then choose another endpoint, if there is one.
@@ -145,42 +140,7 @@ NOINLINE int new_packet(struct __sk_buff *skb, struct packet *packet, int own)
 	count_connection(&key, frontend.service, &opening.slot, segments(skb),
 			 skb->len - packet->l3);
 	rewrite(skb, packet, DESTINATION, &opening.slot.address, opening.slot.port);
-	return own ? redirect_to_endpoint(skb, packet) : NEXT;
-}
-
-// Whether an association was not established in time; the limit is that of netfilter.
-INLINE int is_given_up(const struct packet *packet, const struct flow *flow)
-{
-	return packet->key.protocol == IPPROTO_SCTP && flow->state == OPENING &&
-	       since(flow->last) > SCTP_OPENING;
-}
-
-// Find the flow of a packet. A connection that reuses the ports of an ended one is new: the old
-// entry must not rewrite it, it may not even be for a Service.
-INLINE struct flow *find_flow(struct packet *packet)
-{
-	struct flow_key key = packet->key;
-	struct flow *flow = bpf_map_lookup_elem(&flows, &key);
-
-	if (flow && packet->flags & TCP_SYN && (has_ended(flow) || is_given_up(packet, flow))) {
-		delete_flow(&key);
-		return NULL;
-	}
-	return flow;
-}
-
-// Whether the destination of a packet was chosen by a socket program.
-INLINE int was_balanced(struct __sk_buff *skb, const struct packet *packet)
-{
-	struct reverse_key key = {
-		.cookie = bpf_get_socket_cookie(skb),
-		.endpoint = packet->key.destination,
-		.port = packet->key.destination_port,
-	};
-
-	if (packet->key.protocol == IPPROTO_UDP)
-		return bpf_map_lookup_elem(&reverses, &key) != NULL;
-	return find_peer(key.cookie) != NULL;
+	return own ? redirect_to_endpoint(skb, packet) : OPENED;
 }
 
 // Whether a packet comes from this node, and no socket program has balanced it: SCTP, a process
@@ -221,6 +181,7 @@ VERIFIED_ONCE int handle_ingress(struct __sk_buff *skb, struct packet *packet)
 {
 	struct address address;
 	struct flow *flow;
+	int fast, kind, verdict;
 
 	if (!packet)
 		return NEXT;
@@ -234,14 +195,21 @@ VERIFIED_ONCE int handle_ingress(struct __sk_buff *skb, struct packet *packet)
 	flow = find_flow(packet);
 	if (!flow && is_for_loopback(packet))
 		return drop(DROPPED_LOOPBACK);
-	if (!flow && !opens(packet))
-		return NEXT;
-	if (!flow)
-		return new_packet(skb, packet, 0);
+	fast = has_fast_path();
+	if (!flow) {
+		verdict = fast ? pass_flow(skb, packet, 0) : NEXT; // an answer of a pod here?
+		if (verdict != NEXT || !opens(packet))
+			return verdict;
+		verdict = new_packet(skb, packet, 0);
+		if (verdict != OPENED)
+			return verdict;
+		return fast ? pass_flow(skb, packet, TO_ENDPOINT) : NEXT;
+	}
 	update_flow(skb, flow, packet);
 	address = flow->address;
+	kind = flow->kind;
 	rewrite(skb, packet, side_of(flow), &address, flow->port);
-	return NEXT;
+	return fast ? pass_flow(skb, packet, kind) : NEXT;
 }
 
 VERIFIED_ONCE int handle_egress(struct __sk_buff *skb, struct packet *packet)
@@ -262,7 +230,7 @@ VERIFIED_ONCE int handle_egress(struct __sk_buff *skb, struct packet *packet)
 		flow = find_flow(packet);
 	if (!flow)
 		return is_own(skb, packet) ? new_packet(skb, packet, 1) : NEXT;
-	if (flow->state == WAITING && !choose_masquerade(skb, packet, flow))
+	if (flow->state == WAITING && !choose_masquerade(skb->ifindex, packet, flow))
 		return drop(DROPPED_NO_FLOW);
 	update_flow(skb, flow, packet);
 	address = flow->address;
@@ -274,17 +242,37 @@ VERIFIED_ONCE int handle_egress(struct __sk_buff *skb, struct packet *packet)
 	return NEXT;
 }
 
-#define DEVICE_PROGRAM(name, direction, handle) \
-	SEC("tc") int name(struct __sk_buff *skb) \
-	{ \
-		struct packet packet = { .key.hook = direction }; \
-		const struct marks *all = presence_filter(); \
-\
-		packet.l3 = link_header(skb, all); \
-		if (all && parse_plain(skb, &packet) && concerns_no_flow(all, &packet)) \
-			return NEXT; \
-		return handle(skb, &packet); \
-	}
+// Start to parse a packet. Return 1 if it is plain; then the presence filter can tell more.
+INLINE int start_packet(struct __sk_buff *skb, struct packet *packet, const struct marks *all)
+{
+	packet->l3 = link_header(skb, all);
+	return all && parse_plain(skb, packet);
+}
 
-DEVICE_PROGRAM(sm_ingress, INGRESS, handle_ingress)
-DEVICE_PROGRAM(sm_egress, EGRESS, handle_egress)
+SEC("tc") int sm_ingress(struct __sk_buff *skb)
+{
+	struct packet packet = { .key.hook = INGRESS };
+	const struct marks *all = presence_filter();
+	int verdict;
+
+	if (start_packet(skb, &packet, all)) {
+		if (packet.key.protocol == IPPROTO_TCP && has_fast_path()) {
+			verdict = pass_balanced(skb, &packet);
+			if (verdict != NEXT)
+				return verdict;
+		}
+		if (concerns_no_flow(all, &packet))
+			return NEXT;
+	}
+	return handle_ingress(skb, &packet);
+}
+
+SEC("tc") int sm_egress(struct __sk_buff *skb)
+{
+	struct packet packet = { .key.hook = EGRESS };
+	const struct marks *all = presence_filter();
+
+	if (start_packet(skb, &packet, all) && concerns_no_flow(all, &packet))
+		return NEXT;
+	return handle_egress(skb, &packet);
+}

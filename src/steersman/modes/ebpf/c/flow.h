@@ -83,8 +83,9 @@ INLINE void end_flow(struct flow *flow, const struct flow_key *back, __u8 flags)
 		other->state = CLOSING;
 }
 
-// Sequence numbers are not looked at, so anybody may forge a RST, or send one that both ends ignore.
-// Who has sent a RST sends nothing after it: so if more comes, the connection has not ended.
+// Sequence numbers are not looked at, so anybody may forge a RST, or send one that both ends
+// ignore. Who has sent a RST sends nothing after it: so if more comes, the connection has not
+// ended.
 INLINE void reopen_flow(struct flow *flow, const struct flow_key *back)
 {
 	struct flow *other = bpf_map_lookup_elem(&flows, back);
@@ -125,6 +126,27 @@ VERIFIED_ONCE int repeat_or_answer(struct flow *flow, const struct packet *packe
 	if (!answers || answers->state != OPENING)
 		return 0;
 	return report_failure(&endpoint, &packet->key.source, IPPROTO_TCP, FAILED_SILENT);
+}
+
+// Whether an association was not established in time; the limit is that of netfilter.
+INLINE int is_given_up(const struct packet *packet, const struct flow *flow)
+{
+	return packet->key.protocol == IPPROTO_SCTP && flow->state == OPENING &&
+	       since(flow->last) > SCTP_OPENING;
+}
+
+// Find the flow of a packet. A connection that reuses the ports of an ended one is new: the old
+// entry must not rewrite it, it may not even be for a Service.
+INLINE struct flow *find_flow(struct packet *packet)
+{
+	struct flow_key key = packet->key;
+	struct flow *flow = bpf_map_lookup_elem(&flows, &key);
+
+	if (flow && packet->flags & TCP_SYN && (has_ended(flow) || is_given_up(packet, flow))) {
+		delete_flow(&key);
+		return NULL;
+	}
+	return flow;
 }
 
 INLINE int side_of(const struct flow *flow)
@@ -348,10 +370,8 @@ INLINE void add_half_open(const struct packet *packet)
 		delete_half_open(&oldest);
 }
 
-INLINE int masquerade_address(struct __sk_buff *skb, const struct packet *packet,
-			      struct address *out)
+INLINE int masquerade_address(__u32 index, const struct packet *packet, struct address *out)
 {
-	__u32 index = skb->ifindex;
 	struct device *device = bpf_map_lookup_elem(&devices, &index);
 
 	if (!device)
@@ -417,14 +437,14 @@ static __noinline long try_port(__u32 round, struct port_choice *own)
 	return own->made;
 }
 
-// Choose the source address and port of a masqueraded connection.
-VERIFIED_ONCE int choose_masquerade(struct __sk_buff *skb, struct packet *packet, struct flow *flow)
+// Choose the source address and port of a masqueraded connection that leaves by a device.
+VERIFIED_ONCE int choose_masquerade(__u32 device, struct packet *packet, struct flow *flow)
 {
 	struct port_choice choice = { .back = { .kind = TO_CLIENT, .last = now() } };
 	const struct config *config = get_config();
 	struct address own;
 
-	if (!packet || !flow || !config || !masquerade_address(skb, packet, &own))
+	if (!packet || !flow || !config || !masquerade_address(device, packet, &own))
 		return 0;
 	choice.back.address = packet->key.source;
 	choice.back.port = packet->key.source_port;

@@ -27,6 +27,10 @@ MAP(fragments, BPF_MAP_TYPE_LRU_HASH, struct fragment_key, struct fragment, 8192
 MAP(seats, BPF_MAP_TYPE_ARRAY, __u32, struct socket_slot, SOCKET_SLOTS, BPF_F_MMAPABLE);
 MAP(crowded, BPF_MAP_TYPE_LRU_HASH, __u64, struct peer, 16384, 0);
 
+// The fast path, written by programs
+MAP(balanced, BPF_MAP_TYPE_ARRAY, __u32, struct balanced, BALANCED_PLACES, 0);
+MAP(hops, BPF_MAP_TYPE_PERCPU_ARRAY, __u32, struct hop, HOP_PLACES, 0);
+
 MAP(marks, BPF_MAP_TYPE_ARRAY, __u32, struct marks, 1, BPF_F_MMAPABLE);
 
 // Written by programs: counters

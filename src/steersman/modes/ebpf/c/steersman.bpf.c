@@ -28,6 +28,7 @@
 #include "flow.h"
 #include "reply.h"
 #include "errors.h"
+#include "fast_path.h"
 #include "device.h"
 #include "xdp.h"
 

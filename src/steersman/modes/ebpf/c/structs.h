@@ -155,6 +155,30 @@ struct flow {
 	__u32 service;
 };
 
+// A connection that was balanced at a socket (fast_path.h).
+struct balanced {
+	struct flow_key key; // from the client to the endpoint; without protocol: free
+	__u64 last;
+	__u32 ended;
+	__u32 zero;
+};
+
+// Where packets with these ends, from a device, go next (fast_path.h).
+struct hop {
+	struct flow_key key;
+	__u64 looked_up; // the tick in which this was true
+	__u32 from;
+	__u32 device; // 0: leave packets to the network stack
+	__u16 mtu;
+	__u8 to_peer; // 1: to the other end of the device, a veth
+	__u8 family; // of the gateway
+	union {
+		__u8 addresses[12]; // of Ethernet, destination and source, for the peer
+		__be32 gateway[4]; // for others
+	};
+	__u32 zero;
+};
+
 // The peer that a socket's owner sees, and the endpoint that gets the packets.
 struct peer {
 	struct address endpoint;
