@@ -1,4 +1,4 @@
-"""The fast path of the ebpf mode: who takes it, and what is left to the network stack."""
+"""The fast path of the ebpf mode: who takes it, and which packets the network stack keeps."""
 
 from __future__ import annotations
 
@@ -216,7 +216,7 @@ def test_rules_that_drop_what_conntrack_calls_invalid(node: Node) -> None:
             assert node.lab.probe(CLIENT, NODE, NODE_PORT).kind == "answered"
 
 
-# What is left to the network stack
+# Packets that the network stack keeps
 
 
 def test_the_time_to_live(node: Node, endpoint: str) -> None:

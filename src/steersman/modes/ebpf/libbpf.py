@@ -122,7 +122,7 @@ class ObjectError(OSError):
 
 
 def forget_warnings() -> None:
-    """Begin anew to collect what `load_error` shows."""
+    """Forget, and collect from now on, what `load_error` shows."""
     _warnings.clear()
 
 

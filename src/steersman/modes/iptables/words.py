@@ -1,4 +1,4 @@
-"""The kinds of rules of the iptables mode; what is said of each chain. Pure."""
+"""The kinds of rules of the iptables mode; what each chain is for. Pure."""
 
 from __future__ import annotations
 
