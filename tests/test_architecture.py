@@ -331,7 +331,7 @@ WITH_BANNERS = (
     "modes/base.py",
     "modes/iptables/",
     "modes/ipvs/",
-    "modes/nftables/",
+    "modes/nftables/apply.py",
 )
 """Beginnings of the names of modules that still hold several stories."""
 

@@ -29,6 +29,7 @@ from steersman.model.names import Family
 from steersman.model.ruleset import Diff
 from steersman.modes.nftables import wire
 from steersman.modes.nftables.counters import ElementCounters
+from steersman.modes.nftables.derived import Counts, DerivedElements
 from steersman.modes.nftables.layout import (
     TABLE,
     Kind,
@@ -51,7 +52,7 @@ from steersman.modes.nftables.read import (
 from steersman.modes.nftables.rules import LAZY, needed_lazy
 from steersman.modes.nftables.skeleton import HEADER, foundation
 from steersman.modes.nftables.text import describe, interim_firewall, loadable, ruleset_text
-from steersman.modes.nftables.transaction import Counts, DerivedElements, Operation, transaction
+from steersman.modes.nftables.transaction import Operation, transaction
 from steersman.modes.nftables.wire import OURS
 from steersman.netfilter.nft import wire as nft
 from steersman.netfilter.nft.generations import ForeignChanges, generation

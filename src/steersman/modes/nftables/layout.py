@@ -103,7 +103,7 @@ _SERVICE_IPS = "ClusterIP, ExternalIP and LoadBalancer IP traffic"
 SETS: Mapping[int, SetSpec] = {
     spec.kind: spec
     for spec in (
-        # Addresses: clusterIPs in use (transaction.py), and those that serve node ports.
+        # Addresses: clusterIPs in use (derived.py), and those that serve node ports.
         SetSpec(Kind.CLUSTER_IPS, "a", Form.SET, "active ClusterIPs"),
         SetSpec(Kind.NODEPORT_IPS, "a", Form.SET, "IPs that accept NodePort traffic"),
         # New connections start here: the chain for a destination, then one of its slots.
@@ -159,7 +159,7 @@ CLUSTER_IP_SUFFIX = b" cluster IP"
 """End of the comments of clusterIPs: elements of `cluster-ips` are derived from these."""
 
 
-# -- keys -----------------------------------------------------------------------------------
+# Keys
 
 
 kind_of: Callable[[bytes], int] = itemgetter(0)
@@ -286,7 +286,7 @@ def size_for(count: int) -> int:
     return SIZES[bisect_left(SIZES, count)]
 
 
-# -- values ---------------------------------------------------------------------------------
+# Values
 
 
 def pack_endpoints(family: Family, endpoints: Iterable[Endpoint]) -> tuple[bytes, ...]:
@@ -340,7 +340,7 @@ def cluster_ip_key(key: bytes) -> bytes:
     return prefix(Kind.CLUSTER_IPS, key[1]) + key[2:-8]
 
 
-# -- identities of counters -----------------------------------------------------------------
+# Identities of counters
 
 
 _FRONTEND_OF = {
@@ -373,7 +373,7 @@ def split_counted_key(counted: bytes) -> tuple[bytes, bytes]:
     return prefix(_FRONTEND_OF[Kind(kind)], family) + counted[2 : -size - 4], counted[-size:]
 
 
-# -- names of chains and sets ---------------------------------------------------------------
+# Names of chains and sets
 
 
 @cache

@@ -45,8 +45,9 @@ from steersman.modes.nftables.layout import (
     unpack_slot,
 )
 from steersman.modes.nftables.relay import Relay, split_listeners
+from steersman.modes.nftables.script import script
 from steersman.modes.nftables.skeleton import foundation
-from steersman.modes.nftables.text import diff_text, script
+from steersman.modes.nftables.text import diff_text
 from steersman.modes.specs import ModeOptions
 from steersman.netfilter.nft.generations import NEWGEN, generation, last_writes, writer_of
 from steersman.netfilter.nft.tables import table_left

@@ -34,6 +34,7 @@ from steersman.host.nlmsg import attributes, string, text
 from steersman.model.errors import BusyError
 from steersman.model.names import Family
 from steersman.modes.nftables import wire
+from steersman.modes.nftables.derived import Counts, check_derived
 from steersman.modes.nftables.layout import (
     SETS,
     TABLE,
@@ -49,7 +50,6 @@ from steersman.modes.nftables.layout import (
 )
 from steersman.modes.nftables.rules import LAZY_CHAINS, active_lazy, in_force, rule_count
 from steersman.modes.nftables.skeleton import RULE_CHAINS
-from steersman.modes.nftables.transaction import Counts, check_derived
 from steersman.netfilter.nft import wire as nft
 
 _T = TypeVar("_T")
@@ -99,7 +99,7 @@ class _TableRule(NamedTuple):
     comment: str
 
 
-# -- tables ---------------------------------------------------------------------------------
+# Tables
 
 
 def text_hash(text_: str) -> str:
@@ -226,7 +226,7 @@ def _is_fixed(chain: str) -> bool:
     return not ("/" in chain or chain in LAZY_CHAINS or chain.startswith(_MARKER))
 
 
-# -- dumps ----------------------------------------------------------------------------------
+# Dumps
 
 
 def _dump(netlink: Netlink, kind: int, family: Family, *more: bytes) -> Iterator[bytes]:

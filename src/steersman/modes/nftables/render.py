@@ -284,7 +284,7 @@ def _lb_chain(group: str, marking: str, local: bool, count: int) -> bytes:
     return lb_chain(group, marking, local, size_for(count)).encode()
 
 
-# -- verdicts -------------------------------------------------------------------------------
+# Verdicts
 
 
 class _PoolChoice(NamedTuple):
@@ -329,7 +329,7 @@ def _choice(actions: Sequence[Action]) -> _PoolChoice | None:
     return _PoolChoice(marking, actions[0].pool) if actions[0].verdict is Verdict.FORWARD else None
 
 
-# -- slots ----------------------------------------------------------------------------------
+# Slots
 
 
 def assign_slots(previous: tuple[bytes, ...], wanted: tuple[bytes, ...]) -> tuple[bytes, ...]:
@@ -360,7 +360,7 @@ def assign_slots(previous: tuple[bytes, ...], wanted: tuple[bytes, ...]) -> tupl
     return tuple([end for end in slots if end])
 
 
-# -- loopback -------------------------------------------------------------------------------
+# Loopback
 
 
 def render_localhost(plan: ServicePlan, settings: NodeSettings) -> dict[bytes, ListenerPlan]:

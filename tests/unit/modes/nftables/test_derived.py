@@ -9,10 +9,10 @@ from msgspec.structs import replace
 from steersman.model.names import Family
 from steersman.model.plan import Endpoint, Frontend, FrontendKind
 from steersman.model.ruleset import Diff, diff
+from steersman.modes.nftables.derived import DerivedElements, check_derived, derived
 from steersman.modes.nftables.layout import Kind, prefix, without_locality
 from steersman.modes.nftables.render import Slots, render_service
 from steersman.modes.nftables.text import diff_text, ruleset_text
-from steersman.modes.nftables.transaction import DerivedElements, check_derived, derived
 from tests.support.builders import nftables_plans as make
 from tests.support.builders.plans import PLAIN
 

@@ -9,7 +9,7 @@ from steersman.model.names import Family
 from steersman.model.ruleset import diff
 from steersman.modes.nftables.layout import Kind, element_key, named, prefix
 from steersman.modes.nftables.mode import NftablesMode
-from steersman.modes.nftables.text import script
+from steersman.modes.nftables.script import script
 from tests.support.builders import nftables_plans as make
 from tests.support.lab.nft import render
 

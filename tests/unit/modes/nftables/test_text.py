@@ -12,12 +12,7 @@ from steersman.model.plan import (
 from steersman.model.ruleset import Diff, diff
 from steersman.modes.nftables.layout import Kind, prefix
 from steersman.modes.nftables.render import Slots, render_localhost, render_node, render_service
-from steersman.modes.nftables.text import (
-    describe,
-    diff_text,
-    interim_firewall,
-    loadable,
-)
+from steersman.modes.nftables.text import describe, diff_text, interim_firewall, loadable
 from tests.support.builders import nftables_plans as make
 from tests.support.builders.nftables_plans import ON
 from tests.support.builders.plans import MASQUERADED, PLAIN, Actions
