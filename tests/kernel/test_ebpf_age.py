@@ -11,6 +11,7 @@ from steersman.modes.ebpf.flows import FROM_SERVICE, MASQUERADE, TO_CLIENT, TO_E
 from tests.support.lab.ebpf_node import MARKS
 from tests.support.lab.ebpf_packets import CLIENT, NODE, POD, VIP, Programs, loaded, programs
 from tests.support.lab.frames import ACK, FIN, RST, SYN, TCP, UDP, packet, see
+from tests.support.steps import result_of
 
 __all__ = ["loaded", "programs"]  # fixtures
 pytestmark = MARKS
@@ -38,7 +39,7 @@ def rest(programs: Programs, seconds: int, kinds: tuple[int, ...] = THERE + BACK
         if kind in kinds:
             last -= seconds * 10**9
             programs.flows.put(key, layout.FLOW.pack(address, last, port, kind, state, service))
-    return flows.collect(programs.flows, TIMEOUTS).expired
+    return result_of(flows.collect(programs.flows, TIMEOUTS)).expired
 
 
 def test_who_connects_and_then_is_silent_is_answered_later(programs: Programs) -> None:
@@ -76,11 +77,11 @@ def test_half_a_connection_goes_on_as_netfilter_lets_it(programs: Programs) -> N
     assert rest(programs, TIMEOUTS.tcp_half_closed - MARGIN) == 0
     assert back(programs, TCP, ACK) == (VIP_END, CLIENT_END)
     there(programs, TCP, FIN | ACK)  # repeated, which ends nothing
-    assert flows.count_open(programs.flows, TIMEOUTS) == 1
+    assert result_of(flows.count_open(programs.flows, TIMEOUTS)) == 1
     assert rest(programs, TIMEOUTS.tcp_closing + 1) == 0
     back(programs, TCP, FIN | ACK)
     assert programs.states() == {flows.CLOSING}
-    assert flows.count_open(programs.flows, TIMEOUTS) == 0
+    assert result_of(flows.count_open(programs.flows, TIMEOUTS)) == 0
     assert rest(programs, TIMEOUTS.tcp_closing + 1) == 4
 
 
@@ -90,11 +91,11 @@ def test_a_reset_whose_sender_goes_on_has_ended_nothing(
 ) -> None:
     open_connection(programs)
     forged(programs, TCP, RST)
-    assert flows.count_open(programs.flows, TIMEOUTS) == 0
+    assert result_of(flows.count_open(programs.flows, TIMEOUTS)) == 0
     assert there(programs, TCP, ACK) == (NODE_END, POD_END)
     assert back(programs, TCP, ACK) == (VIP_END, CLIENT_END)
     assert programs.states() == {flows.ESTABLISHED}
-    assert flows.count_open(programs.flows, TIMEOUTS) == 1
+    assert result_of(flows.count_open(programs.flows, TIMEOUTS)) == 1
     assert rest(programs, TIMEOUTS.tcp_closing + 1) == 0
 
 

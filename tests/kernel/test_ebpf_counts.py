@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Iterator
+from collections.abc import Generator, Iterator
 from typing import Any
 
 import pytest
@@ -31,6 +31,7 @@ from tests.support.builders.ebpf_node_plan import (
 from tests.support.lab import ebpf
 from tests.support.lab.cluster import Lab
 from tests.support.lab.ebpf_node import MARKS, Node, programmed, serving
+from tests.support.steps import result_of
 
 pytestmark = MARKS
 ONE = node_plan(ENDPOINTS[:1])
@@ -64,7 +65,7 @@ def totals(node: Node) -> NodeTotals:
 def look(node: Node) -> None:
     tracking = node.modes[0].datapath.tracking
     assert tracking
-    tracking.note_expired(tracking.prepare_expiry()())
+    result_of(tracking.expire())
 
 
 def test_connections_are_counted_by_destination_and_by_endpoint(node: Node) -> None:
@@ -119,8 +120,8 @@ def test_what_begins_during_a_look_is_not_missed(
     """A look takes long where there are many; what was made meanwhile was not evicted."""
     collect = flows.collect
 
-    def slowly(*given: Any) -> flows.Collected:
-        looked = collect(*given)
+    def slowly(*given: Any) -> Generator[None, None, flows.Collected]:
+        looked = yield from collect(*given)
         assert node.lab.probe(CLIENT, NODE, NODE_PORT).kind == "answered"
         return looked
 

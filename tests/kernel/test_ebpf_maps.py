@@ -145,11 +145,17 @@ def test_connections_are_forgotten_by_their_state(loaded: LoadedObject) -> None:
             key = layout.FLOW_KEY.pack(source, bytes(16), b"\0\1", b"\0\2", protocol, 0)
             value = layout.FLOW.pack(bytes(16), now - age * second, b"\0\0", 1, state, 0)
             known.put(key, value)
-    old = [key for key, _ in known.items() if flows.expired_keys(key, known.get, timeouts, now)]
+    old = [
+        key
+        for key, value in known.items()
+        if flows.expired_entries(key, value, known.get, timeouts, now)
+    ]
     assert len(old) == 5
     assert all(key[15] for key in old)
     known.delete_all(old)
-    assert not any(flows.expired_keys(key, known.get, timeouts, now) for key, _ in known.items())
+    assert not any(
+        flows.expired_entries(key, value, known.get, timeouts, now) for key, value in known.items()
+    )
     known.delete_all([key for key, _ in known.items()])
 
 

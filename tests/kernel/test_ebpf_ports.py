@@ -103,10 +103,10 @@ def test_a_silent_connection_of_netfilter_keeps_its_port_as_long_as_there(
         (flow,) = programs.flows.items()
         timeouts = flows.Timeouts()
         _, last, *_ = layout.FLOW.unpack(flow[1])
-        for seconds, expired in ((18, ()), (22, (flow[0],))):
+        for seconds, expired in ((18, {}), (22, dict([flow]))):
             now = last + (timeouts.udp_stream - 20 + seconds) * 10**9
             find = dict([flow]).get
-            assert flows.expired_keys(flow[0], find, timeouts, now) == expired
+            assert flows.expired_entries(*flow, find, timeouts, now) == expired
 
     in_namespace(body)
 
@@ -148,12 +148,12 @@ def test_netfilter_is_kept_from_the_port_of_a_connection(
     async def body() -> None:
         programs.through(packet((client, PORT), (address, 80), protocol, SYN))
         with Netlink(NETLINK_NETFILTER) as netlink:
-            hold_ports(netlink, ports.ports_in_use(programs.flows), 9)
+            hold_ports(netlink, ports.ports_in_use(programs.flows.items()), 9)
             (entry,) = entries()
             assert f"src={node} dst={pod} sport={PORT} dport=8080" in entry
             assert f"src={pod} dst={node} sport=8080 dport={PORT}" in entry
             assert "[ASSURED]" in entry
-            hold_ports(netlink, ports.ports_in_use(programs.flows), 3600)
+            hold_ports(netlink, ports.ports_in_use(programs.flows.items()), 3600)
         (entry,) = entries()
         seconds = next(int(word) for word in entry.split()[2:] if word.isdigit())
         assert 9 < seconds <= 3600, "prolonged"
@@ -165,12 +165,12 @@ def test_ports_of_ended_and_of_other_connections_are_free(programs: Programs) ->
     async def body() -> None:
         masquerade(TCP, Family.IPV4)
         reserve(programs)
-        assert not list(ports.ports_in_use(programs.flows)), "netfilter's own"
+        assert not list(ports.ports_in_use(programs.flows.items())), "netfilter's own"
         sent = see(programs.through(packet((CLIENT, 4000), (VIP, 80), TCP, SYN)))
-        (held,) = ports.ports_in_use(programs.flows)
+        (held,) = ports.ports_in_use(programs.flows.items())
         assert held[0] == TCP
         programs.through(packet((POD, 8080), sent[0], TCP, RST))
-        assert not list(ports.ports_in_use(programs.flows))
+        assert not list(ports.ports_in_use(programs.flows.items()))
 
     in_namespace(body)
 

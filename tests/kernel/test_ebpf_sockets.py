@@ -49,6 +49,7 @@ from tests.support.builders.ebpf_node_plan import (
 from tests.support.lab.cluster import Lab, ip
 from tests.support.lab.ebpf_node import MARKS, WAIT, Node, programmed, replace_programs, serving
 from tests.support.lab.sockets import Netns
+from tests.support.steps import result_of
 
 pytestmark = MARKS
 SO_COOKIE = 57
@@ -461,7 +462,7 @@ def test_a_new_device_leaves_the_programs_of_others_alone(
     ip(name, ["link add new0 type veth peer name new1"])
     before = datapath.fingerprint()
     try:
-        datapath.attach_devices(datapath.write_devices())
+        result_of(datapath.attach_devices(datapath.write_devices()))
         assert datapath.fingerprint() == before, "pods that come are no drift"
         new = [node.lab.node.call(lambda n=n: socket.if_nametoindex(n)) for n in ("new0", "new1")]  # type: ignore[misc]
         assert sorted(made) == sorted([*new, *new])

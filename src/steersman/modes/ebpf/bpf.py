@@ -266,6 +266,10 @@ class HashMap(Object):
 
     def items(self) -> Iterator[tuple[bytes, bytes]]:
         """Yield every key and value of a hash, read in batches."""
+        return itertools.chain.from_iterable(self.batches())
+
+    def batches(self) -> Iterator[list[tuple[bytes, bytes]]]:
+        """Yield the keys and values of a hash as they are read, some hundred at a time."""
         chunk, cursor = self._chunk, b""
         while True:
             try:
@@ -275,7 +279,7 @@ class HashMap(Object):
                     raise
                 chunk *= 2
                 continue
-            yield from zip(_cut(keys, self.key_size), _cut(values, self.value_size), strict=True)
+            yield list(zip(_cut(keys, self.key_size), _cut(values, self.value_size), strict=True))
             if last:
                 return
 
@@ -305,10 +309,13 @@ class SumMap(HashMap):
 
     def sums(self) -> Iterator[tuple[bytes, tuple[int, ...]]]:
         """Yield keys of a hash, and their counters summed over all CPUs."""
+        return ((key, self.total(value)) for key, value in self.items())
+
+    def total(self, value: bytes) -> tuple[int, ...]:
+        """Return the counters of a value summed over all CPUs."""
         count = self.value_size // 8 // possible_cpus()
-        for key, value in self.items():
-            numbers = memoryview(value).cast("Q")
-            yield key, tuple(sum(numbers[n::count]) for n in range(count))
+        numbers = memoryview(value).cast("Q")
+        return tuple(sum(numbers[n::count]) for n in range(count))
 
     def sum(self, key: bytes) -> int:
         """Return a single counter summed over all CPUs; 0 if the key is not there."""

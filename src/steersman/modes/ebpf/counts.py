@@ -6,9 +6,8 @@ ServicePort and endpoint. Entries of the last two appear with the first connecti
 
 from __future__ import annotations
 
-import os
 from collections import Counter
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Collection, Generator, Mapping
 from typing import NamedTuple
 
 from steersman.model.conntrack import Stale
@@ -18,7 +17,6 @@ from steersman.model.stats import ConnectionStats, NodeTotals, TrafficCounters, 
 from steersman.modes.ebpf import layout, render
 from steersman.modes.ebpf.bpf import HashMap, SumMap
 from steersman.modes.ebpf.flows import (
-    Collected,
     clients_of,
     collect,
     count_open,
@@ -29,6 +27,9 @@ from steersman.modes.ebpf.flows import (
 from steersman.modes.ebpf.loader import LoadedObject
 from steersman.modes.ebpf.sockets import Peer, read_peers, stale_peers
 from steersman.modes.ebpf.tables import Tables
+
+# Plans that `stats` visits in a step: a millisecond.
+_PLANS_AT_ONCE = 256
 
 
 class FlowTable(NamedTuple):
@@ -100,14 +101,6 @@ class StaleConnections(NamedTuple):
         return bool(self.peers or self.flows)
 
 
-class Expired(NamedTuple):
-    """Result of deleting expired connections."""
-
-    made: int
-    """Connections made before the pass."""
-    collected: Collected
-
-
 class Tracking:
     """Connections and counters in the maps of one object."""
 
@@ -116,79 +109,58 @@ class Tracking:
         self._tables = tables
         self._counts = Counts(loaded.maps)
         self._flows = HashMap(loaded.maps["flows"])
+        self._reached, self._used = SumMap(loaded.maps["reached"]), SumMap(loaded.maps["used"])
         self._maps = loaded.maps
         self._state = FlowTable()
 
-    def prepare_expiry(self) -> Callable[[], Expired]:
-        """Return a function that deletes the expired connections.
-
-        It may take a second if there are many, and has its own descriptor: syncs may run at the
-        same time, and the mode may be closed.
-        """
-        made, copy = self._counts.event("flows_made"), HashMap(os.dup(self._flows.fd))
-
-        def expire() -> Expired:
-            try:
-                return Expired(made, collect(copy, read_timeouts()))
-            finally:
-                copy.close()
-
-        return expire
-
-    def note_expired(self, expired: Expired) -> None:
-        """Count expired connections, delete counts without owners, and renew the filter."""
-        entries, deleted = expired.collected
+    def expire(self) -> Generator[None, None, None]:
+        """Delete expired connections and counts without owners, and renew the filter, in steps."""
+        made = self._counts.event("flows_made")
+        entries, deleted = yield from collect(self._flows, read_timeouts())
         self._counts.add_expired(deleted)
-        self._state = self._counts.after_pass(entries, expired.made, self._state)
+        self._state = self._counts.after_pass(entries, made, self._state)
         self._counts.delete_unplanned(self._tables)
-        for _ in self._tables.presence.renew(lambda: clients_of(self._flows)):
-            pass
+        yield from self._tables.presence.renew(lambda: clients_of(self._flows))
 
     def trust_filter(self) -> None:
         """Make programs rely on the presence filter: all of them write it now."""
         self._tables.presence.trust(clients_of(self._flows))
 
-    def prepare_stats(self, plans: Collection[ServicePlan]) -> Callable[[], ConnectionStats]:
-        """Return a function that reads the counts by ServicePort, without zeros.
-
-        It has its own descriptors, as that of `prepare_expiry`.
-        """
-        services = self._tables.services
-        reached_map = SumMap(os.dup(self._maps["reached"]))
-        used_map = SumMap(os.dup(self._maps["used"]))
-
-        def read() -> ConnectionStats:
-            try:
-                reached = {key: values[0] for key, values in reached_map.sums()}
-                used: dict[int, dict[bytes, tuple[int, ...]]] = {}
-                for key, tally in used_map.sums():
-                    number, end = layout.MEMBER_KEY.unpack(key)
-                    used.setdefault(number, {})[end] = tally
-            finally:
-                reached_map.close()
-                used_map.close()
-            # The maps have entries for used endpoints only, often few: visit plans with these.
-            frontends: Counter[tuple[ServicePortName, str]] = Counter()
-            endpoints: dict[tuple[ServicePortName, str], tuple[int, ...]] = {}
-            for plan in plans if used or reached else ():
-                name = plan.key.name
-                for frontend in plan.frontends if reached else ():
-                    if count := reached.get(render.frontend_key(plan, frontend)):
-                        frontends[name, frontend_label(frontend)] += count
-                number = services.numbers.get(layout.service_name(plan.key)) if used else None
-                tallies = used.get(number) if number is not None else None
-                for endpoint in plan.reachable if tallies else ():
-                    if tallies and (own := tallies.get(layout.pack_endpoint(endpoint))):
-                        endpoints[name, str(endpoint)] = own
-            return ConnectionStats(
-                frontends,
-                {name: tally[0] for name, tally in endpoints.items()},
-                traffic_by_endpoint={
-                    name: TrafficCounters(*tally[1:]) for name, tally in endpoints.items()
-                },
-            )
-
-        return read
+    def stats(self, plans: Collection[ServicePlan]) -> Generator[None, None, ConnectionStats]:
+        """Return the counts by ServicePort, without zeros, in steps."""
+        reached: dict[bytes, int] = {}
+        for batch in self._reached.batches():
+            reached |= {key: self._reached.total(value)[0] for key, value in batch}
+            yield
+        used: dict[int, dict[bytes, tuple[int, ...]]] = {}
+        for batch in self._used.batches():
+            for key, value in batch:
+                number, end = layout.MEMBER_KEY.unpack(key)
+                used.setdefault(number, {})[end] = self._used.total(value)
+            yield
+        # The maps have entries for used endpoints only, often few: visit plans with these.
+        numbers = self._tables.services.numbers
+        frontends: Counter[tuple[ServicePortName, str]] = Counter()
+        endpoints: dict[tuple[ServicePortName, str], tuple[int, ...]] = {}
+        for place, plan in enumerate(plans if used or reached else ()):
+            name = plan.key.name
+            for frontend in plan.frontends if reached else ():
+                if count := reached.get(render.frontend_key(plan, frontend)):
+                    frontends[name, frontend_label(frontend)] += count
+            number = numbers.get(layout.service_name(plan.key)) if used else None
+            tallies = used.get(number) if number is not None else None
+            for endpoint in plan.reachable if tallies else ():
+                if tallies and (own := tallies.get(layout.pack_endpoint(endpoint))):
+                    endpoints[name, str(endpoint)] = own
+            if place % _PLANS_AT_ONCE == 0:
+                yield
+        return ConnectionStats(
+            frontends,
+            {name: tally[0] for name, tally in endpoints.items()},
+            traffic_by_endpoint={
+                name: TrafficCounters(*tally[1:]) for name, tally in endpoints.items()
+            },
+        )
 
     def totals(self) -> NodeTotals:
         """Return the counts of the whole node."""
@@ -198,14 +170,15 @@ class Tracking:
             tables={"flows": (self._state.entries, self._flows.capacity)},
         )
 
-    def count_open(self) -> int:
-        """Count the connections that have not ended."""
+    def count_open(self) -> Generator[None, None, int]:
+        """Count the connections that have not ended, in steps."""
         return count_open(self._flows, read_timeouts())
 
-    def find_stale(self, stale: Stale) -> StaleConnections:
-        """Find stale connections."""
+    def find_stale(self, stale: Stale) -> Generator[None, None, StaleConnections]:
+        """Find stale connections, in steps."""
         peers = tuple(stale_peers(read_peers(self._maps), stale))
-        return StaleConnections(peers, find_stale(self._flows, stale))
+        yield
+        return StaleConnections(peers, tuple((yield from find_stale(self._flows, stale))))
 
     def delete_stale(
         self, found: StaleConnections, stale: Stale

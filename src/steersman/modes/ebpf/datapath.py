@@ -1,6 +1,7 @@
 """The kernel side of the mode: maps, programs and devices of this node.
 
-Everything blocks; mode.py calls it in threads. The order of an upgrade, which connections survive:
+Everything blocks, and runs in the thread of the mode's worker. The order of an upgrade, which
+connections survive:
 
     load the new object, copy maps that changed shape    (migration.py; the old programs work on)
     switch maps, replace the programs on all devices     flows may be opened again
@@ -11,15 +12,16 @@ Everything blocks; mode.py calls it in threads. The order of an upgrade, which c
 from __future__ import annotations
 
 import logging
-import os
-import threading
-from collections.abc import Callable, Hashable, Sequence
+from collections.abc import Callable, Generator, Hashable, Iterable, Sequence
+from contextlib import closing
 from pathlib import Path
+from typing import TypeVar
 
 import msgspec
 
 from steersman.host.netlink import Subscription
 from steersman.host.nlmsg import Message
+from steersman.model.errors import BusyError
 from steersman.model.ruleset import Diff
 from steersman.modes.ebpf import PINS, loader
 from steersman.modes.ebpf.bpf import HashMap, wait_for_programs
@@ -35,6 +37,7 @@ from steersman.modes.ebpf.probe import cgroup_root
 from steersman.modes.ebpf.tables import Tables
 from steersman.netfilter.conntrack.ports import hold_ports
 
+T = TypeVar("T")
 log = logging.getLogger("steersman.ebpf")
 
 
@@ -76,7 +79,6 @@ class Datapath:
         self._devices = DeviceTracker(
             self.pins, netns, use_links=options.tcx, xdp_devices=options.xdp_devices
         )
-        self._attaching = threading.Lock()
 
     def _open(self) -> Tables:
         if self.tables is None:
@@ -132,9 +134,8 @@ class Datapath:
         if Kind.CONFIG.value in change.removed:  # everything goes
             if self.tables is not None:
                 self.tables.presence.allow_new_flows(False)
-            with self._attaching:
-                self._devices.filters.remove()
-                self.pins.remove()
+            self._devices.filters.remove()
+            self.pins.remove()
             self.close()
             return
         tables = self._open()
@@ -145,9 +146,9 @@ class Datapath:
             programs = change.changed[Kind.PROGRAMS.value][1]
         if programs is not None:
             self._attach(tables, programs)
-        elif Kind.CONFIG.value in change.changed:
+        elif Kind.CONFIG.value in change.changed and self._loaded:
             self._devices.invalidate()
-            self.attach_devices(self.write_devices())
+            self._devices.attach(self._loaded, self.write_devices())
 
     def _attach(self, tables: Tables, programs: bytes) -> None:
         """Attach all programs, or replace those of an older version."""
@@ -164,7 +165,7 @@ class Datapath:
             tables.presence.allow_new_flows(True)  # the old programs are on every device
             self._migration.switch()
         self._devices.invalidate()
-        self.attach_devices(self.write_devices())
+        self._devices.attach(self._loaded, self.write_devices())
         if not self._migration:  # its programs have chosen ports already
             self._reserve_ports()
         tables.presence.allow_new_flows(True)
@@ -192,24 +193,37 @@ class Datapath:
         except OSError as error:  # without conntrack, netfilter masquerades nothing
             log.debug("ebpf: the connections of netfilter cannot be listed: %s", error)
 
-    def prepare_port_hold(self) -> Callable[[], None]:
-        """Return a function that keeps netfilter from choosing ports of masqueraded connections.
-
-        It may take long, and has its own descriptor: syncs may run at the same time, and the mode
-        may be closed.
-        """
+    def hold_ports(self) -> Generator[None, None, None]:
+        """Keep netfilter from choosing ports of masqueraded connections, in steps."""
         if not self._loaded:
-            return lambda: None
-        flows = HashMap(os.dup(self._loaded.maps["flows"]))
+            return
+        for batch in HashMap(self._loaded.maps["flows"]).batches():
+            with self._netns.netfilter() as netlink:
+                hold_ports(netlink, ports_in_use(batch), _HOLD_SECONDS)
+            yield
 
-        def hold() -> None:
-            try:
-                with self._netns.netfilter() as netlink:
-                    hold_ports(netlink, ports_in_use(flows), _HOLD_SECONDS)
-            finally:
-                flows.close()
+    def while_open(
+        self, work: Callable[[Tracking], Generator[None, None, T]]
+    ) -> Generator[None, None, T | None]:
+        """Do something in steps with the connections; None if nothing is open.
 
-        return hold
+        Raises:
+            BusyError: the maps were closed between two steps.
+        """
+        tracking = self.tracking
+        if tracking is None:
+            return None
+        steps = work(tracking)
+        with closing(steps):
+            while True:
+                try:
+                    next(steps)
+                except StopIteration as end:
+                    result: T = end.value
+                    return result
+                yield
+                if self.tracking is not tracking:
+                    raise BusyError("ebpf: the programs were replaced in the meantime")
 
     def device_changes(self) -> Subscription:
         """Subscribe to changes of devices."""
@@ -229,19 +243,19 @@ class Datapath:
         assert self._loaded
         return self._devices.write(self._loaded, tables, change)
 
-    def attach_devices(self, numbers: Sequence[int]) -> None:
-        """Attach the programs to devices, possibly during a sync; do nothing once closed."""
-        with self._attaching:
+    def attach_devices(self, numbers: Iterable[int]) -> Generator[None, None, None]:
+        """Attach the programs to devices, one in each step; end early once closed."""
+        for number in numbers:
             if self._loaded:
-                self._devices.attach(self._loaded, numbers)
+                self._devices.attach(self._loaded, [number])
+            yield
 
     def close(self) -> None:
         """Close everything; the programs keep working."""
-        with self._attaching:
-            if self._migration:
-                self._migration.close()
-            if self._loaded:
-                self._loaded.close()
-            self._loaded = self._migration = self.tables = self.tracking = None
+        if self._migration:
+            self._migration.close()
+        if self._loaded:
+            self._loaded.close()
+        self._loaded = self._migration = self.tables = self.tracking = None
         self._devices.invalidate()
         self.pins.unlock()

@@ -18,7 +18,7 @@ before it is deleted.
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Collection, Iterable, Iterator
+from collections.abc import Callable, Collection, Generator, Iterable, Iterator
 from pathlib import Path
 from typing import NamedTuple, TypeAlias
 
@@ -31,8 +31,6 @@ OPENING, ESTABLISHED, CLOSING, WAITING, FINISHED, REFUSED, ANSWERED, RESET = ran
 INGRESS, EGRESS = range(2)
 TO_ENDPOINT, FROM_SERVICE, MASQUERADE, TO_CLIENT = 1, 2, 3, 4
 UDP, _SCTP = Protocol.UDP.number, Protocol.SCTP.number
-# Connections that are read again, then deleted in one call: about 0.1 ms.
-_AT_ONCE = 16
 _PROC = Path("/proc/sys/net/netfilter")
 
 Find: TypeAlias = Callable[[bytes], bytes | None]
@@ -143,16 +141,19 @@ def clients_of(flows: HashMap) -> Iterator[bytes]:
         yield source if to_endpoint else destination
 
 
-def find_stale(flows: HashMap, stale: Stale) -> tuple[bytes, ...]:
-    """Return the keys of the TO_ENDPOINT entries of stale connections."""
-    protocols = stale.protocols
-    return tuple(
-        key
-        for key, value in flows.items()
-        if layout.flow_kind(value) == TO_ENDPOINT
-        and layout.flow_protocol(key) in protocols
-        and FlowEntry.unpack(key, value).is_stale(stale)
-    )
+def find_stale(flows: HashMap, stale: Stale) -> Generator[None, None, list[bytes]]:
+    """Return the keys of the TO_ENDPOINT entries of stale connections, in steps."""
+    protocols, found = stale.protocols, []
+    for batch in flows.batches():
+        found += [
+            key
+            for key, value in batch
+            if layout.flow_kind(value) == TO_ENDPOINT
+            and layout.flow_protocol(key) in protocols
+            and FlowEntry.unpack(key, value).is_stale(stale)
+        ]
+        yield
+    return found
 
 
 def delete_stale(flows: HashMap, found: Iterable[bytes], stale: Stale) -> Removed:
@@ -202,44 +203,49 @@ def delete_unanswered(flows: HashMap, endpoints: Collection[tuple[int, bytes]]) 
     return Removed(connections, flows.delete_all(keys))
 
 
-def count_open(flows: HashMap, timeouts: Timeouts) -> int:
-    """Count the connections that have not ended."""
-    every, now = dict(flows.items()), time.monotonic_ns()
-    return sum(
-        layout.flow_kind(value) == TO_ENDPOINT
-        and layout.flow_state(value) in (OPENING, ESTABLISHED, FINISHED)
-        and not expired_keys(key, every.get, timeouts, now)
-        for key, value in every.items()
-    )
+def count_open(flows: HashMap, timeouts: Timeouts) -> Generator[None, None, int]:
+    """Count the connections that have not ended, in steps."""
+    count = 0
+    for batch in flows.batches():
+        now = time.monotonic_ns()
+        count += sum(
+            layout.flow_kind(value) == TO_ENDPOINT
+            and layout.flow_state(value) in (OPENING, ESTABLISHED, FINISHED)
+            and not expired_entries(key, value, flows.get, timeouts, now)
+            for key, value in batch
+        )
+        yield
+    return count
 
 
-def expired_keys(key: bytes, find: Find, timeouts: Timeouts, now: int) -> tuple[bytes, ...]:
-    """Return the keys of an entry and of its opposite if both are too old; () if not.
+def expired_entries(
+    key: bytes, value: bytes, find: Find, timeouts: Timeouts, now: int
+) -> dict[bytes, bytes]:
+    """Return an entry and its opposite if both are too old; nothing if not.
 
     Args:
-        key: the entry.
+        key: of the entry.
+        value: of the entry.
         find: returns the value of a key.
         timeouts: maximum ages.
         now: CLOCK_MONOTONIC, ns.
     """
-    value = find(key)
-    if not value:
-        return ()
     protocol, state = layout.flow_protocol(key), layout.flow_state(value)
     age = _age(value, now)
     limit, half_closed = timeouts.of(protocol, state), timeouts.tcp_half_closed
     # Most entries end here. After a FIN of the other direction the limit may be the shorter one.
     if age <= limit and age <= half_closed:
-        return ()
+        return {}
     opposite = _opposite(key, value)
     other = find(opposite)
     # The opposite entry may be evicted, or belong to another connection.
     if not other or _opposite(opposite, other) != key:
-        return (key,) if age > limit else ()
+        return {key: value} if age > limit else {}
     other_limit = timeouts.of(protocol, layout.flow_state(other))
     if FINISHED in (state, layout.flow_state(other)):
         limit = other_limit = half_closed
-    return (key, opposite) if age > limit and _age(other, now) > other_limit else ()
+    ended = age > limit and _age(other, now) > other_limit
+    return {key: value, opposite: other} if ended else {}
 
 
 def _age(value: bytes, now: int) -> float:
@@ -259,27 +265,23 @@ def _opposite(key: bytes, value: bytes) -> bytes:
     return layout.FLOW_KEY.pack(*ends, protocol, EGRESS if hook == INGRESS else INGRESS)
 
 
-def collect(flows: HashMap, timeouts: Timeouts) -> Collected:
-    """Delete the flows that are too old.
+def collect(flows: HashMap, timeouts: Timeouts) -> Generator[None, None, Collected]:
+    """Delete the flows that are too old, in steps.
 
-    The list may be a second old when an entry's turn comes, and its connection open again. Every
-    packet changes an entry, so only entries that have not changed are deleted.
+    A connection may be open again since its entries were read. Every packet changes an entry, so
+    only entries that have not changed are deleted.
     """
-    # Decide by a list of all entries.
-    every = dict(flows.items())
-    now = time.monotonic_ns()
-    expired: dict[bytes, tuple[bytes, ...]] = {}
-    for key in every:
-        if key not in expired and (keys := expired_keys(key, every.get, timeouts, now)):
-            expired.update(dict.fromkeys(keys, keys))
-
-    # Delete, in batches that are read again just before.
-    connections, deleted = list(dict.fromkeys(expired.values())), 0
-    for start in range(0, len(connections), _AT_ONCE):
-        unchanged = [
-            keys
-            for keys in connections[start : start + _AT_ONCE]
-            if all(flows.get(key) == every[key] for key in keys)
-        ]
-        deleted += flows.delete_all(key for keys in unchanged for key in keys)
-    return Collected(len(every) - deleted, deleted)
+    left = deleted = 0
+    for batch in flows.batches():
+        now = time.monotonic_ns()
+        doomed: dict[bytes, None] = {}
+        for key, value in batch:
+            if key not in doomed and (
+                entries := expired_entries(key, value, flows.get, timeouts, now)
+            ):
+                unchanged = all(flows.get(each) == old for each, old in entries.items())
+                doomed.update(dict.fromkeys(entries if unchanged else ()))
+        left += sum(key not in doomed for key, _ in batch)
+        deleted += flows.delete_all(doomed)
+        yield
+    return Collected(left, deleted)

@@ -2,16 +2,15 @@
 
 from __future__ import annotations
 
-import asyncio
 import errno
-from collections.abc import Callable, Collection, Hashable, Iterable
+from collections.abc import Callable, Collection, Generator, Hashable, Iterable
+from contextlib import closing
 from pathlib import Path
 from typing import TYPE_CHECKING, TypeVar
 
 import msgspec
 
 from steersman.host.exec import Exec
-from steersman.host.threads import INLINE_OBJECTS, to_thread_to_end
 from steersman.model.conntrack import Confirm, Stale
 from steersman.model.errors import TRANSIENT_ERRNOS, ApplyError, BusyError
 from steersman.model.names import Family
@@ -21,6 +20,7 @@ from steersman.model.stats import ConnectionStats, NodeTotals
 from steersman.modes.base import ByOthers, Mode, Requirements, Support
 from steersman.modes.ebpf import left_at, loader, render
 from steersman.modes.ebpf.bpf import FullError
+from steersman.modes.ebpf.counts import Tracking
 from steersman.modes.ebpf.datapath import Datapath, EbpfOptions
 from steersman.modes.ebpf.layout import CONFIG_GUARD_NODE_PORTS, NODE_VALUE, Kind, kind_of
 from steersman.modes.ebpf.nat_hooks import TABLE, NatHookGuard
@@ -71,17 +71,16 @@ class EbpfMode(Mode):
         self._netns = netns = netns or NodeNetns()
         self.datapath = Datapath(self._options, netns)
         self._nat_guard = NatHookGuard(execute, netns)
-        self._lock = asyncio.Lock()
         self._programs = render.Programs(
             b"", self._options.guard_node_ports, self._options.fast_path
         )
-        self._watcher = DeviceWatcher(self.datapath, self._nat_guard, self._lock)
+        self._watcher = DeviceWatcher(self.datapath, self._nat_guard, self.worker)
 
     async def probe(self) -> Support:
         """Check the kernel, its configuration and the installed files."""
         options = self._options
         pins = options.pins.parent
-        return await asyncio.to_thread(probe, options.file, options.cgroup, pins=pins)
+        return await self.worker.do(probe, options.file, options.cgroup, pins=pins)
 
     def requirements(self) -> Requirements:
         """Return that netfilter sees packets after the programs, with the endpoint's address."""
@@ -106,69 +105,59 @@ class EbpfMode(Mode):
 
     async def read(self) -> Ruleset:
         """Read the maps, and whether the programs are attached."""
-        async with self._lock:
-            return await to_thread_to_end(guarded, self.datapath.read)
+        return await self.worker.do(guarded, self.datapath.read)
 
     async def fingerprint(self) -> Hashable | None:
         """Return whether the programs are attached; other programs write none of our maps."""
-        async with self._lock:
-            return ByOthers(await to_thread_to_end(guarded, self.datapath.fingerprint))
+        return ByOthers(await self.worker.do(guarded, self.datapath.fingerprint))
 
     async def apply(self, change: Diff) -> None:
         """Write the maps, then attach the programs; to remove everything, detach them first."""
-        async with self._lock:
+
+        def write() -> None:
             if Kind.PROGRAMS.value in change.added and not self.datapath.pins.exist:
-                await to_thread_to_end(mount_bpffs, self._options.pins.parent)
-            # A few stores and system calls take less time than a thread; but attaching programs
-            # waits for grace periods of RCU.
-            attaches = any(
-                kind.value in part
-                for part in (change.added, change.removed, change.changed)
-                for kind in (Kind.CONFIG, Kind.PROGRAMS)
-            )
-            opened = self.datapath.tables is not None
-            if opened and not attaches and len(change) <= INLINE_OBJECTS:
-                guarded(lambda: self.datapath.apply(change))
-            else:
-                await to_thread_to_end(guarded, lambda: self.datapath.apply(change))
+                mount_bpffs(self._options.pins.parent)
+            self.datapath.apply(change)
+
+        await self.worker.do(guarded, write)
         if Kind.CONFIG.value in change.removed:
             await self._nat_guard.remove(even_if_used=True)
         self._watcher.ensure_running()
 
     async def stats(self, plans: Collection[ServicePlan]) -> ConnectionStats:
         """Return connections by frontend and endpoint; syncs may go on."""
-        async with self._lock:
-            tracking = self.datapath.tracking
-            if tracking is None:
-                return ConnectionStats({}, {})
-            read = guarded(lambda: tracking.prepare_stats(plans))
-        # Shielded: the thread must close the descriptors.
-        return await asyncio.shield(asyncio.to_thread(guarded, read))
+        stats = await self._slowly(lambda tracking: tracking.stats(plans))
+        return stats or ConnectionStats({}, {})
 
     async def node_totals(self) -> NodeTotals:
         """Return the programs' event counters, and the fill level of the map of flows."""
-        async with self._lock:
+
+        def totals() -> NodeTotals:
             tracking = self.datapath.tracking
-            return guarded(tracking.totals) if tracking else NodeTotals()
+            return tracking.totals() if tracking else NodeTotals()
+
+        return await self.worker.do(guarded, totals)
 
     async def flush_stale(self, stale: Stale, confirm: Confirm) -> int:
         """Cut connections to endpoints that are gone; unconnected sockets get another endpoint."""
-        async with self._lock:
-            tracking = self.datapath.tracking
-            if tracking is None:
-                return 0
-            found = await to_thread_to_end(guarded, lambda: tracking.find_stale(stale))
-        if not found:
+        tracking = self.datapath.tracking
+        found = await self._slowly(lambda tracking: tracking.find_stale(stale))
+        if not found or tracking is None:
             return 0
         # Ask again: endpoints may have come back while the maps were read.
         fresh = await confirm()
-        async with self._lock:
+
+        def delete() -> int:
             if tracking is not self.datapath.tracking:
                 raise BusyError("ebpf: the programs were replaced in the meantime")
-            cut, sockets = await to_thread_to_end(
-                guarded, lambda: tracking.delete_stale(found, fresh)
-            )
-        return cut + await asyncio.to_thread(guarded, lambda: destroy(sockets))
+            cut, sockets = tracking.delete_stale(found, fresh)
+            return cut + destroy(sockets)
+
+        return await self.worker.do(guarded, delete)
+
+    async def _slowly(self, work: Callable[[Tracking], Generator[None, None, T]]) -> T | None:
+        """Do something with the connections between other calls; None if nothing is open."""
+        return await self.worker.do_slowly(guarded_steps(self.datapath.while_open(work)))
 
     def without_new_connections(self, have: Ruleset) -> Ruleset:
         """Keep what carries the present connections: programs, without frontends."""
@@ -185,9 +174,7 @@ class EbpfMode(Mode):
 
     async def connections(self) -> int:
         """Count connections whose packets are rewritten; those of balanced sockets go on alone."""
-        async with self._lock:
-            tracking = self.datapath.tracking
-            return await to_thread_to_end(guarded, tracking.count_open) if tracking else 0
+        return await self._slowly(Tracking.count_open) or 0
 
     async def hold_nat_hooks(self) -> None:
         """Keep connections alive that netfilter translates for the mode before."""
@@ -216,10 +203,24 @@ class EbpfMode(Mode):
 
     async def aclose(self, drain: float = 0.0) -> int:
         """Close all descriptors; the attached programs keep working."""
-        self._watcher.stop()
-        async with self._lock:  # the watcher's last step may still be running
-            self.datapath.close()
+        await self._watcher.stop()
         return await super().aclose(drain)
+
+    def close(self) -> None:
+        """Close the maps and programs."""
+        self.datapath.close()
+
+
+def guarded_steps(steps: Generator[None, None, T]) -> Generator[None, None, T]:
+    """Do the steps of a generator; turn its errors into ApplyError or BusyError."""
+    with closing(steps):
+        while True:
+            try:
+                guarded(lambda: next(steps))
+            except StopIteration as end:
+                result: T = end.value
+                return result
+            yield
 
 
 def guarded(work: Callable[[], T]) -> T:

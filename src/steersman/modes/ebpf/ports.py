@@ -9,7 +9,7 @@ gets entries of the other's connections.
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from itertools import islice
 
 from steersman.host.netlink import (
@@ -51,9 +51,15 @@ def reserve_ports(flows: HashMap, netlink: Netlink) -> None:
             flows.put(key, layout.FLOW.pack(address, last, port, TO_CLIENT, ESTABLISHED, 0))
 
 
-def ports_in_use(flows: HashMap) -> Iterator[tuple[int, bytes, bytes]]:
-    """Yield protocol, node and endpoint of the connections that programs masquerade."""
-    for key, value in flows.items():
+def ports_in_use(
+    entries: Iterable[tuple[bytes, bytes]],
+) -> Iterator[tuple[int, bytes, bytes]]:
+    """Yield protocol, node and endpoint of the connections that programs masquerade.
+
+    Args:
+        entries: of the map `flows`.
+    """
+    for key, value in entries:
         ended = layout.flow_state(value) in (CLOSING, RESET, REFUSED)
         if layout.flow_kind(value) == TO_CLIENT and not ended:
             flow = FlowEntry.unpack(key, value)

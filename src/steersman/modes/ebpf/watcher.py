@@ -3,19 +3,20 @@
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import logging
 import math
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Generator
+from typing import TypeVar
 
 from steersman.host.netlink import AnswersLostError, DumpInterruptedError, Subscription
 from steersman.host.nlmsg import Message
-from steersman.host.threads import to_thread_to_end
-from steersman.modes.ebpf.counts import Expired
+from steersman.host.worker import Changes, KernelWorker
+from steersman.model.errors import BusyError
+from steersman.modes.ebpf.counts import Tracking
 from steersman.modes.ebpf.datapath import Datapath
-from steersman.modes.ebpf.devices import Change
 from steersman.modes.ebpf.nat_hooks import NatHookGuard
 
+T = TypeVar("T")
 log = logging.getLogger("steersman.ebpf")
 _SETTLE = 0.02  # seconds; a new device brings several notifications
 _COLLECT = 30.0  # seconds between two passes over all connections
@@ -24,143 +25,153 @@ _ATTEMPTS = 5  # at once, if a list changes while the kernel sends it
 
 
 class DeviceWatcher:
-    """A task on the event loop that applies Diffs, as long as that loop runs."""
+    """A task on the event loop that applies Diffs, as long as that loop runs.
 
-    def __init__(self, datapath: Datapath, guard: NatHookGuard, lock: asyncio.Lock) -> None:
-        """Start no task yet; `lock` excludes syncs."""
+    What touches the kernel runs in the worker's thread, which also reads the notifications: those
+    that have arrived stay here until they are carried out, whatever is cancelled meanwhile.
+    """
+
+    def __init__(self, datapath: Datapath, guard: NatHookGuard, worker: KernelWorker) -> None:
+        """Start no task yet."""
         self._datapath = datapath
         self._guard = guard
-        self._lock = lock
+        self._worker = worker
         self._task: asyncio.Task[None] | None = None
-        # The last failure that was logged; the same one is not logged again.
+        self._subscription: Subscription | None = None
+        self._news: list[Message] = []
+        """Notifications to carry out."""
+        self._lists_all = True
+        """Whether to list all devices instead: at first, after a failure or lost notifications."""
         self._failure = ""
+        """The last failure that was logged; the same one is not logged again."""
         self._holds_ports = False
 
     def ensure_running(self) -> None:
         """Start the task unless it runs on this event loop."""
         loop = asyncio.get_running_loop()
         if self._task is None or self._task.done() or self._task.get_loop() is not loop:
-            self._task = loop.create_task(self._watch(), name="ebpf devices and connections")
+            self._task = loop.create_task(self._run(), name="ebpf devices and connections")
 
-    def stop(self) -> None:
-        """Cancel the task."""
-        if self._task and not self._task.get_loop().is_closed():
-            self._task.cancel()
-        self._task = None
+    async def stop(self) -> None:
+        """Cancel the task, and wait for its end."""
+        task, self._task = self._task, None
+        if task and not task.get_loop().is_closed():
+            task.cancel()
+            if task.get_loop() is asyncio.get_running_loop():
+                await asyncio.wait([task])
+
+    async def _run(self) -> None:
+        """Watch until everything is removed, whatever goes wrong."""
+        while self._datapath.tables is not None:
+            try:
+                await self._watch()
+            except Exception as error:
+                self._log(error)
+                await asyncio.sleep(_RETRY)
 
     async def _watch(self) -> None:
         clock = asyncio.get_running_loop().time
-        with self._datapath.device_changes() as subscription:
-            collect_at = clock() + _COLLECT
-            list_at = clock()  # devices may have come before we subscribed
+        try:
+            await self._worker.do(self._subscribe)
+            self._lists_all = True  # devices may have come before we subscribed
+            collect_at, retry_at = clock() + _COLLECT, -math.inf
             while self._datapath.tables is not None:
-                change = await self._next_change(subscription, min(collect_at, list_at))
-                # Messages were lost, the first pass, or a failure to repeat: list everything.
-                if change is None or clock() >= list_at:
-                    done = await self._update_devices(None)
-                    list_at = math.inf if done else clock() + _RETRY
-                elif change.before != change.after and not await self._update_devices(change):
-                    list_at = clock() + _RETRY
+                # An answer that is due is not waited for, but neither hurried.
+                until = min(collect_at, retry_at) if self._lists_all else collect_at
+                if not self._news and clock() < until:
+                    await self._wait(until)
+                if (self._news or self._lists_all) and clock() >= retry_at:
+                    done = await self._try(self._update_devices())
+                    retry_at = -math.inf if done else clock() + _RETRY
+                    self._lists_all |= not done
                 # Every 30 s, however restless the devices are.
                 if clock() >= collect_at:
-                    await self._collect()
+                    await self._try(self._slowly(lambda tracking: tracking.expire()))
                     await self._guard.remove()
                     if self._holds_ports:
                         await self.hold_ports()
                     collect_at = clock() + _COLLECT
+        finally:
+            await self._worker.do(self._unsubscribe)
+
+    def _subscribe(self) -> None:
+        self._subscription = self._datapath.device_changes()
+
+    def _unsubscribe(self) -> None:
+        if self._subscription is not None:
+            self._subscription.close()
+        self._subscription = None
+
+    async def _wait(self, until: float) -> None:
+        """Wait for a notification, until a deadline."""
+        assert self._subscription is not None
+        changes = Changes(self._subscription.fileno(), self._take)
+        try:
+            async with asyncio.timeout_at(until):
+                await self._worker.wait_for(changes)
+                # A new device brings several messages: wait for the rest of them.
+                await asyncio.sleep(_SETTLE)
+        except TimeoutError:
+            pass
+
+    def _take(self) -> bool:
+        """Take the notifications that have arrived; return whether there is something to do."""
+        assert self._subscription is not None
+        try:
+            self._news += self._subscription.waiting()
+        except AnswersLostError:
+            self._lists_all = True
+        return bool(self._news) or self._lists_all
+
+    async def _update_devices(self) -> None:
+        """Carry out notifications, or list all devices; attach programs while syncs may go on."""
+
+        def write() -> list[int]:
+            self._take()
+            news, self._news = self._news, []
+            change = None if self._lists_all else self._datapath.device_change(news)
+            if change is not None and change.before == change.after:
+                return []
+            fresh = until_consistent(lambda: self._datapath.write_devices(change))
+            self._lists_all = False
+            return fresh
+
+        if fresh := await self._worker.do(write):
+            await self._worker.do_slowly(self._datapath.attach_devices(fresh))
 
     async def hold_ports(self) -> None:
         """Keep netfilter from choosing the ports of masqueraded connections, from now on."""
         self._holds_ports = True
+        await self._try(self._slowly(lambda _: self._datapath.hold_ports()))
 
-        async def hold() -> None:
-            async with self._lock:
-                work = self._datapath.prepare_port_hold()
-            await asyncio.to_thread(work)  # 14 us for each connection
+    async def _slowly(self, work: Callable[[Tracking], Generator[None, None, T]]) -> None:
+        await self._worker.do_slowly(self._datapath.while_open(work))
 
-        await self._try(hold)
-
-    async def _next_change(self, subscription: Subscription, until: float) -> Change | None:
-        """Wait for a change of devices, until a deadline; None if all must be listed."""
-        try:
-            news: list[Message] = []
-            with contextlib.suppress(TimeoutError):
-                async with asyncio.timeout_at(until):
-                    news = await subscription.receive()
-            change = self._datapath.device_change(news)
-            # A new device brings several messages: wait for the rest of them.
-            if change and change.before != change.after:
-                await asyncio.sleep(_SETTLE)
-                if more := subscription.waiting():
-                    change = self._datapath.device_change([*news, *more])
-        except AnswersLostError:
-            return None
-        return change
-
-    async def _update_devices(self, change: Change | None) -> bool:
-        """Write a change, or everything; then attach programs, while syncs may go on."""
-        fresh: list[int] = []
-        work = lambda: fresh.extend(self._datapath.write_devices(change))  # noqa: E731
-        if not await self._run_alone(work, inline=change is not None):
-            return False
-        if not fresh:
-            return True
-        return await self._try(lambda: to_thread_to_end(self._datapath.attach_devices, fresh))
-
-    async def _collect(self) -> None:
-        """Delete expired connections; syncs may go on during the pass over all of them."""
-        expired: list[Expired] = []
-
-        async def expire() -> None:
-            async with self._lock:
-                tracking = self._datapath.tracking
-                work = tracking.prepare_expiry() if tracking else None
-            if work:
-                expired.append(await asyncio.to_thread(work))
-
-        def note() -> None:
-            if self._datapath.tracking:
-                self._datapath.tracking.note_expired(expired[0])
-
-        if await self._try(expire) and expired:
-            await self._run_alone(note)
-
-    async def _run_alone(self, work: Callable[[], object], *, inline: bool = False) -> bool:
-        """Do something while no sync runs, in a thread unless `inline`; False if it failed."""
-
-        def until_consistent() -> None:
-            for attempt in range(1, _ATTEMPTS + 1):
-                try:
-                    work()
-                except DumpInterruptedError as error:
-                    log.debug("ebpf: %s; retrying at once", error)
-                    if attempt == _ATTEMPTS:
-                        raise
-                else:
-                    return
-
-        async def locked() -> None:
-            async with self._lock:
-                if self._datapath.tables is None:
-                    return
-                if inline:
-                    work()
-                else:
-                    await to_thread_to_end(until_consistent)
-
-        return await self._try(locked)
-
-    async def _try(self, work: Callable[[], Awaitable[None]]) -> bool:
+    async def _try(self, work: Awaitable[None]) -> bool:
         """Do something; log a failure and return False."""
         try:
-            await work()
+            await work
         except DumpInterruptedError as error:
             log.debug("ebpf: %s (%d times); retrying in %gs", error, _ATTEMPTS, _RETRY)
             return False
-        except OSError as error:
-            if str(error) != self._failure:
-                log.warning("ebpf: %s; retrying", error)
-            self._failure = str(error)
+        except (OSError, BusyError) as error:
+            self._log(error)
             return False
         self._failure = ""
         return True
+
+    def _log(self, error: Exception) -> None:
+        if str(error) != self._failure:
+            expected = isinstance(error, OSError | BusyError)
+            log.warning("ebpf: %s; retrying", error, exc_info=None if expected else error)
+        self._failure = str(error)
+
+
+def until_consistent(work: Callable[[], T]) -> T:
+    """Repeat what lists something as long as the list changes while the kernel sends it."""
+    for _ in range(_ATTEMPTS - 1):
+        try:
+            return work()
+        except DumpInterruptedError as error:
+            log.debug("ebpf: %s; retrying at once", error)
+    return work()
