@@ -177,6 +177,15 @@ class IptablesMode(Mode):
 
     async def read(self) -> Ruleset:
         """Return our objects in the kernel; see `Mode.read`."""
+        ruleset = await self._read_all()
+        for key in self._hidden & ruleset.keys():  # see `_hide_shared`
+            del ruleset[key]
+        if self._options.leftovers:
+            return {key: rules for key, rules in ruleset.items() if not is_kubelets(key)}
+        return ruleset
+
+    async def _read_all(self) -> dict[RuleKey, str]:
+        """Return our objects, those that are hidden from `read` too."""
         iptables = await self._iptables.get()
         ruleset: dict[RuleKey, str] = {}
         referenced: set[tuple[int, str, str]] = set()
@@ -187,10 +196,6 @@ class IptablesMode(Mode):
             self._spellings[int(family)] = found.spellings
             referenced.update((int(family), table, chain) for table, chain in found.referenced)
         self._referenced = frozenset(referenced)
-        for key in self._hidden & ruleset.keys():  # see `_hide_shared`
-            del ruleset[key]
-        if self._options.leftovers:
-            return {key: rules for key, rules in ruleset.items() if not is_kubelets(key)}
         return ruleset
 
     async def fingerprint(self) -> Hashable:
@@ -206,7 +211,7 @@ class IptablesMode(Mode):
         iptables = await self._iptables.get()
         if self._counters and needs_counters(change):
             self._counters.create()
-        change = self._hide_shared(change)
+        change = await self._hide_shared(change)
         spellings = {k: v for of_family in self._spellings.values() for k, v in of_family.items()}
         limits = LIMITS[iptables.tool.variant]
         running: asyncio.Task[None] | None = None
@@ -254,19 +259,19 @@ class IptablesMode(Mode):
         if self._foreign is not None:
             self._foreign.check(ours=run.text.count("\nCOMMIT\n"))
 
-    def _hide_shared(self, change: Diff) -> Diff:
+    async def _hide_shared(self, change: Diff) -> Diff:
         """Keep objects shared with kubelet in the kernel, but hide removed ones from `read`.
 
         Either kubelet or this process may have written them, so they are never removed (behaviour
-        8.1). If `read` returned them, every diff would try to remove them again.
+        8.1). If `read` returned them, every diff would try to remove them again. Those that are
+        wanted again are still there, unless somebody else has removed them.
         """
-        back = self._hidden & change.added.keys()
-        self._hidden -= back
+        wanted_again = self._hidden & change.added.keys()
+        present = wanted_again & (await self._read_all()).keys() if wanted_again else set()
+        self._hidden -= wanted_again
         self._hidden.update(filter(is_kubelets, change.removed))
-        if not back:
-            return change
-        added = {key: value for key, value in change.added.items() if key not in back}
-        return Diff(added, change.removed, change.changed)
+        added = {key: value for key, value in change.added.items() if key not in present}
+        return Diff(added, change.removed, change.changed) if present else change
 
     def packets(self) -> Mapping[str, int]:
         """Return packets by counter, 0 if no rule has needed it yet; {} if rules do not count."""

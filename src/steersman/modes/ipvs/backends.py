@@ -147,6 +147,11 @@ class VirtualServers:
         text: str = self._inside(_TABLE.read_text)
         return text
 
+    def connections(self) -> int:
+        """Return the number of established TCP and SCTP connections."""
+        reals = parse_servers(self.table()).values()
+        return sum(real.active for group in reals for real in group)
+
     def digest(self) -> bytes:
         """Return a digest of all virtual servers, without real servers and counters."""
         return digest_services(self._netlink, self._family)

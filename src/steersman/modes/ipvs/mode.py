@@ -15,6 +15,7 @@ from steersman.host.exec import Exec
 from steersman.host.facts import has_interface
 from steersman.host.netlink import NETLINK_GENERIC, NETLINK_NETFILTER, NETLINK_ROUTE
 from steersman.host.sysctl import SysctlError, apply, ipvs_settings
+from steersman.host.threads import to_thread_to_end
 from steersman.model.errors import ApplyError, BusyError
 from steersman.model.names import Family
 from steersman.model.plan import NodeSettings, ServicePlan, Traits
@@ -33,7 +34,6 @@ from steersman.modes.ipvs.backends import (
 from steersman.modes.ipvs.changes import rule_steps, texts
 from steersman.modes.ipvs.counters import ServerCounters
 from steersman.modes.ipvs.kernel import IpvsKernel
-from steersman.modes.ipvs.listings import parse_servers
 from steersman.modes.ipvs.objects import (
     ADDRESS_SETS,
     CHAINS,
@@ -280,12 +280,12 @@ class IpvsMode(Mode):
         Raises:
             BusyError: the kernel does not answer.
         """
-        kernel = await self._kernel.get()
-        try:
-            table = parse_servers(kernel.servers.table())
-        except OSError as error:
-            raise BusyError(f"the connections of IPVS cannot be counted: {error}") from error
-        return sum(real.active for group in table.values() for real in group)
+        async with self._lock:
+            kernel = await self._kernel.get()
+            try:
+                return await to_thread_to_end(kernel.servers.connections)
+            except OSError as error:
+                raise BusyError(f"the connections of IPVS cannot be counted: {error}") from error
 
     # Failing endpoints
 

@@ -192,6 +192,17 @@ async def test_what_kubelet_shares_is_left_and_then_out_of_sight() -> None:
     assert not any(line.startswith("iptables-restore -w") for line in execute.ran)
 
 
+async def test_a_shared_object_that_somebody_removed_meanwhile_is_written_again() -> None:
+    text = "*filter\n:KUBE-FIREWALL - [0:0]\nCOMMIT\n"
+    execute = Scripted(("iptables-save", text), *BOTH, WORKS)
+    mode = IptablesMode(execute)
+    await mode.read()
+    await mode.apply(Diff(removed={FIREWALL: ""}))
+    execute.answers[0] = ("iptables-save", "*filter\nCOMMIT\n")
+    await mode.apply(Diff(added={FIREWALL: ""}))
+    assert sum(line.startswith("iptables-restore -w") for line in execute.ran) == 1
+
+
 class Slow(Scripted):
     """Takes a few turns of the loop for each program."""
 

@@ -11,7 +11,7 @@ import pytest
 from steersman.model.errors import BusyError
 from steersman.model.names import Family, Protocol
 from steersman.model.ruleset import Diff, diff
-from steersman.modes.ipvs.backends import Backends, Ipsets
+from steersman.modes.ipvs.backends import Backends, Ipsets, VirtualServers, here
 from steersman.modes.ipvs.kernel import IpvsKernel
 from steersman.modes.ipvs.mode import IpvsMode
 from steersman.modes.ipvs.objects import DEVICE, DeviceKey, MemberKey, Server, ServerKey, SetKey
@@ -148,6 +148,33 @@ def test_what_carries_connections_is_kept_without_taking_new_ones() -> None:
 async def test_an_entry_that_goes() -> None:
     _, lines = await Node().carry_out(Diff(removed={MemberKey("S", "10.0.0.1"): ""}))
     assert lines == ["del S 10.0.0.1"]
+
+
+TABLE = """IP Virtual Server version 1.2.1 (size=4096)
+Prot LocalAddress:Port Scheduler Flags
+  -> RemoteAddress:Port Forward Weight ActiveConn InActConn
+TCP  0A600001:0050 rr
+  -> 0AF40001:1F90      Masq    1      3          4
+  -> 0AF40002:1F90      Masq    0      2          0
+"""
+
+
+async def test_connections_are_counted_in_a_thread() -> None:
+    """The table of many connections takes a tenth of a second to parse."""
+    threads: set[int] = set()
+
+    class Table(VirtualServers):
+        def table(self) -> str:
+            threads.add(threading.get_ident())
+            return TABLE
+
+    node = Node()
+    node.kernel.servers = Table(FakeNetlink(), 99, here)  # type: ignore[arg-type]
+    mode = IpvsMode(FakeIpset())
+    mode._kernel.found = node.kernel
+    assert await mode.connections() == 5
+    assert threads
+    assert threading.get_ident() not in threads
 
 
 def test_a_family_that_iptables_lacks_is_not_rendered() -> None:
