@@ -11,6 +11,8 @@ import time
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 
+import msgspec
+
 from benchmarks import world
 from benchmarks.ebpf_place import Place
 from steersman.compile.planner import Planner
@@ -98,10 +100,11 @@ class Node:
         self._sync = Sync(self.store, Planner(config, self._mode.traits), self._mode)
 
     def _make(self, variant: str) -> Mode:
-        """A mode by name, `userspace-nft`, or the iptables mode on a variant."""
-        if variant == "ebpf":
+        """A mode by name, `userspace-nft`, `ebpf-fast`, or the iptables mode on a variant."""
+        if variant.startswith("ebpf"):
             self.place = Place()
-            return EbpfMode(self.exec, self.place.options)
+            fast = variant == "ebpf-fast"
+            return EbpfMode(self.exec, msgspec.structs.replace(self.place.options, fast_path=fast))
         if variant == "nftables":
             return NftablesMode(self.exec)
         if variant == "ipvs":

@@ -43,8 +43,19 @@ _SCHED_CLS, _CGROUP_SOCK, _CGROUP_SOCK_ADDR = 3, 9, 18  # BPF_PROG_TYPE_*
 _NEXT = bytes.fromhex("b4000000ffffffff9500000000000000")  # w0 = -1; exit
 _ALLOW = bytes.fromhex("b4000000010000009500000000000000")  # w0 = 1; exit
 MODES = ("iptables-legacy", "iptables-nft", "nftables", "ebpf", "userspace")
-NAMED = ("userspace-nft",)
-"""Measured if MODES names them: at 10,000 Services one process has no descriptors for both."""
+NAMED = ("userspace-nft", "ebpf-fast")
+"""Measured if MODES names them: at 10,000 Services one process has no descriptors for all."""
+_POLICY = """
+table ip filter {
+    chain forward {
+        type filter hook forward priority 0; policy accept;
+        ct state established,related accept
+        ct state invalid drop
+        ip saddr 10.0.0.0/8 accept
+    }
+}
+"""
+"""What a node's firewall has at least: it makes conntrack see every packet."""
 POD_DIRECT, OUTSIDE_DIRECT, NODE_DIRECT = (
     f"no Service, from {where}" for where in ("a pod", "outside", "the node")
 )
@@ -256,12 +267,17 @@ class Ways:
         make: Callable[[], tuple[Any, str]],
         names: Collection[str] = (*DIRECT, *DIRECT.values()),
         client: type[Client] = Client,
+        *,
+        policy: bool = False,
     ) -> None:
         """Make a node, the namespaces around it, and a client for each of the named ways."""
         self.name = name
         self.node, address = make()
         netns = self.node.netns
         self.plot = Plot(netns)
+        if policy:
+            netns.enter()
+            subprocess.run(["nft", "-f", "-"], input=_POLICY, text=True, check=True)
         node = self.node if isinstance(self.node, Node) else None
         if node:
             node.look()
@@ -356,6 +372,27 @@ def _long(services: int, rounds: int, modes: Sequence[str]) -> list[Figure]:
     return measured("long connection, ", services, rounds, ways, Stream)
 
 
+def _with_policy(services: int, rounds: int, modes: Sequence[str]) -> list[Figure]:
+    """Connections, and long ones, through nodes with a firewall; beside direct, same node."""
+    ways = (POD_DIRECT, CLUSTER_IP, OUTSIDE_DIRECT, NODE_PORT)
+    out = []
+    for title, client in (("firewall, ", Client), ("firewall, long, ", Stream)):
+        nodes = [
+            Ways(mode, functools.partial(node_with, mode, services), ways, client, policy=True)
+            for mode in modes
+        ]
+        take_turns(nodes, rounds)
+        for each in nodes:
+            for way in (CLUSTER_IP, NODE_PORT):
+                ours, direct = each.clients[way], each.clients[DIRECT[way]]
+                values = (ours.value, ours.unit), direct.value
+                found = figure(title + way, each.name, services, *values)
+                ratio = round(ours.ratio(direct), 3)
+                out.append(msgspec.structs.replace(found, ratio=ratio))
+            each.close()
+    return out
+
+
 class Bare:
     """A node that only forwards."""
 
@@ -402,9 +439,10 @@ class _Idle(Bare):
 def run(quick: bool) -> list[Figure]:
     """Measure at 1, 1,000 and 10,000 Services (100 when quick); PARTS, MODES and SIZES choose."""
     sizes, rounds = chosen_sizes((100,) if quick else (1, 1_000, 10_000)), 10 if quick else 100
-    modes, parts = chosen("MODES", MODES, NAMED), chosen("PARTS", ("setup", "long"))
+    modes, parts = chosen("MODES", MODES, NAMED), chosen("PARTS", ("setup", "long"), ("policy",))
     out = []
     for size in sizes:
         out += _set_up(size, rounds, modes) if "setup" in parts else []
         out += _long(size, rounds, modes) if "long" in parts else []
+        out += _with_policy(size, rounds, modes) if "policy" in parts else []
     return out

@@ -9,6 +9,7 @@ import sys
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
 
 import msgspec
@@ -183,7 +184,7 @@ def test_ends_of_a_balanced_connection_that_come_again(near: Node) -> None:
         with near.socket(LOOKER) as client:
             client.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
             client.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, b"\1\0\0\0\0\0\0\0")
-            near.lab.netns(LOOKER).call(lambda client=client: client.bind((LOOKER, 4321)))  # type: ignore[misc]
+            near.lab.netns(LOOKER).call(partial(client.bind, (LOOKER, 4321)))
             client.connect(target)
             assert client.recv(100)
         assert (sent_on(near) > before) is fast
@@ -253,7 +254,7 @@ def test_a_packet_with_a_vlan_tag(near: Node) -> None:
         tagged = plain[:12] + b"\x81\x00\x00\x14" + plain[12:]
         for frame, packets in ((tagged, 0), (plain, 2)):
             before = sent_on(near)
-            near.lab.netns(CLIENT).call(lambda frame=frame: send_frame(frame))  # type: ignore[misc]
+            near.lab.netns(CLIENT).call(partial(send_frame, frame))
             if packets:
                 assert client.recv(100)
             else:
