@@ -50,7 +50,8 @@ def fetch(folder: Path) -> Path:
     if found != SHA512:
         raise ValueError(f"{archive} is not the package that was chosen: its SHA-512 is {found}")
     with tarfile.open(archive) as tar:
-        tar.extractall(folder, filter="data")
+        tar.extraction_filter = getattr(tarfile, "data_filter", None)  # Python 3.11.4 or later
+        tar.extractall(folder)
     return package
 
 

@@ -66,7 +66,10 @@ def packages(release: Release) -> None:
     name = f"steersman-{release.version}"
     with tempfile.TemporaryDirectory() as folder:
         with tarfile.open(release.out / f"{name}.tar.gz") as archive:
-            archive.extractall(folder, filter="data")
+            archive.extraction_filter = getattr(
+                tarfile, "data_filter", None
+            )  # Python 3.11.4 or later
+            archive.extractall(folder)
         place = Path(folder, name)
         build = (sys.executable, "-m", "hatchling", "build", "-t", "wheel", "-d", release.out)
         for machine in (*hatch_build.MACHINES, "any"):

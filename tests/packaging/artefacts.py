@@ -98,7 +98,8 @@ def build_all(out: Path) -> None:
 def unpack_sdist(distributions: Path, place: Path) -> Path:
     name = f"steersman-{__version__}"
     with tarfile.open(distributions / f"{name}.tar.gz") as archive:
-        archive.extractall(place, filter="data")
+        archive.extraction_filter = getattr(tarfile, "data_filter", None)  # Python 3.11.4 or later
+        archive.extractall(place)
     return place / name
 
 

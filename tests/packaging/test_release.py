@@ -117,7 +117,8 @@ def test_a_release_has_every_file_with_its_checksum(clone: Path, tmp_path: Path)
     assert f"{platform['sha256']}  kubectl" in (out / "SHA256SUMS").read_text()
 
     with tarfile.open(out / f"steersman-{__version__}.tgz") as archive:
-        archive.extractall(tmp_path, filter="data")
+        archive.extraction_filter = getattr(tarfile, "data_filter", None)  # Python 3.11.4 or later
+        archive.extractall(tmp_path)
     done = subprocess.run(
         ["diff", "-r", tmp_path / "steersman", ROOT / "deploy/helm/steersman"],
         capture_output=True,

@@ -68,7 +68,8 @@ def programs(tmp_path_factory: pytest.TempPathFactory) -> tuple[list[str], list[
     argv = ["git", "archive", "--format=tar", previous()]
     done = subprocess.run(argv, cwd=ROOT, capture_output=True, check=True)
     with tarfile.open(fileobj=io.BytesIO(done.stdout)) as archive:
-        archive.extractall(old / "tree", filter="data")
+        archive.extraction_filter = getattr(tarfile, "data_filter", None)  # Python 3.11.4 or later
+        archive.extractall(old / "tree")
     hatch(old / "tree", "wheel", old)
     (wheel,) = old.glob("*.whl")
     return program(wheel, old), program(own_wheel(tmp_path_factory), new)

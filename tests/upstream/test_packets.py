@@ -65,6 +65,6 @@ def test_packets(recording: Recording, mode: str, pool: LabPool) -> None:
     flows = sample(recording, mode, step)
     assert len({flow.kind for flow in flows}) >= 3
     world = replace(worlds[step], flows=tuple(flows))
-    lab = pool.lab(world)
+    lab = pool.lab(world, mode)
     program(lab, world.plan(under_test.traits), under_test, under_test.variants[0])
     assert not [wrong for flow in flows if (wrong := compare(flow, by_packets(lab, flow)))]
