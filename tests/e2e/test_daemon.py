@@ -87,7 +87,7 @@ def test_a_dry_run_shows_the_difference_and_changes_nothing(tmp_path: Path) -> N
         status, out, _ = await command("run", "--dry-run", f"--manifests={folder}", *FLAGS)
         assert status == 1
         assert any(line.startswith("+ ") and "10.244.0.5:" in line for line in out.splitlines())
-        assert re.search(r"^iptables +nat chains +\d+ +- +-$", out, re.MULTILINE)
+        assert re.search(r"^iptables +chains of Services +\d+ +- +-$", out, re.MULTILINE)
         assert "KUBE-" not in rules()
 
     in_namespace(body)

@@ -57,7 +57,7 @@ def sample(recording: Recording, mode: str, step: int) -> list[FlowCase]:
 
 
 def difference(lab: Lab, flow: FlowCase) -> str:
-    """Return what is otherwise than upstream; a datagram that got lost is sent again."""
+    """Return the flows that differ from upstream's; send a datagram that got lost again."""
     answer = by_packets(lab, flow)
     if flow.protocol == "UDP" and answer.kind == "drop" and flow.kind != "drop":
         answer = by_packets(lab, flow)

@@ -70,9 +70,6 @@ class Screen:
             self._events.put_nowait(data or _QUIT)
 
         loop.add_reader(number, read)
-        loop.add_signal_handler(signal.SIGWINCH, self.wake)
-        for each in _ENDS:  # the terminal is to be given back, too
-            loop.add_signal_handler(each, self._events.put_nowait, _QUIT)
         try:
             while True:
                 data = await self._events.get()
@@ -83,23 +80,39 @@ class Screen:
                 yield data
         finally:
             loop.remove_reader(number)
-            for each in (signal.SIGWINCH, *_ENDS):
-                loop.remove_signal_handler(each)
+
+    @contextmanager
+    def signals(self) -> Iterator[None]:
+        """Turn signals into input: SIGWINCH wakes, and those that end a process are Ctrl-C."""
+        loop = asyncio.get_running_loop()
+        loop.add_signal_handler(signal.SIGWINCH, self.wake)
+        for number in _ENDS:  # so that the terminal is given back
+            loop.add_signal_handler(number, self._events.put_nowait, _QUIT)
+        try:
+            yield
+        finally:
+            for number in (signal.SIGWINCH, *_ENDS):
+                loop.remove_signal_handler(number)
 
 
 @contextmanager
 def full_screen() -> Iterator[Screen]:
-    """Take the terminal of standard input and output; give it back whatever happens."""
+    """Take the terminal of standard input and output; give it back whatever happens.
+
+    Call it on the event loop: signals are handled as long as the screen is ours.
+    """
     number = sys.stdin.fileno()
     before = termios.tcgetattr(number)
     console = Console(highlight=False, markup=False, emoji=False)
     live = Live(console=console, screen=True, auto_refresh=False, redirect_stderr=False)
-    try:
-        tty.setcbreak(number)
-        with live:
-            yield Screen(console, live)
-    finally:
-        termios.tcsetattr(number, termios.TCSADRAIN, before)
+    screen = Screen(console, live)
+    with screen.signals():
+        try:
+            tty.setcbreak(number)
+            with live:
+                yield screen
+        finally:
+            termios.tcsetattr(number, termios.TCSADRAIN, before)
 
 
 # -- The view --------------------------------------------------------------------------------------

@@ -35,6 +35,13 @@ def _not_there(*_: object) -> NoReturn:
     raise NotImplementedError
 
 
+def _pair_of_sockets() -> tuple[socket.socket, socket.socket]:
+    """Connect two sockets over loopback, as `socket.socketpair` does on Windows."""
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        first = socket.create_connection(listener.getsockname())
+        return first, listener.accept()[0]
+
+
 class Loop(asyncio.SelectorEventLoop):
     """What asyncio itself does goes on, by readers of its own under other names."""
 
@@ -60,6 +67,7 @@ def pretend() -> None:
     ):
         for name in names:
             delattr(module, name)
+    socket.socketpair = _pair_of_sockets  # type: ignore[assignment]
     for name in GONE:
         sys.modules.pop(name, None)
     sys.meta_path.insert(0, Gone())
