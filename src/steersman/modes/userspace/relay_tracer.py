@@ -45,19 +45,19 @@ class RelayTracer(NetfilterTracer):
     async def steps(self) -> tuple[TraceStep, ...]:
         """Return the steps of the packet, those of the proxy, and those of the answer."""
         assert self.flow is not None
+        entry = await self.connection(self.flow)
+        port = entry.endpoint_port if entry else self.flow.port
+        # Before the programs that print rules run: a session of UDP may end within 250 ms.
+        dialled = await asyncio.to_thread(self._dialled, port)
         steps = await super().steps()
         if any(step.ends for step in steps if step.direction == "original"):
             return steps
-        entry = await self.connection(self.flow)
-        port = entry.endpoint_port if entry else self.flow.port
-        dialled: tuple[TraceStep, ...] = ()
         ends = time.monotonic() + _DIALLED_WITHIN
-        # One look at least, however long it takes on a node with many processes.
         while not dialled or any(step.verdict == "connecting" for step in dialled):
-            await asyncio.sleep(_PAUSE)
-            dialled = await asyncio.to_thread(self._dialled, port)
             if time.monotonic() > ends:
                 break
+            await asyncio.sleep(_PAUSE)
+            dialled = await asyncio.to_thread(self._dialled, port)
         at = sum(step.direction == "original" for step in steps)
         return (*steps[:at], *dialled, *steps[at:])
 
