@@ -1,7 +1,4 @@
-"""The pages of the reference, made of the code; `python scripts/reference.py` writes them.
-
-tests/unit/shipped/test_reference.py compares them with the code.
-"""
+"""The pages of the reference, made of the code when the documentation site is built."""
 
 from __future__ import annotations
 
@@ -13,11 +10,9 @@ import textwrap
 from collections.abc import Callable, Iterable, Iterator
 from functools import cache
 from importlib import import_module
-from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import msgspec
-import yaml
 
 from steersman.cli.command import Command, command_help, command_names, find_command
 from steersman.config import Group, default_config
@@ -26,14 +21,12 @@ from steersman.config.types import RESTART, FailoverSection, ProxyConfig
 from steersman.config.write import to_document
 from steersman.model.failover import Settings
 from steersman.model.kube import Annotations
+from steersman.modes.specs import SPECS
 from steersman.operate.answer import Answer
-from steersman.operate.doctor import CHECKS
-from steersman.operate.remedies import REMEDIES
 from steersman.operate.status import PRINTED
 from steersman.operate.top import COPIED
+from steersman.run.observe.metric_table import DECLARED
 
-ROOT = Path(__file__).parents[1]
-DOCS = ROOT / "docs"
 ANSWERS = {
     "doctor": ("doctor.check.Diagnosis",),
     "drift": ("drift.DriftAnswer",),
@@ -55,7 +48,6 @@ ANSWERS = {
     "trace": ("trace.TraceAnswer",),
 }
 """Commands with `-o json`, and the classes of their answers below steersman.operate."""
-_BY = "<!-- Made of the code by scripts/reference.py: change it there, not here. -->\n"
 
 
 @cache
@@ -98,7 +90,7 @@ def table(columns: str, rows: Iterable[Iterable[object]]) -> Iterator[str]:
 
 def flags() -> Iterator[str]:
     """Every flag of `steersman run`."""
-    yield from ("# Flags", "", _BY)
+    yield from ("# Flags", "")
     yield "The flags of `steersman run`, and of `kube-proxy` where the program has that name."
     yield "Upstream's have its names, types and defaults ([compatibility](compatibility.md))."
     yield "Flags that upstream lacks say *own*, and are valid together with `--config`. Those of"
@@ -129,7 +121,7 @@ def flags() -> Iterator[str]:
 
 def fields() -> Iterator[str]:
     """Every field of the configuration file."""
-    yield from ("# Fields of the configuration file", "", _BY)
+    yield from ("# Fields of the configuration file", "")
     yield "`KubeProxyConfiguration`, `kubeproxy.config.k8s.io/v1alpha1`, with defaults for Linux."
     yield "[Configuration](configuration.md) says how file and flags go together. *Restart* marks"
     yield "fields that are read only at the start; others take effect once the file changes."
@@ -192,7 +184,7 @@ def _type_name(kind: object) -> str:
 
 def annotations() -> Iterator[str]:
     """Every annotation that is read."""
-    yield from ("# Annotations", "", _BY)
+    yield from ("# Annotations", "")
     yield "Annotations on Services and EndpointSlices choose options that Kubernetes has no field"
     yield "for. An unknown value is ignored with a [Finding](problems.md#annotation); a mode that"
     yield "cannot do what an annotation asks for ignores it."
@@ -209,7 +201,7 @@ def annotations() -> Iterator[str]:
 
 def commands() -> Iterator[str]:
     """The help of every command."""
-    yield from ("# Commands", "", _BY)
+    yield from ("# Commands", "")
     yield "The texts of `steersman COMMAND --help` and of the man pages, which"
     yield "`steersman man COMMAND | man -l -` shows. [Operate a node](operate.md) has them by"
     yield "question."
@@ -351,39 +343,44 @@ def _structs(answer: type[msgspec.Struct]) -> list[type[msgspec.Struct]]:
     return list(found)
 
 
-def runbook() -> Iterator[str]:
-    """The index of everything that can be reported as wrong."""
-    yield from ("# Runbook", "", _BY)
-    yield "Everything that steersman can report as wrong, with links to what to do about it. Start"
-    yield "with `steersman status` on the node in question; `steersman doctor` looks for the cause."
+class MetricRow(NamedTuple):
+    """A metric that the program declares, and the modes that have it."""
+
+    name: str
+    type: str
+    labels: tuple[str, ...]
+    modes: str
+    text: str
+
+
+def metric_rows() -> Iterator[MetricRow]:
+    """Yield every metric that the program declares."""
+    for metric in DECLARED:
+        having = [mode for mode, spec in SPECS.items() if metric.name in spec.metrics]
+        modes = ", ".join(having) or "all"
+        yield MetricRow(metric.name, metric.kind, metric.labels, modes, metric.text)
+
+
+def metrics() -> Iterator[str]:
+    """Every metric."""
+    yield from ("# List of metrics", "")
+    yield "Every metric that the program declares; *modes* are those that have it."
+    yield "[Metrics](metrics.md) explains them. `process_*` and `kubernetes_build_info` are as in"
+    yield "every Kubernetes component. `/metrics/slis` has `kubernetes_healthcheck` and"
+    yield "`kubernetes_healthchecks_total`, too."
     yield ""
-    yield from ("## Alerts", "")
-    text = yaml.safe_load((ROOT / "deploy" / "monitoring" / "rules.yaml").read_text())
-    alerts = [rule for group in text["groups"] for rule in group["rules"] if "alert" in rule]
     yield from table(
-        "alert|severity|says",
+        "metric|type|labels|modes|meaning",
         (
             (
-                f"[{rule['alert']}](monitoring.md#{rule['alert'].lower()})",
-                rule["labels"]["severity"],
-                rule["annotations"]["summary"].replace("{{ $labels.instance }}", "a node"),
+                f"`{row.name}`",
+                row.type,
+                ", ".join(f"`{x}`" for x in row.labels),
+                row.modes,
+                row.text,
             )
-            for rule in alerts
+            for row in sorted(metric_rows())
         ),
-    )
-    yield from ("## Findings and conditions", "")
-    yield "`steersman status`, `steersman problems` and the log name them; each is one of these."
-    yield ""
-    yield from table(
-        "problem|what to do",
-        ((f"[{each.name}](problems.md#{each.name})", each.remedy) for each in REMEDIES),
-    )
-    yield from ("## Verdicts of doctor", "")
-    yield "An `error` or a `warning` names its check; the row of the check says what it means."
-    yield ""
-    yield from table(
-        "check|looks at",
-        ((f"[{each.name}](doctor.md#{each.name})", each.title) for each in CHECKS),
     )
 
 
@@ -392,28 +389,13 @@ PAGES: dict[str, Callable[[], Iterator[str]]] = {
     "fields.md": fields,
     "annotations.md": annotations,
     "commands.md": commands,
-    "runbook.md": runbook,
+    "metric-list.md": metrics,
 }
 
 
 def made() -> dict[str, str]:
-    """Return the text of every file that is made of the code, by its path below docs/."""
+    """Return the text of every file that is made of the code, by its path in the site."""
     out = {name: "\n".join(page()).rstrip("\n") + "\n" for name, page in PAGES.items()}
     for paths in ANSWERS.values():
         out |= {f"schemas/{_class_name(path)}.json": schema(path) for path in paths}
     return out
-
-
-def main() -> None:
-    """Write all files, and remove schemas of answers that are gone."""
-    texts = made()
-    for name, text in texts.items():
-        (DOCS / name).parent.mkdir(exist_ok=True)
-        (DOCS / name).write_text(text)
-    for path in (DOCS / "schemas").iterdir():
-        if f"schemas/{path.name}" not in texts:
-            path.unlink()
-
-
-if __name__ == "__main__":
-    main()

@@ -1,7 +1,7 @@
-"""The part of the documentation site that mkdocs.yml cannot say: pages whose text is elsewhere.
+"""Add pages to the documentation site whose text is not in docs/.
 
-MkDocs calls the functions `on_*` while it builds the site. Texts such as the guide for contributors
-and the theory of each mode stay where developers look for them, and become pages.
+MkDocs calls the functions `on_*` while it builds the site. The guide for contributors and the
+theory of each mode are where developers look for them; the reference is made of the code.
 """
 
 from __future__ import annotations
@@ -9,6 +9,8 @@ from __future__ import annotations
 import re
 from pathlib import Path
 from typing import TYPE_CHECKING
+
+import reference
 
 if TYPE_CHECKING:
     from mkdocs.config.defaults import MkDocsConfig
@@ -29,7 +31,7 @@ ELSEWHERE = {
 
 
 WITH_ANCHORS = (
-    *("annotations.md", "doctor.md", "fields.md", "flags.md", "metrics.md"),
+    *("annotations.md", "doctor.md", "fields.md", "flags.md", "metric-list.md"),
     *("compatibility.md", "problems.md"),
 )
 """Pages whose tables have a row for each name: links can lead to the rows."""
@@ -119,6 +121,8 @@ def on_files(files: Files, config: MkDocsConfig) -> Files:
 
     for source, page in ELSEWHERE.items():
         files.append(File.generated(config, page, content=page_text(source)))
+    for name, text in reference.made().items():
+        files.append(File.generated(config, name, content=text))
     return files
 
 

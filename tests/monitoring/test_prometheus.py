@@ -17,6 +17,7 @@ from typing import Any
 import aiohttp
 import pytest
 import yaml
+from reference import metric_rows
 
 from scripts.monitoring import FOLDER
 from tests.support.apiserver.reading import service_cidr
@@ -24,7 +25,7 @@ from tests.support.apiserver.server import ApiServer
 from tests.support.builders import kube
 from tests.support.lab import ebpf
 from tests.support.lab.namespace import in_namespace, sh
-from tests.support.monitoring import metrics_in, queries, rows, rules
+from tests.support.monitoring import metrics_in, queries, rules
 from tests.support.processes.steersman import (
     HAS_IPVS,
     NODE,
@@ -50,7 +51,7 @@ MODES = ("nftables", "iptables", "userspace")
 FALLBACK = "steersman_mode_fallback"
 """In queries that only have an answer where another mode than the wanted one runs."""
 OF_RECORDS = {rule["record"]: rule["expr"] for rule in rules() if "record" in rule}
-OF_MODE = {row.name: row.modes for row in rows() if row.modes != "all"}
+OF_MODE = {row.name: row.modes for row in metric_rows() if row.modes != "all"}
 
 
 def config(directory: Path) -> Path:
@@ -159,12 +160,14 @@ class Traffic:
 
 async def declared(mode: str) -> None:
     """The process shows exactly the metrics that the reference page lists for its mode."""
-    listed = {row.name for row in rows() if mode in row.modes.split(", ") or row.modes == "all"}
-    others = {row.name for row in rows()} - listed
+    listed = {
+        row.name for row in metric_rows() if mode in row.modes.split(", ") or row.modes == "all"
+    }
+    others = {row.name for row in metric_rows()} - listed
     page = (await get("/metrics"))[1] + (await get("/metrics/services"))[1]
     shown = set(re.findall(r"^# TYPE (\S+) ", page, re.MULTILINE))
     assert not shown & others, mode
-    assert not shown - listed, f"{mode}: not in docs/metrics.md"
+    assert not shown - listed, f"{mode}: not in the list of metrics"
     missing = {name for name in listed - shown if not name.startswith("kubeproxy_iptables_")}
     assert not missing, mode
 

@@ -11,10 +11,11 @@ from typing import Any
 
 import pytest
 import yaml
+from reference import metric_rows
 
 from scripts import monitoring
 from scripts.monitoring import FOLDER
-from tests.support.monitoring import metrics_in, queries, rows, rules
+from tests.support.monitoring import metrics_in, queries, rules
 
 ROOT = Path(__file__).parents[2]
 RUNBOOKS = ROOT / "docs" / "monitoring.md"
@@ -36,7 +37,7 @@ def test_what_is_made_is_current(name: str) -> None:
 
 
 def test_queries_ask_for_metrics_that_exist() -> None:
-    exist = {f"{row.name}{suffix}" for row in rows() for suffix in SUFFIXES}
+    exist = {f"{row.name}{suffix}" for row in metric_rows() for suffix in SUFFIXES}
     for query in queries():
         assert metrics_in(query) <= exist, query
 

@@ -4,30 +4,12 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator
-from typing import Any, NamedTuple
+from typing import Any
 
 import yaml
 
 from scripts import monitoring
 from scripts.monitoring import FOLDER
-from steersman.modes.specs import SPECS
-from steersman.run.observe.metric_table import DECLARED
-
-
-class Row(NamedTuple):
-    name: str
-    type: str
-    labels: tuple[str, ...]
-    modes: str
-    text: str
-
-
-def rows() -> Iterator[Row]:
-    """Every metric as the reference page lists it."""
-    for metric in DECLARED:
-        having = [mode for mode, spec in SPECS.items() if metric.name in spec.metrics]
-        modes = ", ".join(having) or "all"
-        yield Row(metric.name, metric.kind, metric.labels, modes, metric.text)
 
 
 def rules() -> list[dict[str, Any]]:

@@ -1,4 +1,4 @@
-"""The pages of the reference say what the code does; `--update` writes them."""
+"""The pages of the reference say what the code does."""
 
 from __future__ import annotations
 
@@ -20,10 +20,10 @@ from steersman.cli.main import main
 from steersman.model.drift import Drift
 from steersman.model.node_state import Condition, NodeState, SourceStatus
 from steersman.model.top import TopRow, TopSample
-from steersman.operate.doctor import CHECKS
-from steersman.operate.remedies import REMEDIES
+from steersman.modes.specs import SPECS
 from steersman.operate.status import Status
 from steersman.operate.top import Top
+from steersman.run.observe.metric_table import DECLARED
 
 ROOT = Path(__file__).parents[3]
 NODE = ["--manifests", str(ROOT / "demo"), "--cluster-cidr", "10.244.0.0/16"]
@@ -47,22 +47,8 @@ def made() -> dict[str, str]:
     return reference.made()
 
 
-def test_pages_are_current(made: dict[str, str], update: bool) -> None:
-    if update:
-        reference.main()
-    for name, text in made.items():
-        path = ROOT / "docs" / name
-        assert path.exists(), f"{name}: pytest {__file__} --update"
-        assert path.read_text() == text, f"{name}: pytest {__file__} --update"
-
-
-def test_no_schema_is_left_over(made: dict[str, str]) -> None:
-    there = {f"schemas/{path.name}" for path in (ROOT / "docs" / "schemas").iterdir()}
-    assert there == {name for name in made if name.startswith("schemas/")}
-
-
 def test_every_field_and_flag_has_a_meaning(made: dict[str, str]) -> None:
-    for name in ("flags.md", "fields.md", "annotations.md", "runbook.md"):
+    for name in ("flags.md", "fields.md", "annotations.md", "metric-list.md"):
         rows = re.findall(r"^\| [`\[].*\|$", made[name], re.MULTILINE)
         assert len(rows) > 5, name
         for row in rows:
@@ -74,11 +60,15 @@ def test_every_command_that_answers_has_a_schema() -> None:
     assert set(reference.ANSWERS) == answering
 
 
-def test_the_runbook_has_everything_that_can_be_wrong(made: dict[str, str]) -> None:
-    page = made["runbook.md"]
-    alerts = re.findall(r"alert: (\w+)", (ROOT / "deploy/monitoring/rules.yaml").read_text())
-    names = [*alerts, *(each.name for each in REMEDIES), *(check.name for check in CHECKS)]
-    assert sorted(re.findall(r"^\| \[([\w-]+)\]", page, re.MULTILINE)) == sorted(names)
+def test_every_metric_is_listed_with_one_meaning(made: dict[str, str]) -> None:
+    listed = re.findall(r"^\| `(\w+)` ", made["metric-list.md"], re.MULTILINE)
+    assert listed == sorted({metric.name for metric in DECLARED})
+
+
+def test_modes_declare_only_metrics_that_are_listed() -> None:
+    names = {row.name for row in reference.metric_rows()}
+    for spec in SPECS.values():
+        assert set(spec.metrics) <= names
 
 
 @pytest.mark.parametrize(("mode", "way"), ways.WAYS)
@@ -115,7 +105,7 @@ def test_a_step_without_an_object_is_an_error() -> None:
 
 def closed(name: str) -> dict[str, Any]:
     """The schema of an answer, without room for fields that it does not name."""
-    schema: dict[str, Any] = json.loads((ROOT / "docs" / "schemas" / f"{name}.json").read_text())
+    schema: dict[str, Any] = json.loads(reference.made()[f"schemas/{name}.json"])
     for definition in schema["$defs"].values():
         if "properties" in definition:
             definition.setdefault("additionalProperties", False)
