@@ -9,6 +9,8 @@ outlives us after kill -9 ends by itself: its pipes are closed, so its script en
 A program with input is a writer. If its caller is cancelled (SIGTERM), it gets a moment to finish,
 so that a script is carried out as a whole. A writer that does not finish in time is killed; the
 next start repairs the rest, as it does after kill -9.
+
+A tool that a KernelWorker's thread runs (`run_tool`) cannot be cancelled: its deadline ends it.
 """
 
 from __future__ import annotations
@@ -21,7 +23,8 @@ import os
 import signal
 import subprocess
 import sys
-from collections.abc import AsyncIterator, Mapping, Sequence
+import threading
+from collections.abc import AsyncIterator, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple, Protocol
 
 from steersman.model.errors import BusyError
@@ -35,6 +38,10 @@ _PATH = (
     if sys.platform == "win32"
     else "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
 )
+
+
+# `process_group`, unlike a `preexec_fn`, does not rule vfork out.
+_OWN_GROUP: dict[str, Any] = {} if sys.platform == "win32" else {"process_group": 0}
 
 
 class Result(NamedTuple):
@@ -75,6 +82,18 @@ class Exec(Protocol):
         """
         ...
 
+    def run_tool(self, argv: Sequence[str], stdin: bytes = b"", *, timeout: float = 60.0) -> Result:
+        """Do the same in the calling thread, which is blocked so long; for a KernelWorker."""
+        ...
+
+
+class RunTool(Protocol):
+    """Runs a program to its end, and blocks the thread so long."""
+
+    def __call__(self, argv: Sequence[str], stdin: bytes = b"", *, timeout: float = 60.0) -> Result:
+        """Run a program; arguments and errors are those of `Exec.run`."""
+        ...
+
 
 class SubprocessExec:
     """Runs programs as child processes."""
@@ -92,7 +111,8 @@ class SubprocessExec:
             prefix: words before each command, such as `ip netns exec NAME`.
             environment: variables to add to our own.
             max_output: bytes of its output, or of its messages, beyond which a program without
-                input is killed (OSError); None for a program that is trusted.
+                input is killed by `run` (OSError); None for a program that is trusted, as all
+                tools are.
         """
         self.prefix = tuple(prefix)
         self._max_output = max_output
@@ -118,9 +138,30 @@ class SubprocessExec:
         assert process.returncode is not None
         return Result(process.returncode, stdout, stderr, process.pid)
 
+    def run_tool(self, argv: Sequence[str], stdin: bytes = b"", *, timeout: float = 60.0) -> Result:
+        """Run a program to its end, see `Exec.run_tool`."""
+        with _errors_named(argv[0]):
+            process = subprocess.Popen(
+                [*self.prefix, *argv],
+                stdin=subprocess.PIPE if stdin else subprocess.DEVNULL,
+                stdout=subprocess.PIPE,
+                stderr=subprocess.PIPE,
+                env=self._environment,
+                **_OWN_GROUP,
+            )
+        try:
+            stdout, stderr = process.communicate(stdin or None, timeout)
+        except subprocess.TimeoutExpired:
+            _kill(process)
+            try:
+                process.communicate(timeout=_REAPED)
+            except subprocess.TimeoutExpired:
+                _warn_of(argv[0], process.pid)
+                threading.Thread(target=process.communicate, daemon=True, name="reaper").start()
+            raise TimeoutError(f"{argv[0]} did not end within {timeout:g} s") from None
+        return Result(process.returncode, stdout, stderr, process.pid)
+
     async def _start(self, argv: Sequence[str], *, fed: bool) -> asyncio.subprocess.Process:
-        # `process_group`, unlike a `preexec_fn`, does not rule vfork out.
-        group: dict[str, Any] = {} if sys.platform == "win32" else {"process_group": 0}
         start = asyncio.ensure_future(
             asyncio.create_subprocess_exec(
                 *self.prefix,
@@ -129,11 +170,12 @@ class SubprocessExec:
                 stdout=asyncio.subprocess.PIPE,
                 stderr=asyncio.subprocess.PIPE,
                 env=self._environment,
-                **group,
+                **_OWN_GROUP,
             )
         )
         try:
-            return await asyncio.shield(start)
+            with _errors_named(argv[0]):
+                return await asyncio.shield(start)
         except asyncio.CancelledError:
             # asyncio would kill the program alone, and wait for all that has its pipes.
             with contextlib.suppress(OSError, RuntimeError):
@@ -141,16 +183,23 @@ class SubprocessExec:
                 async with _ended(argv[0], process, asyncio.ensure_future(process.communicate())):
                     pass
             raise
-        except FileNotFoundError:
-            raise
-        except PermissionError as error:
-            text = f"{argv[0]} cannot be executed: {error.strerror}"
-            raise PermissionError(error.errno, text) from error
-        except OSError as error:
-            text = f"{argv[0]} cannot be started: {error.strerror}"
-            raise OSError(error.errno, text) from error
         except RuntimeError as error:  # asyncio cannot start the thread that waits for it
             raise OSError(errno.EAGAIN, f"{argv[0]} cannot be waited for: {error}") from error
+
+
+@contextlib.contextmanager
+def _errors_named(program: str) -> Iterator[None]:
+    """Say of a program that cannot be started which one it is."""
+    try:
+        yield
+    except FileNotFoundError:
+        raise
+    except PermissionError as error:
+        text = f"{program} cannot be executed: {error.strerror}"
+        raise PermissionError(error.errno, text) from error
+    except OSError as error:
+        text = f"{program} cannot be started: {error.strerror}"
+        raise OSError(error.errno, text) from error
 
 
 async def _communicate(process: asyncio.subprocess.Process, most: int) -> tuple[bytes, bytes]:
@@ -173,7 +222,7 @@ async def _communicate(process: asyncio.subprocess.Process, most: int) -> tuple[
     return stdout, stderr
 
 
-def _kill(process: asyncio.subprocess.Process) -> None:
+def _kill(process: asyncio.subprocess.Process | subprocess.Popen[bytes]) -> None:
     """Kill a program with its process group."""
     with contextlib.suppress(ProcessLookupError):
         if sys.platform == "win32":
@@ -196,7 +245,12 @@ async def _ended(
             await asyncio.wait((talk,), timeout=_REAPED)
         if not talk.done():  # stuck in the kernel: the event loop reaps it when it ends
             talk.cancel()
-            log.warning("%s (pid %d) was killed but has not ended", program, process.pid)
+            _warn_of(program, process.pid)
+
+
+def _warn_of(program: str, pid: int) -> None:
+    """Log that a program is stuck in the kernel."""
+    log.warning("%s (pid %d) was killed but has not ended", program, pid)
 
 
 async def _said(
@@ -271,11 +325,30 @@ async def run_program(
         BusyError: it did not run to its end. It may have done part of its work; a retry may help.
     """
     try:
-        result = await execute.run(argv, stdin, timeout=timeout)
+        return _not_killed(argv[0], await execute.run(argv, stdin, timeout=timeout))
     except OSError as error:  # TimeoutError, too
         raise BusyError(failure_reason(argv[0], package, error)) from error
+
+
+def tool_result(
+    run_tool: RunTool,
+    argv: Sequence[str],
+    stdin: bytes = b"",
+    *,
+    package: str,
+    timeout: float = 60.0,
+) -> Result:
+    """Run a program to its end in the calling thread; arguments and errors as of `run_program`."""
+    try:
+        return _not_killed(argv[0], run_tool(argv, stdin, timeout=timeout))
+    except OSError as error:  # TimeoutError, too
+        raise BusyError(failure_reason(argv[0], package, error)) from error
+
+
+def _not_killed(program: str, result: Result) -> Result:
+    """Return a Result, unless others have killed the program (BusyError)."""
     if -result.returncode in _KILLED:
-        raise BusyError(f"{argv[0]} was killed by {_KILLED[-result.returncode]}")
+        raise BusyError(f"{program} was killed by {_KILLED[-result.returncode]}")
     return result
 
 

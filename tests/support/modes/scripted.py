@@ -22,6 +22,9 @@ class Scripted:
     async def run(
         self, argv: Sequence[str], stdin: bytes = b"", *, timeout: float = 60.0
     ) -> Result:
+        return self.run_tool(argv, stdin, timeout=timeout)
+
+    def run_tool(self, argv: Sequence[str], stdin: bytes = b"", *, timeout: float = 60.0) -> Result:
         line = " ".join(argv)
         self.ran.append(line)
         for pattern, answer in self.answers:

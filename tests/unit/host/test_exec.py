@@ -3,17 +3,18 @@ from __future__ import annotations
 import asyncio
 import errno
 import os
+import re
 import resource
 import subprocess
 import sys
-from collections.abc import Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeAlias
 
 import pytest
 
 from steersman.host import exec as exec_module
-from steersman.host.exec import Result, SubprocessExec, run_program
+from steersman.host.exec import Result, SubprocessExec, run_program, tool_result
 from steersman.model.errors import BusyError
 from tests.support.processes.steersman import NOBODY
 
@@ -26,25 +27,41 @@ def patient(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(exec_module, "_REAPED", 60.0)
 
 
-async def test_what_a_program_reads_and_says() -> None:
-    result = await SubprocessExec().run(["sh", "-c", "cat; echo oh  no >&2; exit 3"], b"input")
+Run: TypeAlias = Callable[..., Awaitable[Result]]
+
+
+@pytest.fixture(params=["run", "run_tool"])
+def run(request: pytest.FixtureRequest) -> Run:
+    """How a program is run: on the event loop, or in a thread that waits for it."""
+
+    async def run(argv: Sequence[str], stdin: bytes = b"", **more: Any) -> Result:
+        execute = SubprocessExec(more.pop("prefix", ()))
+        if request.param == "run":
+            return await execute.run(argv, stdin, **more)
+        return execute.run_tool(argv, stdin, **more)
+
+    return run
+
+
+async def test_what_a_program_reads_and_says(run: Run) -> None:
+    result = await run(["sh", "-c", "cat; echo oh  no >&2; exit 3"], b"input")
     assert result.returncode == 3
     assert result.stdout == b"input"
     assert result.message == "oh no"
 
 
-async def test_without_input_a_program_does_not_wait() -> None:
-    assert (await SubprocessExec().run(["cat"])).stdout == b""
+async def test_without_input_a_program_does_not_wait(run: Run) -> None:
+    assert (await run(["cat"])).stdout == b""
 
 
-async def test_a_missing_program() -> None:
+async def test_a_missing_program(run: Run) -> None:
     with pytest.raises(FileNotFoundError):
-        await SubprocessExec().run(["no-such-program-anywhere"])
+        await run(["no-such-program-anywhere"])
 
 
-async def test_a_program_that_does_not_end_is_killed() -> None:
+async def test_a_program_that_does_not_end_is_killed(run: Run) -> None:
     with pytest.raises(TimeoutError, match=r"sleep did not end within 0\.05 s"):
-        await SubprocessExec().run(["sleep", "60"], timeout=0.05)
+        await run(["sleep", "60"], timeout=0.05)
 
 
 async def test_cancelling_kills_the_program() -> None:
@@ -55,8 +72,8 @@ async def test_cancelling_kills_the_program() -> None:
         await task
 
 
-async def test_a_prefix_goes_before_every_command() -> None:
-    result = await SubprocessExec(["echo", "in"]).run(["there"])
+async def test_a_prefix_goes_before_every_command(run: Run) -> None:
+    result = await run(["there"], prefix=["echo", "in"])
     assert result.stdout == b"in there\n"
 
 
@@ -68,9 +85,9 @@ async def test_messages_are_in_english_and_sbin_is_found(monkeypatch: pytest.Mon
     assert "/usr/sbin" in words[1].split(":")
 
 
-async def test_what_a_program_has_started_ends_with_it(tmp_path: Path) -> None:
+async def test_what_a_program_has_started_ends_with_it(run: Run, tmp_path: Path) -> None:
     script = f"sleep 60 & echo $! > {tmp_path}/pid; wait"
-    pid = await timed_out(script, tmp_path / "pid")
+    pid = await timed_out(run, script, tmp_path / "pid")
     async with asyncio.timeout(60):
         while state(pid) not in ("Z", ""):  # noqa: ASYNC110
             await asyncio.sleep(0.01)
@@ -100,11 +117,11 @@ async def test_what_a_program_has_started_ends_if_nobody_waits_for_it_yet(
             await asyncio.sleep(0.01)
 
 
-async def timed_out(script: str, file: Path) -> int:
+async def timed_out(run: Run, script: str, file: Path) -> int:
     """Run a script until its time is over; return the process id that it has written."""
     for seconds in (0.5, 5.0, 50.0):  # under load a shell may take long to begin
         with pytest.raises(TimeoutError):
-            await SubprocessExec().run(["sh", "-c", script], timeout=seconds)
+            await run(["sh", "-c", script], timeout=seconds)
         if pid := written(file):
             return int(pid)
     raise AssertionError("it has not begun")
@@ -158,22 +175,22 @@ async def test_a_writer_that_does_not_finish_is_killed(
     assert state(int((tmp_path / "pid").read_text())) in ("Z", "")
 
 
-async def test_a_program_that_cannot_be_executed_is_named(tmp_path: Path) -> None:
+async def test_a_program_that_cannot_be_executed_is_named(run: Run, tmp_path: Path) -> None:
     (tmp_path / "tool").write_text("#!/bin/sh\n")
     with pytest.raises(PermissionError) as refused:
-        await SubprocessExec().run([str(tmp_path / "tool")])
+        await run([str(tmp_path / "tool")])
     assert refused.value.strerror == f"{tmp_path}/tool cannot be executed: Permission denied"
 
 
-async def test_without_descriptors_a_program_is_not_started_and_later_it_is() -> None:
+async def test_without_descriptors_a_program_is_not_started_and_later_it_is(run: Run) -> None:
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     resource.setrlimit(resource.RLIMIT_NOFILE, (3, hard))
     try:
         with pytest.raises(OSError, match="cat cannot be started: Too many open files"):
-            await SubprocessExec().run(["cat"])
+            await run(["cat"])
     finally:
         resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
-    assert (await SubprocessExec().run(["cat"])).returncode == 0
+    assert (await run(["cat"])).returncode == 0
 
 
 TRY = """
@@ -196,7 +213,7 @@ def test_without_processes_a_program_is_not_started() -> None:
 @pytest.mark.kernel
 @pytest.mark.skipif(not FREEZER.is_dir(), reason="there is no freezer of cgroup v1 here")
 async def test_a_program_that_the_kernel_does_not_let_go_is_left_behind(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+    run: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     """A frozen process (cgroup v1) does not end, as one that waits for a dead disk."""
     monkeypatch.setattr(exec_module, "_REAPED", 0.01)
@@ -205,7 +222,7 @@ async def test_a_program_that_the_kernel_does_not_let_go_is_left_behind(
     try:
         (cgroup / "freezer.state").write_text("FROZEN")
         script = f"echo $$ > {tmp_path}/pid; echo $$ > {cgroup}/cgroup.procs; exec sleep 60"
-        pid = await timed_out(script, tmp_path / "pid")
+        pid = await timed_out(run, script, tmp_path / "pid")
         assert f"sh (pid {pid}) was killed but has not ended" in caplog.text
         assert state(pid) not in ("Z", "")
         (cgroup / "freezer.state").write_text("THAWED")
@@ -231,6 +248,12 @@ class Ends:
             raise self._how
         return self._how
 
+    def run_tool(self, argv: Sequence[str], stdin: bytes = b"", *, timeout: float = 60.0) -> Result:
+        del argv, stdin, timeout
+        if isinstance(self._how, OSError):
+            raise self._how
+        return self._how
+
 
 @pytest.mark.parametrize(
     ("how", "said"),
@@ -250,9 +273,12 @@ async def test_a_program_that_does_not_run_to_its_end(how: Result | OSError, sai
     with pytest.raises(BusyError) as busy:
         await run_program(Ends(how), ["nft", "-f", "-"], package="nftables")
     assert str(busy.value) == said
+    with pytest.raises(BusyError, match=re.escape(said)):
+        tool_result(Ends(how).run_tool, ["nft", "-f", "-"], package="nftables")
 
 
 @pytest.mark.parametrize("status", [0, 1, -11])
 async def test_how_a_program_ends_by_itself_is_not_judged(status: int) -> None:
     result = Result(status, b"out", b"err")
     assert await run_program(Ends(result), ["nft"], package="nftables") == result
+    assert tool_result(Ends(result).run_tool, ["nft"], package="nftables") == result
