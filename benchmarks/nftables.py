@@ -85,7 +85,7 @@ class NftNode(Node):
         mode = NftablesMode(self.exec)
         collect_rarely()  # as at the start of a process
         begun = time.perf_counter()
-        assert (await mode.probe()).usable
+        assert (await mode.worker.do(mode.probe)).usable
         report = await Sync(store, Planner(config, mode.traits), mode).run()
         took = time.perf_counter() - begun
         freeze_live_objects()

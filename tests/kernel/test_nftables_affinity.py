@@ -159,17 +159,17 @@ def test_counts_are_kept_when_elements_are_replaced(cluster: Cluster) -> None:
         cluster.reached(OUTSIDE, *WAYS[0])
 
     def counts(plan: ServicePlan) -> tuple[int, dict[str, int]]:
-        made = asyncio.run(cluster.mode.stats([plan]))
+        made = asyncio.run(cluster.mode.worker.do_slowly(cluster.mode.stats([plan])))
         (front,) = made.frontends.values()
         return front, {end: count for (_, end), count in made.endpoints.items()}
 
     before, ends = counts(make.port([0, 1]))
     assert before == sum(ends.values()) == 20
-    have = asyncio.run(cluster.mode.read())
+    have = asyncio.run(cluster.mode.worker.do(cluster.mode.read))
     (element,) = (key for key in have if key[0] == Kind.SERVICE_IPS)
     refused = Diff(changed={element: (have[element], b"no-such-chain\0")})
     with pytest.raises(ApplyError):
-        asyncio.run(cluster.mode.apply(refused))
+        asyncio.run(cluster.mode.worker.do(cluster.mode.apply, refused))
     assert counts(make.port([0, 1])) == (before, ends)
     cluster.program(make.moved(make.port([0, 1])))
     assert counts(make.port([0, 1])) == (before, ends)
@@ -197,7 +197,7 @@ def test_counters_reset_by_others_are_not_counted_twice(cluster: Cluster, damage
             cluster.reached(OUTSIDE, *WAYS[0])
 
     def counts() -> tuple[list[int], list[int]]:
-        made = asyncio.run(cluster.mode.stats([plan]))
+        made = asyncio.run(cluster.mode.worker.do_slowly(cluster.mode.stats([plan])))
         return list(made.frontends.values()), list(made.endpoints.values())
 
     cluster.program()
@@ -217,12 +217,12 @@ def test_counters_reset_by_others_are_not_counted_twice(cluster: Cluster, damage
 
 def test_every_sticky_connection_is_counted(cluster: Cluster) -> None:
     cluster.program()
-    assert asyncio.run(cluster.mode.stats([])).frontends == {}
+    assert asyncio.run(cluster.mode.worker.do_slowly(cluster.mode.stats([]))).frontends == {}
     plan = make.port(frontends=frontends(EXTERNAL_LOCAL), affinity=600)
     cluster.program(plan)
     for way in WAYS * 4:
         cluster.reached(OUTSIDE, *way)
         cluster.reached(POD, *way)
-    made = asyncio.run(cluster.mode.stats([plan]))
+    made = asyncio.run(cluster.mode.worker.do_slowly(cluster.mode.stats([plan])))
     assert sum(made.frontends.values()) == 24
     assert sum(made.endpoints.values()) == 24

@@ -49,7 +49,7 @@ async def follow(mode: NftablesMode, *plans: ServicePlan, settings: NodeSettings
     want = dict(mode.render_node(settings))
     for each in plans:
         want.update(mode.render_service(each, settings))
-    await mode.apply(diff(await mode.read(), want))
+    await mode.worker.do(mode.apply, diff(await mode.worker.do(mode.read), want))
 
 
 @contextmanager
@@ -100,7 +100,7 @@ def in_node(body: Callable[[NftablesMode], Awaitable[None]]) -> None:
         for address in PODS.values():
             sh(f"ip address add {address} dev lo" + (" nodad" if ":" in address else ""))
         mode = NftablesMode(SubprocessExec(), relay=Relay())
-        assert (await mode.probe()).usable
+        assert (await mode.worker.do(mode.probe)).usable
         try:
             await body(mode)
         finally:
@@ -123,7 +123,7 @@ def test_a_node_port_answers_on_loopback_while_it_is_there(
             first = web(family, protocol, one)
             await follow(mode, first)
             assert await ask(protocol, address) == b"one"
-            made = await mode.stats([first])
+            made = await mode.worker.do_slowly(mode.stats([first]))
             assert made.frontends[first.key.name, f"nodePort:{PORT}"] == 1
             assert list(made.endpoints.values()) == [1]
             await follow(mode, web(family, protocol, two))
@@ -162,7 +162,7 @@ def test_families_and_protocols_share_a_number() -> None:
         want = dict(mode.render_node(ON))
         for each in plans:
             want.update(mode.render_service(each, ON))
-        assert await mode.read() == want
+        assert await mode.worker.do(mode.read) == want
 
     in_node(body)
 

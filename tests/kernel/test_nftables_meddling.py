@@ -103,13 +103,14 @@ def test_a_flush_at_any_moment_fails_no_sync_and_is_healed(amidst: bool) -> None
     async def body() -> None:
         assert await sync_with(NftablesMode(SubprocessExec())).run()
         counting = Meddler()
-        assert (await meddled(counting).probe()).usable
+        mode = meddled(counting)
+        assert (await mode.worker.do(mode.probe)).usable
         last = counting.lists - 1
         for moment in (*range(1, last, 6), last):
             meddler = Meddler(amidst=amidst)
             meddler.moment = moment
             mode = meddled(meddler)
-            assert (await mode.probe()).usable
+            assert (await mode.worker.do(mode.probe)).usable
             sync = sync_with(mode)
             report = await sync.run()
             assert report
@@ -127,7 +128,7 @@ def test_only_changes_by_others_wake_the_mode_up() -> None:
         mode = NftablesMode(SubprocessExec())
         want = await program(mode, [make.port([1, 3])])
         with subscribe(mode._opened().netlink.port) as news:
-            await mode.apply(diff(want, render(mode, [make.port([1])])))
+            await mode.worker.do(mode.apply, diff(want, render(mode, [make.port([1])])))
             assert news.waiting() == []
             nft("flush ruleset")
             assert news.waiting()
@@ -168,7 +169,7 @@ def test_no_entry_is_missed_if_others_disturb_the_list_of_entries() -> None:
         remember(5000, "10.244.0.1")
         meddler.moment = meddler.lists  # the next list is the one of entries
         fewer = render(mode, [make.port([3, 5], affinity=600)])
-        await mode.apply(diff(want, fewer))
+        await mode.worker.do(mode.apply, diff(want, fewer))
         assert meddler.done
         assert "10.244.0.1 . 8080" not in listing()
 
@@ -197,13 +198,13 @@ def test_an_endpoint_goes_with_all_its_entries_in_one_transaction(
         with Netlink(NETLINK_NETFILTER) as netlink:
             before = generation(netlink)
             began = time.process_time()
-            await mode.apply(diff(want, fewer))
+            await mode.worker.do(mode.apply, diff(want, fewer))
             print(f"30,000 clients: {time.process_time() - began:.3f} s of CPU")
             assert generation(netlink) - before == 2
         left = listing()
         assert "10.244.0.1 . 8080" not in left
         assert "10.99.0.1" in left
-        assert await mode.read() == fewer
+        assert await mode.worker.do(mode.read) == fewer
 
     monkeypatch.setattr("steersman.modes.nftables.apply.learned_entries", with_one_that_expires)
     in_namespace(body)
@@ -230,20 +231,20 @@ def test_a_command_reads_beside_a_process_that_writes_all_the_time() -> None:
             have: Ruleset = {key: value for key, value in want.items() if key in moving}
             while not ended.is_set():
                 for version in versions:
-                    await process.apply(diff(have, version))
+                    await process.worker.do(process.apply, diff(have, version))
                     have = version
 
         writer = threading.Thread(target=lambda: asyncio.run(write()))
         writer.start()
         try:
             command = NftablesMode(SubprocessExec(), looks=True)
-            assert (await command.probe()).usable
+            assert (await command.worker.do(command.probe)).usable
             command.render_node(make.SETTINGS)
             # A list of elements may lack one, but hardly the same one as the next list.
             wrong = set(stays)
             disturbed = 0
             while disturbed < 3:
-                found = await command.read()
+                found = await command.worker.do(command.read)
                 disturbed += command.changes_during_read > 0
                 wrong &= {key for key, value in stays.items() if found.get(key) != value}
                 assert len(wrong) < len(stays) / 10
@@ -263,9 +264,9 @@ def test_reading_beside_writes_takes_no_turn_of_theirs() -> None:
         over = threading.Event()
         writing = asyncio.create_task(mode.worker.do(over.wait, 60))
         await asyncio.sleep(0)
-        found = await asyncio.wait_for(mode.read_beside(), 60)
+        found = await asyncio.wait_for(asyncio.to_thread(mode.read_beside), 60)
         over.set()
         assert await writing
-        assert found == want == await mode.read()
+        assert found == want == await mode.worker.do(mode.read)
 
     in_namespace(body)

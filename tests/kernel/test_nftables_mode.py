@@ -112,20 +112,20 @@ def test_parts_make_what_one_batch_makes() -> None:
         node = dict(mode.render_node(make.SETTINGS))
         each = [dict(mode.render_service(plan, make.SETTINGS)) for plan in plans]
         parts = [Diff({**node, **each[0]}), *map(Diff, each[1:])]
-        await mode.apply_parts(parts)
+        await mode.worker.do(mode.apply_parts, parts)
         other = new_mode()
         other.render_node(make.SETTINGS)  # it tells texts by their hashes
-        assert await other.read() == await mode.read() == whole
+        assert await other.worker.do(other.read) == await mode.worker.do(mode.read) == whole
         # The mode knows what it has: a shared object stays until its last Service goes.
         for number in range(9):
             assert "10.96.0.10" in elements("cluster-ips")
-            await mode.apply(Diff(removed=each[number]))
+            await mode.worker.do(mode.apply, Diff(removed=each[number]))
         assert "10.96.0.10" not in elements("cluster-ips")
         slots = [key for key in each[1] if kind_of(key) == Kind.SERVICE_ENDPOINTS]
         refused = Diff({**each[2], slots[0]: each[1][slots[1]]})  # the slot has another endpoint
         with pytest.raises(ApplyError):
-            await mode.apply_parts([Diff(each[0]), Diff(each[1]), refused])
-        assert await mode.read() == {**node, **each[0], **each[1]}
+            await mode.worker.do(mode.apply_parts, [Diff(each[0]), Diff(each[1]), refused])
+        assert await mode.worker.do(mode.read) == {**node, **each[0], **each[1]}
 
     in_namespace(body)
 
@@ -172,18 +172,20 @@ def test_changes_lead_where_a_fresh_start_leads(
                 owner: mode.render_service(plan, make.SETTINGS) for owner, plan in world.items()
             }
             owners = have.keys() | want.keys()
-            await mode.apply(diff_of_owners((have.get(o, {}), want.get(o, {})) for o in owners))
+            await mode.worker.do(
+                mode.apply, diff_of_owners((have.get(o, {}), want.get(o, {})) for o in owners)
+            )
             have = want
-            kernel = await mode.read()
+            kernel = await mode.worker.do(mode.read)
             assert kernel == {k: v for part in want.values() for k, v in part.items()}
         known = {f.address for p in worlds[-1].values() for f in p.frontends[:1]}
         listed = {*elements("cluster-ips"), *elements("cluster-ips", "ip6")}
         assert listed == known
         listing()
         again = new_mode()
-        assert (await again.probe()).usable
+        assert (await again.worker.do(again.probe)).usable
         restarted = render(again, worlds[-1].values())
-        change = diff(await again.read(), restarted)
+        change = diff(await again.worker.do(again.read), restarted)
         assert not change, change
 
     in_namespace(body)
@@ -207,9 +209,9 @@ def test_only_endpoints_on_this_node_can_call_themselves() -> None:
         assert hairpins() == [itself(0)]
         assert ": 10.244.0.0 . 8080," in listing()  # nft looks no farther than the port, either
         other = render(mode, [make.moved(plan)])
-        await mode.apply(diff(want, other))
+        await mode.worker.do(mode.apply, diff(want, other))
         assert hairpins() == [itself(1)]
-        assert await mode.read() == other
+        assert await mode.worker.do(mode.read) == other
 
     in_namespace(body)
 
@@ -221,21 +223,22 @@ def test_a_table_of_the_version_before_is_corrected() -> None:
         mode = new_mode()
         want = await program(mode, [make.port(range(6))])
         slots = {k: v for k, v in want.items() if k[0] == Kind.SERVICE_ENDPOINTS and is_local(v)}
-        await mode.apply(
-            Diff(changed={key: (value, without_locality(value)) for key, value in slots.items()})
+        await mode.worker.do(
+            mode.apply,
+            Diff(changed={key: (value, without_locality(value)) for key, value in slots.items()}),
         )
         for number in range(6):
             end = f"10.244.0.{number}"
             nft(f"add element ip kube-proxy hairpin-connections {{ {end} . {end} . tcp . 8080 }}")
         again = new_mode()
-        assert (await again.probe()).usable
+        assert (await again.worker.do(again.probe)).usable
         assert render(again, [make.port(range(6))]) == want
-        change = diff(await again.read(), want)
+        change = diff(await again.worker.do(again.read), want)
         assert change.changed.keys() == slots.keys()
         assert len(change.removed) == 6
         assert not change.added
-        await again.apply(change)
-        assert await again.read() == want
+        await again.worker.do(again.apply, change)
+        assert await again.worker.do(again.read) == want
         assert sorted(hairpins()) == [itself(0), itself(2), itself(4)]
 
     in_namespace(body)
@@ -249,8 +252,8 @@ def test_an_endpoint_of_a_thousand_costs_two_slots() -> None:
         change = diff(want, fewer)
         assert {key[0] for key in (*change.removed, *change.changed)} == {Kind.SERVICE_ENDPOINTS}
         assert len(change) == 2
-        await mode.apply(change)
-        assert await mode.read() == fewer
+        await mode.worker.do(mode.apply, change)
+        assert await mode.worker.do(mode.read) == fewer
 
     in_namespace(body)
 
@@ -264,8 +267,8 @@ def test_a_refused_transaction_changes_nothing_and_names_the_object() -> None:
         bad = start + bytes((10, 96, 0, 12, 6, 0, 0, 0, 0, 80, 0, 0))
         change = Diff({**mode.render_service(good, make.SETTINGS), bad: b"no-such-chain\0x"})
         with pytest.raises(ApplyError, match=r"element 10.96.0.12 . tcp . 80 of service-ips in"):
-            await mode.apply(change)
-        assert await mode.read() == want
+            await mode.worker.do(mode.apply, change)
+        assert await mode.worker.do(mode.read) == want
         assert elements("cluster-ips") == ["10.96.0.10"]
 
     in_namespace(body)
@@ -284,7 +287,7 @@ class Poisoned(NftablesMode):
 def test_a_finding_names_the_service_whose_rules_are_refused() -> None:
     async def body() -> None:
         store, mode = Store("here", facts=objects.FACTS), Poisoned(SubprocessExec())
-        assert (await mode.probe()).usable
+        assert (await mode.worker.do(mode.probe)).usable
         names = [f"web-{n}" for n in range(6)]
         store.replace(
             "Service",
@@ -347,18 +350,18 @@ def test_damage_is_seen_and_healed(damage: str) -> None:
         vip = ranged("192.0.2.80", "198.51.100.0/24")
         plan = make.port(frontends=[make.cluster_ip(), vip], affinity=60)
         want = await program(mode, [plan])
-        token = await mode.fingerprint()
+        token = await mode.worker.do(mode.fingerprint)
         command = DAMAGE[damage]
         if damage == "service chain":
             words = sh("nft list chains ip").split()
             (name,) = (w for w in words if w.startswith("affinity-learn-") and "/" in w)
             command = f"flush chain ip kube-proxy {name}"
         nft(command)
-        assert await mode.fingerprint() != token
-        change = diff(await mode.read(), want)
+        assert await mode.worker.do(mode.fingerprint) != token
+        change = diff(await mode.worker.do(mode.read), want)
         assert change
-        await mode.apply(change)
-        assert await mode.read() == want
+        await mode.worker.do(mode.apply, change)
+        assert await mode.worker.do(mode.read) == want
         assert "10.96.0.10" in elements("cluster-ips")
         assert "10.96.0.99" not in elements("cluster-ips")
 
@@ -373,8 +376,8 @@ def test_a_removed_unused_object_is_noticed(what: str) -> None:
         mode = new_mode()
         want = await program(mode, [make.port()])
         nft(f"delete {what}")
-        await mode.apply(diff(await mode.read(), want))
-        assert await mode.read() == want
+        await mode.worker.do(mode.apply, diff(await mode.worker.do(mode.read), want))
+        assert await mode.worker.do(mode.read) == want
         await program(mode, [make.port(frontends=[ranged("192.0.2.80", "198.51.100.0/24")])])
 
     in_namespace(body)
@@ -384,11 +387,11 @@ def test_own_transactions_are_not_mistaken_for_damage() -> None:
     async def body() -> None:
         mode = new_mode()
         want = await program(mode, [make.port()])
-        token = await mode.fingerprint()
+        token = await mode.worker.do(mode.fingerprint)
         more = render(mode, [make.port(range(5), affinity=60)])
-        await mode.apply(diff(want, more))
-        await mode.apply(diff(more, render(mode, [], make.NO_DETECTOR)))
-        assert await mode.fingerprint() == token
+        await mode.worker.do(mode.apply, diff(want, more))
+        await mode.worker.do(mode.apply, diff(more, render(mode, [], make.NO_DETECTOR)))
+        assert await mode.worker.do(mode.fingerprint) == token
 
     in_namespace(body)
 
@@ -428,7 +431,7 @@ def test_a_table_of_upstreams_is_replaced_at_once() -> None:
             ),
         ]
         want = await program(mode, plans)
-        assert await mode.read() == want
+        assert await mode.worker.do(mode.read) == want
         assert sorted(elements("cluster-ips")) == ["10.96.0.10", "10.96.0.7"]
         assert sorted(hairpins()) == [itself(0), itself(2)]
         assert "service-x" not in listing()
@@ -440,14 +443,14 @@ def test_a_table_of_upstreams_is_replaced_at_once() -> None:
 def test_a_table_that_came_since_the_kernel_was_read_is_replaced() -> None:
     async def body() -> None:
         mode = new_mode()
-        assert (await mode.probe()).usable
+        assert (await mode.worker.do(mode.probe)).usable
         want = render(mode, [make.port()])
-        change = diff(await mode.read(), want)
+        change = diff(await mode.worker.do(mode.read), want)
         nft("add table ip kube-proxy")
         nft("add chain ip kube-proxy filter-input { type filter hook input priority -110 ; }")
         nft("add rule ip kube-proxy filter-input drop")
-        await mode.apply(change)
-        assert await mode.read() == want
+        await mode.worker.do(mode.apply, change)
+        assert await mode.worker.do(mode.read) == want
         assert "chain filter-input" not in listing()
 
     in_namespace(body)
@@ -458,10 +461,10 @@ def test_cleanup_leaves_only_what_is_not_ours() -> None:
         nft(FOREIGN)
         mode = new_mode()
         await program(mode, [make.port(affinity=60)])
-        await mode.apply(diff(await mode.read(), {}))
+        await mode.worker.do(mode.apply, diff(await mode.worker.do(mode.read), {}))
         assert "kube-proxy" not in listing()
         assert "chain mine" in listing()
-        assert await mode.read() == {}
+        assert await mode.worker.do(mode.read) == {}
 
     in_namespace(body)
 
@@ -472,8 +475,8 @@ def test_a_family_can_go() -> None:
         want = await program(mode, [make.port()])
         only = NodeSettings(families=(Family.IPV4,), ipv4=make.SETTINGS.ipv4)
         less = render(mode, [make.port()], only)
-        await mode.apply(diff(want, less))
-        assert await mode.read() == less
+        await mode.worker.do(mode.apply, diff(want, less))
+        assert await mode.worker.do(mode.read) == less
         assert "table ip6 kube-proxy" not in listing()
 
     in_namespace(body)
@@ -487,15 +490,16 @@ def test_a_flush_by_others_is_noticed(script: str) -> None:
         waiting = asyncio.create_task(mode.wait_for_external_change())
         await asyncio.sleep(0)  # it listens
         more = render(mode, [make.port(range(5), affinity=60)])
-        await mode.apply(diff(want, more))  # not by others
+        await mode.worker.do(mode.apply, diff(want, more))  # not by others
         nft(FOREIGN)  # not ours
         for _ in range(10):
             await asyncio.sleep(0)
         assert not waiting.done()
         nft(script)
         await asyncio.wait_for(waiting, 60)
-        await mode.apply(diff(await mode.read(), more))
-        assert await mode.read() == more
+        await mode.worker.do(mode.apply, diff(await mode.worker.do(mode.read), more))
+        assert await mode.worker.do(mode.read) == more
+        await mode.aclose()
 
     in_namespace(body)
 
@@ -512,5 +516,6 @@ def test_changes_between_two_waits_are_noticed() -> None:
         nft(FOREIGN)
         nft("add table ip kube-proxy")
         await asyncio.wait_for(waiting, 60)
+        await mode.aclose()
 
     in_namespace(body)

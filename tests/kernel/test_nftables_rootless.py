@@ -41,7 +41,7 @@ async def program() -> None:
     for table in ("ip", "ip6"):
         nft(f"flush ruleset; add table {table} kube-proxy")
         mode = NftablesMode(SubprocessExec(), small)
-        assert (await mode.probe()).usable
+        assert (await mode.worker.do(mode.probe)).usable
         sync = Sync(store, Planner(objects.CONFIG, mode.traits), mode)
         report = await sync.run()
         assert report

@@ -50,7 +50,7 @@ def check_nft(script: Script) -> None:
 def test_nft_accepts_every_script_and_carries_it_out(seed: int) -> None:
     async def body() -> None:
         mode, rng = NftablesMode(SubprocessExec()), Random(seed)
-        assert (await mode.probe()).usable
+        assert (await mode.worker.do(mode.probe)).usable
         settings = nftables_plans.SETTINGS
         if seed == 0:  # upstream has a table of the same name
             nft("add table ip kube-proxy; add chain ip kube-proxy services")
@@ -58,14 +58,14 @@ def test_nft_accepts_every_script_and_carries_it_out(seed: int) -> None:
         two = [plan for plan in one if rng.random() < 0.7] + world(rng, range(12, 18))
         for plans in (one, two, []):
             want = dict(rendered(mode, plans, settings)) if plans else {}
-            have = await mode.read()
+            have = await mode.worker.do(mode.read)
             change = diff(have, want)
             for script in mode.scripts(have, change):
                 check_nft(script)
                 if not any(kind_of(key) == Kind.CHAIN for key in {**have, **want}):
                     run(script)
-                    assert without_markers(await mode.read()) == without_markers(want)
-            await mode.apply(diff(await mode.read(), want))
+                    assert without_markers(await mode.worker.do(mode.read)) == without_markers(want)
+            await mode.worker.do(mode.apply, diff(await mode.worker.do(mode.read), want))
 
     in_namespace(body)
 
@@ -81,14 +81,14 @@ def without_markers(objects: Ruleset) -> Ruleset:
 def test_iptables_restore_accepts_every_script_and_carries_it_out(variant: str, seed: int) -> None:
     async def body() -> None:
         mode = IptablesMode(SubprocessExec(), IptablesOptions(variant=variant))
-        assert (await mode.probe()).usable
+        assert (await mode.worker.do(mode.probe)).usable
         rng = Random(seed)
         one = world(rng, range(10))
         two = [plan for plan in one if rng.random() < 0.7] + world(rng, range(10, 14))
         have: Ruleset = {}
         for plans in (one, two, []):
             want = rendered(mode, plans, SETTINGS) if plans else {}
-            have = await mode.read()
+            have = await mode.worker.do(mode.read)
             scripts = mode.scripts(have, diff(have, want))
             for script in scripts:
                 if script.tool == "nfacct":  # not installed everywhere
@@ -97,7 +97,7 @@ def test_iptables_restore_accepts_every_script_and_carries_it_out(variant: str, 
                 assert script.tool in ("iptables-restore", "ip6tables-restore")
                 run(script, "--test")
                 run(script)
-            have = await mode.read()
+            have = await mode.worker.do(mode.read)
             left = diff(have, want)
             assert not {*left.added, *left.changed}
             assert all("KUBE-FIREWALL" in str(key) or "kubelet" in str(key) for key in left.removed)

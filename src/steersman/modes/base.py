@@ -20,7 +20,7 @@ import msgspec
 
 from steersman.failover.watch import FailureWatch
 from steersman.host.sysctl import Setting
-from steersman.host.worker import KernelWorker
+from steersman.host.worker import Changes, KernelWorker
 from steersman.model.conntrack import Confirm, Stale
 from steersman.model.drift import Writer
 from steersman.model.errors import BusyError
@@ -260,12 +260,9 @@ class Mode(ABC):
             BusyError: they cannot be read now.
         """
 
-    def read_beside(self) -> Ruleset | Awaitable[Ruleset]:
-        """Return the same without holding up `apply`, where the mode can.
-
-        Objects that are written meanwhile may be as before or as after, and others may be missing.
-        """
-        return self.read()
+    read_beside: Callable[[], Ruleset] | None = None
+    """Return the same in any thread, without holding up `apply`, if the mode can. Objects that are
+    written meanwhile may be as before or as after, and others may be missing."""
 
     @abstractmethod
     def apply(self, change: Diff) -> Awaitable[None] | None:
@@ -294,9 +291,19 @@ class Mode(ABC):
         """
         return None
 
+    def changes(self) -> Changes | None:
+        """Hear of changes of our objects by other programs; None if the mode cannot.
+
+        The descriptor stays open until `close`.
+        """
+        return None
+
     async def wait_for_external_change(self) -> None:
         """Return when another program may have changed our objects; by default never."""
-        await asyncio.get_running_loop().create_future()
+        if (changes := await self.worker.do(self.changes)) is None:
+            await asyncio.get_running_loop().create_future()
+        else:
+            await self.worker.wait_for(changes)
 
     def changed_by_others(self, key: Any) -> bool:
         """Return whether only another program can make an object differ from what was written.

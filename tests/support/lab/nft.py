@@ -50,10 +50,10 @@ def render(
 async def program(
     mode: NftablesMode, plans: Iterable[ServicePlan], of: NodeSettings = make.SETTINGS
 ) -> dict[Any, Any]:
-    assert (await mode.probe()).usable
+    assert (await mode.worker.do(mode.probe)).usable
     want = render(mode, plans, of)
-    await mode.apply(diff(await mode.read(), want))
-    assert await mode.read() == want
+    await mode.worker.do(mode.apply, diff(await mode.worker.do(mode.read), want))
+    assert await mode.worker.do(mode.read) == want
     return want
 
 

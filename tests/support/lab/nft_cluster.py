@@ -37,7 +37,9 @@ class Cluster:
         want = dict(self.mode.render_node(make.SETTINGS))
         for plan in plans:
             want.update(self.mode.render_service(plan, make.SETTINGS))
-        await self.mode.apply(diff(await self.mode.read(), want))
+        await self.mode.worker.do(
+            self.mode.apply, diff(await self.mode.worker.do(self.mode.read), want)
+        )
 
     def change(
         self, added: Sequence[ServicePlan] = (), removed: Sequence[ServicePlan] = ()
@@ -51,7 +53,7 @@ class Cluster:
                 for key, value in self.mode.render_service(plan, make.SETTINGS).items()
             }
 
-        asyncio.run(self.mode.apply(Diff(rendered(added), rendered(removed))))
+        asyncio.run(self.mode.worker.do(self.mode.apply, Diff(rendered(added), rendered(removed))))
 
     def reached(self, source: str, address: str, port: int) -> str:
         outcome = self.lab.probe(source, address, port)

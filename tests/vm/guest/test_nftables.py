@@ -37,7 +37,7 @@ class Node:
         lab = self._pool.lab(world)
         if lab.node.path not in self._modes:
             mode = mode_behind(SubprocessExec(lab.exec_argv(())))
-            assert asyncio.run(mode.probe()).usable
+            assert asyncio.run(mode.worker.do(mode.probe)).usable
             self._modes[lab.node.path] = mode
         return lab, self._modes[lab.node.path]
 
@@ -64,8 +64,8 @@ def nft(lab: Lab, script: str) -> None:
 
 async def bring(mode: NftablesMode, want: dict[object, object]) -> None:
     """Bring the kernel to a Ruleset; nothing is left to do afterwards."""
-    await mode.apply(diff(await mode.read(), want))
-    assert not diff(await mode.read(), want)
+    await mode.worker.do(mode.apply, diff(await mode.worker.do(mode.read), want))
+    assert not diff(await mode.worker.do(mode.read), want)
 
 
 @pytest.mark.parametrize("name", CASES)
@@ -84,9 +84,9 @@ def test_damage_is_healed_and_nothing_is_left(node: Node) -> None:
     lab, mode = node.lab(world)
     want = dict(render(world.plan(NFTABLES.traits), mode))
     asyncio.run(bring(mode, want))
-    token = asyncio.run(mode.fingerprint())
+    token = asyncio.run(mode.worker.do(mode.fingerprint))
     nft(lab, "flush ruleset")
-    assert asyncio.run(mode.fingerprint()) != token
+    assert asyncio.run(mode.worker.do(mode.fingerprint)) != token
     asyncio.run(bring(mode, want))
     asyncio.run(bring(mode, {}))
     assert "kube-proxy" not in listing(lab)

@@ -18,8 +18,8 @@ from __future__ import annotations
 import errno
 import os
 import weakref
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from concurrent.futures import Future, ThreadPoolExecutor
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 from steersman.host.exec import Result
@@ -350,24 +350,26 @@ class KernelTables:
     def write_parts(self, parts: Iterable[Diff]) -> None:
         """Carry out Diffs that only add, a transaction each; raises as `write`.
 
-        The kernel works in another thread while the next transaction is made: that takes nearly as
-        long as the kernel.
+        Another thread makes the next transaction while the kernel works on one: both take about as
+        long.
         """
-        with ThreadPoolExecutor(1) as kernel:
-            sent: Future[None] | None = None
-            for part in parts:
-                counts = self._derived.counts_after(part)
-                whole = self._derived.complete(part, counts)
-                lazy = needed_lazy(whole.added) - self._active
-                operations = [*_activation(lazy), *transaction(whole, destroy=self.sender.destroys)]
-                if sent is not None:
-                    sent.result()
-                sent = kernel.submit(self.sender.send, operations)
-                # In force soon. If it is refused, the caller reads everything again.
-                self._derived.commit(counts, set())
-                self._active |= lazy
-            if sent is not None:
-                sent.result()
+        transactions = self._additions(parts)
+        with ThreadPoolExecutor(1) as maker:
+            made = maker.submit(next, transactions, None)
+            while (operations := made.result()) is not None:
+                made = maker.submit(next, transactions, None)
+                self.sender.send(operations)
+
+    def _additions(self, parts: Iterable[Diff]) -> Iterator[list[Operation]]:
+        """Yield a transaction for each Diff, which only adds."""
+        for part in parts:
+            counts = self._derived.counts_after(part)
+            whole = self._derived.complete(part, counts)
+            lazy = needed_lazy(whole.added) - self._active
+            # In force soon. If it is refused, the caller reads everything again.
+            self._derived.commit(counts, set())
+            self._active |= lazy
+            yield [*_activation(lazy), *transaction(whole, destroy=self.sender.destroys)]
 
     def _commit(self, drops: list[Operation], change: Diff) -> None:
         """Send a transaction; leave chains and sets that are still in use to later ones."""

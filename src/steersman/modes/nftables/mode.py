@@ -24,7 +24,6 @@ from steersman.host.netlink import (
     Subscription,
 )
 from steersman.host.process import NEEDS_NET_ADMIN
-from steersman.host.threads import in_thread
 from steersman.host.worker import Changes
 from steersman.model.drift import Writer
 from steersman.model.names import Family
@@ -136,13 +135,13 @@ class NftablesMode(Mode):
         self._suspected = False
         """Another program may have changed our tables unnoticed."""
         self._reported = 0
-        """Foreign generations that `wait_for_external_change` has reported."""
+        """Foreign generations that were reported as `changes`."""
         self._writers: list[Writer] = []
         """The programs that made them, since `take_writers` was called."""
         self.slots: dict[bytes, bytes] = {}
         """Endpoints by slot, the only state of rendering (render.py)."""
 
-    async def probe(self) -> Support:
+    def probe(self) -> Support:
         """Check kernel, nft and privileges (behaviour 1.5); read the slots in use."""
         missing = []
         release = platform.release()
@@ -152,7 +151,7 @@ class NftablesMode(Mode):
                 "your kernel has the changes under an older number)."
             )
         try:
-            result = await self._exec.run(["nft", "--version"])
+            result = self.worker.on_loop(self._exec.run(["nft", "--version"]))
             version = result.stdout.decode(errors="replace").strip()
             if _version(version) < _MIN_NFT:
                 missing.append(
@@ -161,7 +160,8 @@ class NftablesMode(Mode):
         except OSError as error:
             missing.append(f"{failure_reason('nft', 'nftables', error)}.")
         try:
-            await self.worker.do(self._try_netlink)
+            with self._connect() as netlink:
+                generation(netlink)
         except OSError as error:
             missing.append(
                 f"This process may not program the kernel: it {NEEDS_NET_ADMIN}."
@@ -170,20 +170,13 @@ class NftablesMode(Mode):
                 "CONFIG_NF_TABLES and this process CAP_NET_ADMIN."
             )
         if not missing:
-            await self.worker.do(self._read_first)
+            tables = self._opened()
+            # A foreign change during the read counts as a later one.
+            before = tables.sender.foreign.check()
+            objects = tables.read()
+            self._probed = (before, objects)
+            self.slots = slots_of(objects)
         return Support(not missing, tuple(missing))
-
-    def _try_netlink(self) -> None:
-        with self._connect() as netlink:
-            generation(netlink)
-
-    def _read_first(self) -> None:
-        tables = self._opened()
-        # A foreign change during the read counts as a later one.
-        before = tables.sender.foreign.check()
-        objects = tables.read()
-        self._probed = (before, objects)
-        self.slots = slots_of(objects)
 
     def requirements(self) -> Requirements:
         """Return what answers between ports of a bridge need; a map has no slow length."""
@@ -210,14 +203,10 @@ class NftablesMode(Mode):
         """Print elements and chains as nft does."""
         from steersman.modes.nftables.words import NftablesWords  # noqa: PLC0415 - rarely used
 
-        return NftablesWords(self.read, self._exec)
+        return NftablesWords(lambda: self.worker.do(self.read), self._exec)
 
-    async def read(self) -> Ruleset:
+    def read(self) -> Ruleset:
         """Dump our tables, unless `probe` has just done that."""
-        objects = await self.worker.do(self._read)
-        return {**resolve_texts(objects, self._texts), **self._relay.listening}
-
-    def _read(self) -> dict[bytes, Any]:
         tables = self._opened()
         probed, self._probed = self._probed, None
         # Beside the process that programs the kernel, what `probe` read is as good as the next.
@@ -228,21 +217,17 @@ class NftablesMode(Mode):
             if self._looks:  # the other process gives slots away
                 self.slots = slots_of(objects)
         self.changes_during_read = tables.changes
-        return objects
-
-    async def read_beside(self) -> Ruleset:
-        """Dump our tables in a thread of its own, and put up with transactions meanwhile."""
-
-        def read() -> dict[bytes, Any]:
-            with self._connect() as netlink:
-                return KernelTables(netlink, self._nft, patient=True).read()
-
-        objects = await in_thread(read)
         return {**resolve_texts(objects, self._texts), **self._relay.listening}
 
-    async def fingerprint(self) -> Hashable | None:
+    def read_beside(self) -> Ruleset:
+        """Dump our tables by another socket, and put up with transactions meanwhile."""
+        with self._connect() as netlink:
+            objects = KernelTables(netlink, self._nft, patient=True).read()
+        return {**resolve_texts(objects, self._texts), **self._relay.listening}
+
+    def fingerprint(self) -> Hashable:
         """Return the number of foreign generations; our own transactions do not count."""
-        return ByOthers(await self.worker.do(self._foreign_changes))
+        return ByOthers(self._foreign_changes())
 
     def _foreign_changes(self) -> int:
         return self._opened().sender.foreign.check()
@@ -256,37 +241,27 @@ class NftablesMode(Mode):
         text = script(have, change)
         return (Script("nft", ("nft", "-f", "-"), text),) if text else ()
 
-    async def stats(self, plans: Collection[ServicePlan]) -> ConnectionStats:
-        """Return the connections so far by ServicePort."""
-        relayed, plans = self._relay.counts(), tuple(plans)
+    def stats(self, plans: Collection[ServicePlan]) -> Generator[None, None, ConnectionStats]:
+        """Return the connections so far by ServicePort; call it on the event loop."""
+        relayed, plans = self._relay.counts(), tuple(plans)  # now: the loop counts them
 
         def steps() -> Generator[None, None, ConnectionStats]:
             return (yield from self._scrape.steps(self._opened().counters, relayed, plans))
 
-        return await self.worker.do_slowly(steps())
+        return steps()
 
-    async def wait_for_external_change(self) -> None:
-        """Return when another program changed our tables, or flushed the ruleset.
+    def changes(self) -> Changes:
+        """Hear of other programs that change our tables, or flush the ruleset.
 
-        Return at once if it changed anything since the last call (or since the mode was probed).
-        Call this after the first sync: as long as the socket is open, the kernel notifies it of
-        every element, which doubles the cost of a cold start.
+        The first judgement counts what they did since the last one (or since `probe`). Call it
+        after the first sync: from then on the kernel notifies this process of every element, which
+        doubles the cost of a cold start.
         """
-        try:
-            await self.worker.wait_for(await self.worker.do(self._watch))
-        finally:
-            await self.worker.do(self._stop_watching)
-
-    def _watch(self) -> Changes:
-        self._suspected = True  # whatever came since the last call
-        self._concerned = False
-        self._news = self._subscribe(self._opened().netlink.port)
+        self._suspected = True
+        if self._news is None:
+            self._concerned = False
+            self._news = self._subscribe(self._opened().netlink.port)
         return Changes(self._news.fileno(), self._hears_of_changes)
-
-    def _stop_watching(self) -> None:
-        if self._news is not None:
-            self._news.close()
-            self._news = None
 
     def _hears_of_changes(self) -> bool:
         """Read the notifications; return whether another program changed our tables."""
@@ -329,26 +304,23 @@ class NftablesMode(Mode):
         """Return False for our listeners, and for entries that packets wrote."""
         return kind_of(key) not in (Kind.RELAY, Kind.STALE_AFFINITY)
 
-    async def apply(self, change: Diff) -> None:
+    def apply(self, change: Diff) -> None:
         """Carry out a Diff: at most one run of nft, then one transaction for everything else."""
         change, listeners = split_listeners(change)
-        await self.worker.do(self._write, change)
+        tables, elements = self._opened(), change
+        if any(key in part for part in (change.added, change.changed) for key in TEXT_KEYS):
+            elements = tables.load_texts(change)
+        tables.write(elements)
         if listeners:
-            await self._relay.apply(listeners)
+            self.worker.on_loop(self._relay.apply(listeners))
         for key in change.removed:
             if is_first_slot(key):
                 self.slots.pop(key, None)
 
-    def _write(self, change: Diff) -> None:
-        tables = self._opened()
-        if any(key in part for part in (change.added, change.changed) for key in TEXT_KEYS):
-            change = tables.load_texts(change)
-        tables.write(change)
-
-    async def apply_parts(self, parts: Iterable[Diff]) -> None:
+    def apply_parts(self, parts: Iterable[Diff]) -> None:
         """Carry out the first part as `apply` does, and the others in a transaction each."""
         others = iter(parts)
-        await self.apply(next(others))
+        self.apply(next(others))
         listeners: list[Diff] = []
 
         def in_kernel() -> Iterator[Diff]:
@@ -357,9 +329,9 @@ class NftablesMode(Mode):
                 listeners.append(ours)
                 yield kernel
 
-        await self.worker.do(lambda: self._opened().write_parts(in_kernel()))
+        self._opened().write_parts(in_kernel())
         for each in filter(None, listeners):
-            await self._relay.apply(each)
+            self.worker.on_loop(self._relay.apply(each))
 
     async def aclose(self, drain: float = 0.0) -> int:
         """Stop serving loopback; return how many connections were cut after `drain` seconds."""
@@ -367,7 +339,9 @@ class NftablesMode(Mode):
 
     def close(self) -> None:
         """Close the sockets."""
-        self._stop_watching()
+        if self._news is not None:
+            self._news.close()
+            self._news = None
         if self._tables is not None:
             self._tables.netlink.close()
             self._tables = None

@@ -77,9 +77,12 @@ async def compare(sync: Sync, lines: int) -> Drift | None:
         pass
     if objects is None:
         return None
-    before, repair = await _repair_of_others(
-        sync, await sync.mode.worker.do(sync.mode.read_beside), objects
-    )
+    mode = sync.mode
+    if mode.read_beside is None:
+        kernel = await mode.worker.do(mode.read)
+    else:
+        kernel = await asyncio.to_thread(mode.read_beside)
+    before, repair = await _repair_of_others(sync, kernel, objects)
     if not repair:
         return None
     async with sync.between_runs() as objects:  # also waits for a sync that is under way
@@ -93,9 +96,7 @@ async def compare(sync: Sync, lines: int) -> Drift | None:
     async with sync.between_runs() as objects:
         if objects is None:
             return None
-        _, repair = await _repair_of_others(
-            sync, await sync.mode.worker.do(sync.mode.read), objects
-        )
+        _, repair = await _repair_of_others(sync, await mode.worker.do(mode.read), objects)
     return sync.drift_of(repair, (), lines)
 
 
