@@ -34,12 +34,13 @@ format: setup ## Put the code in shape
 
 # Else each process of pytest compiles all tests anew: most of a minute for four of them.
 test: export PYTHONDONTWRITEBYTECODE =
-test: ## Every test, kernel tests as root, and coverage; WORKERS=n processes, STRICT=1 runs none twice
-	@scripts/setup.sh tests
+test: ## Tests, as root with packets, and coverage; FULL=1 all of them, WORKERS=n processes, STRICT=1 none twice
+	@scripts/setup.sh $(if $(FULL),all-tests,tests)
 	@python -m compileall -q -j 0 src tests # for the many programs that tests start, also in the machine
 	@pytest -q --collect-only >/dev/null || true # compiled once; what is wrong is said below
 	@rm -f .pytest_cache/v/cache/lastfailed
-	pytest -q -n $(WORKERS) $(TOGETHER) --cov --cov-report= --durations=10 || python scripts/rerun.py $$?
+	pytest -q --part=$(if $(FULL),full,quick) -n $(WORKERS) $(TOGETHER) --cov --cov-report= --durations=10 \
+		--junitxml=build/tests.xml; python scripts/rerun.py $$?
 	coverage report --include="$$(python scripts/pure.py)" --fail-under=100 --skip-covered
 
 properties: export EXAMPLES := $(or $(EXAMPLES),1000)
@@ -63,7 +64,7 @@ demo-ui: setup ## The same cluster with traffic, on pages in a browser, until Ct
 	@python scripts/demo_ui.py
 
 screenshots: setup ## Pictures of the pages of demo-ui, for docs/images (root)
-	@scripts/setup.sh tests
+	@scripts/setup.sh all-tests
 	@python scripts/screenshots.py
 
 bench: setup ## Figures beside iptables-restore of upstream-shaped rules (root); ONLY=name QUICK=1
@@ -79,7 +80,7 @@ notice: setup ## Collect the licences of what is shipped into NOTICE
 	@python scripts/notice.py
 
 release: setup ## Every artefact with checksums, in build/release: VERSION=n URL=where they will be
-	@scripts/setup.sh tests
+	@scripts/setup.sh all-tests
 	@python scripts/release.py $(VERSION) --url "$(URL)"
 
 krew: setup ## The kubectl plugin's archive and manifest for krew; URL= of the archive

@@ -1,15 +1,16 @@
-"""Run the few tests that failed in `make test` again, alone, and judge by that.
+"""Judge a run of `make test`: run the few tests that failed again, alone, and remember them.
 
 Tests with packets, programs and browsers run in more processes than there are cores. If the machine
 stands still for longer than such a test can wait, one of thousands fails, and that says nothing
 about the change under test. So each one that failed has to pass TIMES times with nothing beside it.
-It is named as flaky even then: a race of the program would look the same.
+It is named as flaky even then: a race of the program would look the same. The names are kept in
+RECORD with those of the last runs. A test that is flaky for the second time in RUNS runs fails.
 
     python scripts/rerun.py STATUS      STATUS is the exit status of pytest
 
-The exit status is 0 if all of them passed each time. It is that of pytest if anything else went
-wrong, if more than MOST tests failed, or if one of them depends on nothing but our code. With
-STRICT=1 nothing is run again.
+The exit status is 0 if all of them passed each time, and none of them was flaky before. It is that
+of pytest if anything else went wrong, if more than MOST tests failed, or if one of them depends on
+nothing but our code. With STRICT=1 nothing is run again.
 """
 
 from __future__ import annotations
@@ -22,10 +23,15 @@ from collections.abc import Sequence
 from pathlib import Path
 
 FAILED = Path(".pytest_cache/v/cache/lastfailed")
-WAITING = tuple(f"tests/{part}/" for part in ("browser", "e2e", "kernel", "upgrade", "vm"))
+WAITING = tuple(
+    f"tests/{part}/" for part in ("browser", "e2e", "kernel", "soak", "upgrade", "upstream", "vm")
+)
 """Tests that wait for a kernel, for processes or for a browser."""
 MOST = 3
 TIMES = 3
+RUNS = 10
+RECORD = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache", "steersman/flaky.json")
+"""The flaky tests of each of the last runs on this machine, the newest last."""
 
 
 def reason_against(status: int, failed: Sequence[str]) -> str:
@@ -40,8 +46,21 @@ def reason_against(status: int, failed: Sequence[str]) -> str:
     return f"{', '.join(ours)}: waits for nothing, so it fails for a reason" if ours else ""
 
 
+def remember(flaky: Sequence[str]) -> list[str]:
+    """Add the flaky tests of this run to the record; return those that it had already."""
+    runs: list[list[str]] = json.loads(RECORD.read_text()) if RECORD.exists() else []
+    runs = runs[-(RUNS - 1) :]
+    known = {test for run in runs for test in run}
+    RECORD.parent.mkdir(parents=True, exist_ok=True)
+    RECORD.write_text(json.dumps([*runs, list(flaky)], indent=1) + "\n")
+    return [test for test in flaky if test in known]
+
+
 def main(status: int) -> int:
-    """Run them again; return the exit status of `make test`."""
+    """Run failed tests again; return the exit status of `make test`."""
+    if status == 0:
+        remember([])
+        return 0
     failed = sorted(json.loads(FAILED.read_text())) if FAILED.exists() else []
     if why := reason_against(status, failed):
         print(f"no test is run again: {why}")
@@ -53,7 +72,10 @@ def main(status: int) -> int:
             return again
     for test in failed:
         print(f"FLAKY: {test} failed beside other tests and passed {TIMES} times alone")
-    return 0
+    flaky_again = remember(failed)
+    for test in flaky_again:
+        print(f"FLAKY AGAIN: {test} was flaky before in the last {RUNS} runs, see {RECORD}")
+    return status if flaky_again else 0
 
 
 if __name__ == "__main__":

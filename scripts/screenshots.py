@@ -78,7 +78,7 @@ async def take(opened: Tab, name: str, shot: Shot) -> None:
 async def main(names: list[str]) -> int:
     """Take the pictures; return the exit status."""
     if not chromium():
-        print("no Chromium is installed: scripts/setup.sh tests, as root", file=sys.stderr)
+        print("no Chromium is installed: scripts/setup.sh all-tests, as root", file=sys.stderr)
         return 1
     IMAGES.mkdir(parents=True, exist_ok=True)
     async with demo() as url, browser() as chrome, tab(chrome, url) as opened:

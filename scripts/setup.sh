@@ -1,7 +1,8 @@
 #!/usr/bin/env bash
 # Set up all that `make` needs: Debian packages (as root, when missing), a virtual environment in
 # .venv, the locked dependencies and steersman itself. Done already: returns at once.
-# `scripts/setup.sh tests` also installs what only tests and developers call.
+# `scripts/setup.sh tests` also installs what only tests and developers call; `scripts/setup.sh
+# all-tests` what browsers, packages and the virtual machine need, too.
 #
 # Environment: PYTHON, an interpreter to use (3.11 or newer); pip's own settings (index, proxy).
 # Without root: says in one line what is missing for demo, kernel tests and benchmarks.
@@ -164,7 +165,8 @@ is_current() { [ -x "$venv/bin/python" ] && [ "$(cat "$stamp" 2>/dev/null)" = "$
 kinds=(missing_packages python_headers)
 case ${1:-} in
 "") ;;
-tests) kinds+=(developer_tools browser_packages monitoring_packages machine_packages package_tools) ;;
+tests) kinds+=(developer_tools monitoring_packages) ;;
+all-tests) kinds+=(developer_tools monitoring_packages browser_packages machine_packages package_tools) ;;
 *) say "unknown argument $1" && exit 2 ;;
 esac
 if is_current; then

@@ -14,7 +14,7 @@ import signal
 import subprocess
 import sys
 from collections import defaultdict
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -23,6 +23,7 @@ import pytest
 from hypothesis import HealthCheck, settings
 from xdist.scheduler import LoadScopeScheduling  # type: ignore[import-untyped]
 
+from tests.support import parts
 from tests.support.ending import ENDING
 
 # The same examples each time, so that a change is judged by what it changes; `make properties`
@@ -39,6 +40,8 @@ settings.load_profile("steersman")
 
 SETTINGS = pytest.StashKey[dict[str, str]]()
 CHANGED = pytest.StashKey[list[str]]()
+SKIPPED = pytest.StashKey[Sequence[str]]()
+"""The tests that were skipped though they must run, in a run of everything."""
 COVERED = pytest.StashKey[bool]()
 """Whether coverage was measured in the last test."""
 BROWSER = "tests/browser/"
@@ -89,7 +92,11 @@ def pytest_collection() -> Iterator[None]:
         gc.enable()
 
 
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    if config.getoption("--part") == "quick":
+        left_out = [item for item in items if not parts.is_quick(item.nodeid)]
+        config.hook.pytest_deselected(items=left_out)
+        items[:] = [item for item in items if parts.is_quick(item.nodeid)]
     for item in items:
         if item.get_closest_marker("kernel") and (reason := missing_for_kernel_tests()):
             item.add_marker(pytest.mark.skip(reason=reason))
@@ -195,6 +202,15 @@ def pytest_sessionfinish(session: pytest.Session) -> None:
     if changed:
         session.exitstatus = pytest.ExitCode.TESTS_FAILED
         session.config.stash[CHANGED] = changed
+    reporter = session.config.pluginmanager.get_plugin("terminalreporter")
+    if reporter is not None and session.config.getoption("--part") == "full":
+        skipped = [
+            (report.nodeid, report.longrepr[2].removeprefix("Skipped: "))
+            for report in reporter.stats.get("skipped", ())
+        ]
+        if unexpected := parts.unexpected(skipped):
+            session.exitstatus = pytest.ExitCode.TESTS_FAILED
+            session.config.stash[SKIPPED] = unexpected
 
 
 def pytest_unconfigure() -> None:
@@ -220,6 +236,8 @@ class FailuresAtOnce:
 def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
     for name in terminalreporter.config.stash.get(CHANGED, []):
         terminalreporter.write_line(f"A TEST CHANGED THE MACHINE'S OWN NETWORK: {name}")
+    for line in terminalreporter.config.stash.get(SKIPPED, []):
+        terminalreporter.write_line(f"SKIPPED, BUT IT MUST RUN: {line}")
     if any(
         "kernel tests need" in str(r.longrepr) for r in terminalreporter.stats.get("skipped", ())
     ):
@@ -229,6 +247,12 @@ def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
 def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption(
         "--update", action="store_true", help="rewrite golden files, for review with git diff"
+    )
+    parser.addoption(
+        "--part",
+        choices=("quick", "full"),
+        help="quick: leave out what takes minutes; full: a test that is skipped is a failure"
+        " (tests/support/parts.py)",
     )
 
 

@@ -21,7 +21,7 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
         if pytest_asyncio.is_async_test(item):
             item.add_marker(pytest.mark.asyncio(loop_scope="session"), append=False)
         if not chromium():
-            reason = "no Chromium is installed: `make test` as root installs it"
+            reason = "no Chromium is installed: `FULL=1 make test` as root installs it"
             item.add_marker(pytest.mark.skip(reason=reason))
 
 

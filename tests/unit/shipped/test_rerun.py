@@ -23,6 +23,7 @@ def runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("PATH", str(tmp_path), prepend=":")
     monkeypatch.delenv("STRICT", raising=False)
+    monkeypatch.setattr(rerun, "RECORD", tmp_path / "cache" / "flaky.json")
     (tmp_path / "runs").touch()
     return tmp_path / "runs"
 
@@ -32,7 +33,7 @@ def failed(pytest_program: str, *tests: str) -> None:
     program = Path("pytest")
     program.write_text(pytest_program)
     program.chmod(0o755)
-    rerun.FAILED.parent.mkdir(parents=True)
+    rerun.FAILED.parent.mkdir(parents=True, exist_ok=True)
     rerun.FAILED.write_text(json.dumps(dict.fromkeys(tests, True)))
 
 
@@ -81,3 +82,18 @@ def test_strict_runs_nothing_again(runs: Path, monkeypatch: pytest.MonkeyPatch) 
 def test_without_a_record_of_failures_the_status_stands(runs: Path) -> None:
     assert rerun.main(1) == 1
     assert not runs.read_text()
+
+
+def test_a_test_that_is_flaky_twice_in_ten_runs_fails(
+    runs: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    failed(FLAKY, KERNEL)
+    assert rerun.main(1) == 0
+    for _ in range(rerun.RUNS - 1):
+        assert rerun.main(0) == 0
+    assert rerun.main(1) == 0, "the first time is eleven runs ago"
+    assert rerun.main(0) == 0
+    assert rerun.main(1) == 1
+    assert f"FLAKY AGAIN: {KERNEL} was" in capsys.readouterr().out
+    failed(FLAKY, f"{KERNEL}[other]")
+    assert rerun.main(1) == 0

@@ -1,0 +1,52 @@
+"""The quick part of the tests, and what may be skipped in a run of all of them.
+
+`make test` runs the quick part. `FULL=1 make test` runs everything, and fails if a test is skipped
+that is not listed here: a tool that is missing must not pass for a success.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from typing import NamedTuple
+
+ONLY_FULL = (
+    *(f"tests/{part}/" for part in ("browser", "packaging", "soak", "upgrade")),
+    "tests/e2e/test_image.py",
+    "tests/vm/test_machine.py::test_everything_inside",
+)
+"""Tests that take minutes: other kernels, other systems, packages, browsers, hours of churn."""
+
+
+class MaySkip(NamedTuple):
+    """A test that cannot run everywhere."""
+
+    test: str
+    """How its node id begins."""
+    reason: str
+    """How the reason that it gives begins."""
+
+
+MAY_SKIP = (
+    MaySkip("tests/cluster/", "no real cluster"),
+    MaySkip("tests/conformance/", "the conformance data is not beside the project"),
+    MaySkip("tests/unit/netfilter/test_names.py::", "no conformance data beside the project"),
+    MaySkip("tests/packaging/test_wheel.py::", "there is no CPython 3."),
+    MaySkip("tests/upgrade/", "there is no release yet"),
+    # Debian's kernels have it, and the virtual machine runs these tests for IPVS.
+    MaySkip("tests/kernel/test_doctor_faults.py::", "no IPVS here"),
+    MaySkip("tests/unit/proxy/test_dials.py::", "needs IP_LOCAL_PORT_RANGE"),
+)
+
+
+def is_quick(test: str) -> bool:
+    """Whether a test, given by its node id, belongs to the quick part."""
+    return not test.startswith(ONLY_FULL)
+
+
+def unexpected(skipped: Iterable[tuple[str, str]]) -> Sequence[str]:
+    """Return a line for each skipped test, given with its reason, that must not be skipped."""
+    return sorted(
+        f"{test}: {reason}"
+        for test, reason in skipped
+        if not any(test.startswith(m.test) and reason.startswith(m.reason) for m in MAY_SKIP)
+    )
