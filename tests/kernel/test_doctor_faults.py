@@ -1,7 +1,7 @@
 """Faults of every kind are done to a node that runs steersman, and doctor names the cause first.
 
 `pytest tests/kernel/test_doctor_faults.py -s` prints the table; with `--update` it is written into
-docs/doctor.md, which is otherwise compared with it.
+doctor_faults.md, which is otherwise compared with it.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ from tests.support.processes.steersman import HAS_IPVS
 
 pytestmark = [pytest.mark.kernel, pytest.mark.slow]
 
-PAGE = Path(__file__).parents[2] / "docs" / "doctor.md"
+PAGE = Path(__file__).with_name("doctor_faults.md")
 UNREACHABLE = "A Service is not reachable"
 NODE_PORTS = "A node port is not reachable"
 UNEVEN = "The load is uneven"

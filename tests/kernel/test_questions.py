@@ -1,4 +1,4 @@
-"""The questions of an operator and the answers of the program: docs/questions.md.
+"""The questions of an operator and the answers of the program: questions/answers.md.
 
 Each is asked of a real process on a small cluster of network namespaces; `--update` writes the
 page, otherwise the answers must be those of the page, apart from times, pids and other numbers
@@ -24,7 +24,7 @@ ROOT = Path(__file__).parents[2]
 pytestmark = pytest.mark.kernel
 
 HERE = Path(__file__).parent / "questions"
-PAGE = ROOT / "docs/questions.md"
+PAGE = HERE / "answers.md"
 QUESTIONS: list[dict[str, Any]] = yaml.safe_load((HERE / "questions.yaml").read_text())
 STEERSMAN = (sys.executable, "-m", "steersman")
 HEAD = """# Questions and answers

@@ -1,4 +1,4 @@
-"""docs/trace.md shows what `steersman trace` prints; `pytest --update` writes it again."""
+"""docs/trace.md and traces.md show what `steersman trace` prints; `--update` writes them."""
 
 from __future__ import annotations
 

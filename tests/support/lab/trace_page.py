@@ -1,4 +1,4 @@
-"""The printed traces in docs/trace.md: made comparable, compared, rewritten."""
+"""Recorded output of `steersman trace`: made comparable, compared, rewritten."""
 
 from __future__ import annotations
 
@@ -12,7 +12,8 @@ import msgspec
 from steersman.cli.output import print_answer
 from steersman.operate.trace import TraceAnswer
 
-PAGE = Path(__file__).parents[3] / "docs/trace.md"
+ROOT = Path(__file__).parents[3]
+PAGES = (ROOT / "docs/trace.md", ROOT / "tests/kernel/traces.md")
 
 
 def normalised(answer: TraceAnswer) -> str:
@@ -46,13 +47,13 @@ def normalised(answer: TraceAnswer) -> str:
 
 
 def check(title: str, answer: TraceAnswer, update: bool) -> None:
-    """Compare the block below a heading of the page, or rewrite it."""
-    page = PAGE.read_text()
+    """Compare the block below a heading of one of the pages, or rewrite it."""
     pattern = re.compile(rf"(##+ {re.escape(title)}\n.*?```text\n)(.*?)(```)", re.DOTALL)
-    match = pattern.search(page)
-    assert match, f"{PAGE} has no block below {title!r}"
+    found = [(path, match) for path in PAGES if (match := pattern.search(path.read_text()))]
+    assert len(found) == 1, f"one page has a block below {title!r}"
+    path, match = found[0]
     text = normalised(answer)
     if update:
-        PAGE.write_text(page[: match.start(2)] + text + page[match.end(2) :])
+        path.write_text(match.string[: match.start(2)] + text + match.string[match.end(2) :])
     else:
         assert match[2] == text

@@ -22,8 +22,6 @@ TEXTS = sorted(
         *map(ROOT.joinpath, ("README.md", "CONTRIBUTING.md", "SECURITY.md", "deploy/README.md")),
     ]
 )
-MADE = ("questions.md", "trace.md")
-"""Pages of recorded answers: the tests that write them run their commands."""
 
 
 class Line(NamedTuple):
@@ -39,8 +37,6 @@ class Line(NamedTuple):
 def command_lines(program: str) -> Iterator[Line]:
     """Yield what follows a program's name in code: in blocks and between backquotes."""
     for path in TEXTS:
-        if path.name in MADE:
-            continue
         text = path.read_text().replace("\\\n", " ")
         blocks = re.findall(r"^(?:    |\$ )(.*)$", text, re.MULTILINE)
         blocks += [line for part in text.split("```")[1::2] for line in part.split("\n")]
