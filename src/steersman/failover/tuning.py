@@ -1,7 +1,7 @@
 """The numbers of failover that nobody has to set, and why they are what they are.
 
 Those that depend on the cluster are settings (model/failover.Settings). benchmarks/failover_policy
-compares some of these with others; docs/failover.md has its tables. Times are in seconds.
+compares some of these with others. Times are in seconds.
 """
 
 from __future__ import annotations
