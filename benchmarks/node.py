@@ -73,6 +73,13 @@ class TimedExec(SubprocessExec):
         finally:
             self.seconds += time.perf_counter() - begun
 
+    def run_tool(self, argv: Sequence[str], stdin: bytes = b"", *, timeout: float = 60.0) -> Result:
+        begun = time.perf_counter()
+        try:
+            return super().run_tool(argv, stdin, timeout=max(timeout, 600.0))
+        finally:
+            self.seconds += time.perf_counter() - begun
+
 
 class Node:
     """steersman with a Store, fed with JSON events as they come from an API server."""

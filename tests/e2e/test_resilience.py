@@ -46,6 +46,7 @@ from tests.support.apiserver.reading import NODE
 from tests.support.apiserver.server import ApiServer, Request
 from tests.support.apiserver.world import World
 from tests.support.lab.namespace import in_namespace, sh
+from tests.support.modes.scripted import OnLoop
 from tests.support.processes.fast_clock import SPEED, FastClock
 
 MINUTE = 60.0
@@ -55,7 +56,7 @@ CLOCK_ERROR = 0.001
 """Real seconds by which a timer of asyncio may be early."""
 
 
-class Login:
+class Login(OnLoop):
     """An exec plugin: a token and a certificate that expire, both changed at will."""
 
     def __init__(self, clock: FastClock, authority: Authority) -> None:

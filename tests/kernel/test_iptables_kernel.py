@@ -87,11 +87,11 @@ def some_plans(seed: int, count: int = 25) -> list[ServicePlan]:
     return [random_plan(rng, n, family) for n in range(count) for family in Family]
 
 
-async def start(mode: IptablesMode, want: Ruleset) -> Diff:
+def start(mode: IptablesMode, want: Ruleset) -> Diff:
     """What a start does; returns what it found to do."""
-    await mode.probe()
-    change = diff(await mode.read(), want)
-    await mode.apply(change)
+    mode.probe()
+    change = diff(mode.read(), want)
+    mode.apply(change)
     return change
 
 
@@ -102,10 +102,10 @@ def saved(inside: Namespace, variant: str) -> str:
 
 
 @pytest.mark.parametrize("split", [False, True])
-async def test_what_was_applied_is_read_back(mode: IptablesMode, split: bool) -> None:
+def test_what_was_applied_is_read_back(mode: IptablesMode, split: bool) -> None:
     want = rendered(mode, replace(SETTINGS, split_dispatch=split), *some_plans(1))
-    assert await start(mode, want)
-    assert await mode.read() == want
+    assert start(mode, want)
+    assert mode.read() == want
 
 
 @pytest.mark.parametrize(
@@ -118,35 +118,35 @@ async def test_what_was_applied_is_read_back(mode: IptablesMode, split: bool) ->
     ],
     ids=["longest", "service", "namespace", "encoded"],
 )
-async def test_long_names_are_read_back(mode: IptablesMode, name: str) -> None:
+def test_long_names_are_read_back(mode: IptablesMode, name: str) -> None:
     """iptables cuts comments of more than 255 characters."""
     for each in some_plans(1, 2):
         named = replace(each, key=PlanKey(key(name).name, each.key.family))
         want = rendered(mode, SETTINGS, named)
-        await start(mode, want)
-        assert await mode.read() == want
+        start(mode, want)
+        assert mode.read() == want
 
 
-async def test_a_restart_with_nothing_changed_writes_nothing(
+def test_a_restart_with_nothing_changed_writes_nothing(
     mode: IptablesMode, execute: Recorder
 ) -> None:
     want = rendered(mode, SETTINGS, *some_plans(2))
-    await start(mode, want)
+    start(mode, want)
     execute.restores.clear()
     again = IptablesMode(execute, IptablesOptions(variant=mode.variant))
-    assert not await start(again, want)
+    assert not start(again, want)
     assert not execute.restores
 
 
 @pytest.mark.parametrize("seed", [11, 12, 13])
-async def test_changes_one_by_one_end_as_a_fresh_start_does(
+def test_changes_one_by_one_end_as_a_fresh_start_does(
     mode: IptablesMode, variant: str, seed: int
 ) -> None:
     rng = Random(seed)
     settings = SETTINGS
     plans: dict[PlanKey, ServicePlan] = {}
     have: Ruleset = rendered(mode)
-    await start(mode, have)
+    start(mode, have)
     for _ in range(25):
         for _ in range(rng.randint(1, 4)):
             new = random_plan(rng, rng.randrange(12), rng.choice(list(Family)))
@@ -158,20 +158,20 @@ async def test_changes_one_by_one_end_as_a_fresh_start_does(
         if rng.random() < 0.2:
             settings = replace(settings, split_dispatch=not settings.split_dispatch)
         want = rendered(mode, settings, *plans.values())
-        await mode.apply(diff(have, want))
+        mode.apply(diff(have, want))
         have = want
-    assert await mode.read() == have
+    assert mode.read() == have
     with namespace() as other:
         fresh = IptablesMode(Recorder(other), IptablesOptions(variant=variant))
-        await start(fresh, have)
-        assert await fresh.read() == have
+        start(fresh, have)
+        assert fresh.read() == have
 
 
 def _same_port(one: PlanKey, other: PlanKey) -> bool:
     return (one.family, one.name.service) == (other.family, other.name.service)
 
 
-async def test_cleanup_leaves_what_is_foreign_and_nothing_of_ours(
+def test_cleanup_leaves_what_is_foreign_and_nothing_of_ours(
     mode: IptablesMode, inside: Namespace, variant: str
 ) -> None:
     for command in ("iptables", "ip6tables"):
@@ -194,36 +194,36 @@ async def test_cleanup_leaves_what_is_foreign_and_nothing_of_ours(
         )
     before = saved(inside, variant)
     want = rendered(mode, SETTINGS, *some_plans(3))
-    await start(mode, want)
-    assert await mode.read() == want
-    await mode.apply(diff(await mode.read(), {}))
-    assert not await mode.read()
+    start(mode, want)
+    assert mode.read() == want
+    mode.apply(diff(mode.read(), {}))
+    assert not mode.read()
     after = saved(inside, variant)
     kubelets = {want[k] for k in want if is_kubelets(k)} - {""}
     assert set(after.split("\n")) - set(before.split("\n")) <= kubelets
     assert [line for line in after.split("\n") if line not in kubelets] == before.split("\n")
 
 
-async def test_after_a_cleanup_everything_can_come_back(mode: IptablesMode) -> None:
+def test_after_a_cleanup_everything_can_come_back(mode: IptablesMode) -> None:
     want = rendered(mode, SETTINGS, simple(1))
-    await start(mode, want)
-    await mode.apply(diff(await mode.read(), {}))
-    await mode.apply(diff(await mode.read(), want))
-    assert await mode.read() == want
+    start(mode, want)
+    mode.apply(diff(mode.read(), {}))
+    mode.apply(diff(mode.read(), want))
+    assert mode.read() == want
 
 
-async def test_chains_that_foreign_rules_lead_to_survive_a_cleanup(
+def test_chains_that_foreign_rules_lead_to_survive_a_cleanup(
     mode: IptablesMode, inside: Namespace, variant: str
 ) -> None:
     want = rendered(mode)
-    await start(mode, want)
+    start(mode, want)
     inside.sh(f"iptables-{variant}", "-t", "nat", "-N", "CNI-MARK")
     inside.sh(f"iptables-{variant}", "-t", "nat", "-A", "CNI-MARK", "-j", "KUBE-MARK-MASQ")
-    await mode.apply(diff(await mode.read(), {}))
-    assert await mode.read() == {(4, "nat", "KUBE-MARK-MASQ", ""): ""}
+    mode.apply(diff(mode.read(), {}))
+    assert mode.read() == {(4, "nat", "KUBE-MARK-MASQ", ""): ""}
     assert "-A CNI-MARK -j KUBE-MARK-MASQ" in saved(inside, variant)
-    await mode.apply(diff(await mode.read(), want))
-    assert await mode.read() == want
+    mode.apply(diff(mode.read(), want))
+    assert mode.read() == want
 
 
 FLUSHES = {
@@ -242,29 +242,29 @@ FLUSHES = {
 
 
 @pytest.mark.parametrize("what", FLUSHES)
-async def test_what_others_break_is_repaired(
+def test_what_others_break_is_repaired(
     mode: IptablesMode, inside: Namespace, variant: str, what: str
 ) -> None:
     want = rendered(mode, SETTINGS, *some_plans(4, 8))
-    await start(mode, want)
+    start(mode, want)
     for command in FLUSHES[what]:
         inside.sh("sh", "-c", command.replace("iptables", f"iptables-{variant}"))
-    change = diff(await mode.read(), want)
+    change = diff(mode.read(), want)
     assert change
-    await mode.apply(change)
-    assert await mode.read() == want
+    mode.apply(change)
+    assert mode.read() == want
     tail = [r for r in saved(inside, variant).split("\n") if r.startswith("-A KUBE-SERVICES")][-1]
     assert "NOTE: this must be the last rule" in tail
 
 
-async def test_a_firewall_loaded_over_ours_is_repaired_around(
+def test_a_firewall_loaded_over_ours_is_repaired_around(
     mode: IptablesMode, inside: Namespace, variant: str
 ) -> None:
     want = rendered(mode, SETTINGS, *some_plans(5, 8))
-    await start(mode, want)
+    start(mode, want)
     inside.sh(f"iptables-{variant}-restore", stdin=FOREIGN)
-    await mode.apply(diff(await mode.read(), want))
-    assert await mode.read() == want
+    mode.apply(diff(mode.read(), want))
+    assert mode.read() == want
     for line in FOREIGN.split("\n"):
         if line.startswith("-A"):
             assert line in saved(inside, variant)
@@ -277,61 +277,61 @@ def poison() -> ServicePlan:
     )
 
 
-async def test_a_refused_batch_changes_nothing(
+def test_a_refused_batch_changes_nothing(
     mode: IptablesMode, inside: Namespace, variant: str
 ) -> None:
-    await start(mode, rendered(mode, SETTINGS, simple(1)))
+    start(mode, rendered(mode, SETTINGS, simple(1)))
     before = saved(inside, variant)
     want = rendered(mode, SETTINGS, simple(1), simple(2), poison())
     with pytest.raises(ApplyError, match="KUBE-"):
-        await mode.apply(diff(await mode.read(), want))
+        mode.apply(diff(mode.read(), want))
     assert saved(inside, variant) == before
 
 
-async def test_any_part_of_a_diff_can_be_applied(mode: IptablesMode) -> None:
+def test_any_part_of_a_diff_can_be_applied(mode: IptablesMode) -> None:
     plans = some_plans(6, 10)
-    await start(mode, rendered(mode))
+    start(mode, rendered(mode))
     for one in plans[1::2] + plans[::2]:
-        await mode.apply(diff({}, mode.render_service(one, SETTINGS)))
-    assert await mode.read() == rendered(mode, SETTINGS, *plans)
+        mode.apply(diff({}, mode.render_service(one, SETTINGS)))
+    assert mode.read() == rendered(mode, SETTINGS, *plans)
 
 
-async def test_a_rule_that_somebody_else_deleted_is_refused_and_then_healed(
+def test_a_rule_that_somebody_else_deleted_is_refused_and_then_healed(
     mode: IptablesMode, inside: Namespace, variant: str
 ) -> None:
     want = rendered(mode, SETTINGS, simple(1))
-    await start(mode, want)
+    start(mode, want)
     inside.sh(f"iptables-{variant}", "-t", "nat", "-D", "KUBE-SERVICES", "1")
     with pytest.raises(ApplyError, match="line"):
-        await mode.apply(diff(want, rendered(mode)))
-    await mode.apply(diff(await mode.read(), rendered(mode)))
-    assert await mode.read() == rendered(mode)
+        mode.apply(diff(want, rendered(mode)))
+    mode.apply(diff(mode.read(), rendered(mode)))
+    assert mode.read() == rendered(mode)
 
 
 @pytest.mark.slow(seconds=60)
-async def test_killed_between_any_two_commands_the_next_start_repairs(
+def test_killed_between_any_two_commands_the_next_start_repairs(
     mode: IptablesMode, execute: Recorder, variant: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     settings = replace(SETTINGS, families=(Family.IPV4,))
     plans = [one for seed in (7, 8) for one in some_plans(seed, 8) if one.key.family == 4]
     first = rendered(mode, settings, *plans[:8])
     second = rendered(mode, replace(settings, split_dispatch=True), *plans[8:])
-    await mode.probe()
+    mode.probe()
     before: Ruleset = {}
     for want in (first, second, {}):
         for allowed in count():
-            await start(mode, before)
+            start(mode, before)
             execute.allowed = allowed
             try:
                 with monkeypatch.context() as patch:
                     patch.setitem(LIMITS, variant, Limits(whole=5, run=60))
-                    await mode.apply(diff(await mode.read(), want))
+                    mode.apply(diff(mode.read(), want))
                 break
             except KilledError:
                 execute.allowed = None
                 again = IptablesMode(execute, IptablesOptions(variant=variant))
-                await start(again, want)
-                left = {k: v for k, v in (await again.read()).items() if want or not is_kubelets(k)}
+                start(again, want)
+                left = {k: v for k, v in (again.read()).items() if want or not is_kubelets(k)}
                 assert left == want
         assert allowed > 2, "it was never cut"
         execute.allowed = None
@@ -379,7 +379,7 @@ async def test_the_culprits_stand_alone_and_the_others_go_in(
     assert saved(inside, variant).count("-d 10.96.1.") >= 2
 
 
-async def test_upstreams_own_rules_are_taken_over(
+def test_upstreams_own_rules_are_taken_over(
     mode: IptablesMode, inside: Namespace, variant: str
 ) -> None:
     """The order and the spelling of upstream's restore input, as it is before iptables prints it."""
@@ -390,10 +390,10 @@ async def test_upstreams_own_rules_are_taken_over(
         cluster=endpoints("10.200.0.1"),
     )
     want = rendered(mode, SETTINGS, service)
-    change = await start(mode, want)
+    change = start(mode, want)
     assert (4, "nat", "KUBE-SERVICES", "ns/a:http tcp") not in change.changed
     assert (4, "nat", "KUBE-MARK-MASQ", "") not in {*change.added, *change.changed}
-    assert await mode.read() == want
+    assert mode.read() == want
 
 
 UPSTREAM = """
@@ -422,18 +422,18 @@ def test_only_others_change_the_fingerprint_of_iptables_nft(variant: str) -> Non
 
     async def body() -> None:
         mode = IptablesMode(SubprocessExec(), IptablesOptions(variant=variant))
-        assert (await mode.probe()).usable
+        assert (mode.probe()).usable
         have: Ruleset = {}
-        tokens = [await mode.fingerprint()]
+        tokens = [mode.fingerprint()]
         for services in (3, 2, 4):
             want = rendered(mode, SETTINGS, *some_plans(1, services))
-            await mode.apply(diff(have, want))
+            mode.apply(diff(have, want))
             have = want
-            tokens.append(await mode.fingerprint())
+            tokens.append(mode.fingerprint())
         assert len(set(tokens)) == (1 if variant == "nft" else 4)
         sh("ping -c 1 127.0.0.1 || true")
-        assert await mode.fingerprint() == tokens[-1]
+        assert mode.fingerprint() == tokens[-1]
         sh(f"iptables-{variant} -A INPUT -j ACCEPT")
-        assert await mode.fingerprint() != tokens[-1]
+        assert mode.fingerprint() != tokens[-1]
 
     in_namespace(body)

@@ -6,8 +6,8 @@ created before the rules, and deleted after them.
 
 from __future__ import annotations
 
-import asyncio
 import errno
+import time
 from collections.abc import Callable, Sequence
 
 from steersman.host.netlink import NETLINK_NETFILTER, Netlink, NetlinkError
@@ -74,8 +74,8 @@ class PacketCounters:
                         f"the packet counter {name} cannot be created: {error}"
                     ) from error
 
-    async def delete(self) -> None:
-        """Delete the counters; one that foreign rules use stays."""
+    def delete(self) -> None:
+        """Delete the counters, which may take a moment; one that foreign rules use stays."""
         left = list(self.names)
         for _ in range(_ATTEMPTS):  # EBUSY for as long as a rule uses one
             for name in tuple(left):
@@ -87,7 +87,7 @@ class PacketCounters:
                 left.remove(name)
             if not left:
                 return
-            await asyncio.sleep(_PAUSE)
+            time.sleep(_PAUSE)
 
     def _request(self, kind: int, name: str, flags: int = 0) -> list[bytes]:
         with self._connect() as netlink:

@@ -201,12 +201,12 @@ async def same_rules(chaos: Chaos, variant: str) -> bool:
         reading.cancel()
         await asyncio.gather(reading, return_exceptions=True)
     mode = IptablesMode(SubprocessExec(), IptablesOptions(variant=variant))
-    await mode.probe()
+    mode.probe()
     plan = compile_all(fresh.snapshot, CONFIG, await read_facts(), mode.traits)
     want = dict(mode.render_node(plan.settings))
     for service_plan in plan.services.values():
         want.update(mode.render_service(service_plan, plan.settings))
-    return not diff(await mode.read(), want)
+    return not diff(mode.read(), want)
 
 
 async def _is_synced(store: Store) -> bool:

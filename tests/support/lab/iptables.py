@@ -9,6 +9,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 
 from steersman.host.exec import Result, SubprocessExec
+from tests.support.modes.scripted import InThread
 
 _numbers = itertools.count()
 
@@ -41,7 +42,7 @@ def namespace() -> Iterator[Namespace]:
         subprocess.run(["ip", "netns", "del", name], check=True)
 
 
-class Recorder:
+class Recorder(InThread):
     """Runs commands in a namespace, records them, and fails from a given one on."""
 
     def __init__(self, inside: Namespace) -> None:
@@ -50,16 +51,14 @@ class Recorder:
         self.allowed: int | None = None
         """How many more iptables-restore runs succeed; None for all."""
 
-    async def run(
-        self, argv: Sequence[str], stdin: bytes = b"", *, timeout: float = 60.0
-    ) -> Result:
+    def run_tool(self, argv: Sequence[str], stdin: bytes = b"", *, timeout: float = 60.0) -> Result:
         if argv[0].endswith("-restore") and stdin:
             if self.allowed is not None:
                 if self.allowed == 0:
                     raise KilledError
                 self.allowed -= 1
             self.restores.append(stdin.decode())
-        return await self._execute.run(argv, stdin, timeout=timeout)
+        return self._execute.run_tool(argv, stdin, timeout=timeout)
 
 
 class KilledError(Exception):

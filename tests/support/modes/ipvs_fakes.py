@@ -9,6 +9,7 @@ from steersman.host.netlink import NetlinkError
 from steersman.host.nlmsg import NLM_F_ACK, Request
 from steersman.modes.ipvs.backends import VirtualServers
 from steersman.modes.ipvs.wire import Command
+from tests.support.modes.scripted import OnLoop
 
 
 class FakeNetlink:
@@ -40,7 +41,7 @@ def servers(netlink: FakeNetlink, table: str = "") -> VirtualServers:
     return VirtualServers(netlink, 99, inside)  # type: ignore[arg-type]
 
 
-class FakeIpset:
+class FakeIpset(OnLoop):
     """Records what `ipset restore` reads."""
 
     def __init__(self, status: int = 0) -> None:

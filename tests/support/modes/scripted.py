@@ -11,6 +11,22 @@ NFT = "iptables v1.8.9 (nf_tables)"
 LEGACY = "iptables v1.8.9 (legacy)"
 
 
+class OnLoop:
+    """The half of an Exec that runs tools in threads, for one of which nobody wants that."""
+
+    def run_tool(self, argv: Sequence[str], stdin: bytes = b"", *, timeout: float = 60.0) -> Result:
+        raise AssertionError(f"{argv[0]} is run in a thread")
+
+
+class InThread:
+    """The half of an Exec that runs programs on the event loop, for one of which nobody does."""
+
+    async def run(
+        self, argv: Sequence[str], stdin: bytes = b"", *, timeout: float = 60.0
+    ) -> Result:
+        raise AssertionError(f"{argv[0]} is run on the event loop")
+
+
 class Scripted:
     """Answers commands by the first pattern that matches; without one there is no such program."""
 

@@ -7,7 +7,6 @@ Functions to call; figures for README and benchmarks come from there. Needs root
 
 from __future__ import annotations
 
-import asyncio
 import statistics
 import sys
 import time
@@ -21,26 +20,25 @@ from steersman.model.ruleset import Diff, diff
 from steersman.modes.iptables.mode import IptablesMode, IptablesOptions
 from tests.support.builders.plans import SETTINGS, endpoints, simple
 from tests.support.lab.iptables import Namespace, namespace
+from tests.support.modes.scripted import InThread
 
 
-class Timed:
+class Timed(InThread):
     """Runs commands in a namespace and adds up the seconds spent in them."""
 
     def __init__(self, inside: Namespace) -> None:
         self._execute = inside.execute
         self.seconds = 0.0
 
-    async def run(
-        self, argv: Sequence[str], stdin: bytes = b"", *, timeout: float = 60.0
-    ) -> Result:
+    def run_tool(self, argv: Sequence[str], stdin: bytes = b"", *, timeout: float = 60.0) -> Result:
         start = time.perf_counter()
         try:
-            return await self._execute.run(argv, stdin, timeout=timeout)
+            return self._execute.run_tool(argv, stdin, timeout=timeout)
         finally:
             self.seconds += time.perf_counter() - start
 
 
-async def measure(variant: str, services: int, *, rounds: int = 5) -> dict[str, float]:
+def measure(variant: str, services: int, *, rounds: int = 5) -> dict[str, float]:
     """Return milliseconds by what was measured, medians; `own` is all but child processes."""
     plans = [simple(number) for number in range(services)]
     settings = msgspec.structs.replace(
@@ -54,11 +52,11 @@ async def measure(variant: str, services: int, *, rounds: int = 5) -> dict[str, 
     with namespace() as inside:
         execute = Timed(inside)
         mode = IptablesMode(execute, IptablesOptions(variant=variant))
-        await mode.probe()
+        mode.probe()
 
-        async def timed(name: str, change: Diff) -> None:
+        def timed(name: str, change: Diff) -> None:
             execute.seconds, start = 0.0, time.perf_counter()
-            await mode.apply(change)
+            mode.apply(change)
             total = time.perf_counter() - start
             figures.setdefault(name, []).append(total * 1e3)
             figures.setdefault(f"{name}, own", []).append((total - execute.seconds) * 1e3)
@@ -68,9 +66,9 @@ async def measure(variant: str, services: int, *, rounds: int = 5) -> dict[str, 
         for plan in plans:
             want.update(mode.render_service(plan, settings))
         figures["render"] = [(time.perf_counter() - start) * 1e3]
-        await timed("cold start", diff({}, want))
+        timed("cold start", diff({}, want))
         execute.seconds, start = 0.0, time.perf_counter()
-        have = await mode.read()
+        have = mode.read()
         total = time.perf_counter() - start
         figures["read"] = [total * 1e3]
         figures["read, own"] = [(total - execute.seconds) * 1e3]
@@ -79,11 +77,11 @@ async def measure(variant: str, services: int, *, rounds: int = 5) -> dict[str, 
             plan = plans[number * 37 % services]
             old = mode.render_service(plan, settings)
             new = mode.render_service(_one_more(plan, number), settings)
-            await timed("endpoint added", diff(old, new))
-            await timed("endpoint removed", diff(new, old))
-            await timed("Service removed", diff(old, {}))
-            await timed("Service added", diff({}, old))
-        await timed("cleanup", diff(await mode.read(), {}))
+            timed("endpoint added", diff(old, new))
+            timed("endpoint removed", diff(new, old))
+            timed("Service removed", diff(old, {}))
+            timed("Service added", diff({}, old))
+        timed("cleanup", diff(mode.read(), {}))
     return {name: statistics.median(values) for name, values in figures.items()}
 
 
@@ -92,14 +90,14 @@ def _one_more(plan: ServicePlan, number: int) -> ServicePlan:
     return msgspec.structs.replace(plan, cluster=more, reachable=more)
 
 
-async def main(sizes: Sequence[int]) -> None:
+def main(sizes: Sequence[int]) -> None:
     """Print the figures of both variants."""
     for services in sizes:
         for variant in ("nft", "legacy"):
             print(f"{variant}, {services} Services x 3 endpoints, ms:")
-            for name, value in (await measure(variant, services)).items():
+            for name, value in (measure(variant, services)).items():
                 print(f"  {name:24} {value:9.1f}", flush=True)
 
 
 if __name__ == "__main__":
-    asyncio.run(main([int(size) for size in sys.argv[1:]] or [1000]))
+    main([int(size) for size in sys.argv[1:]] or [1000])

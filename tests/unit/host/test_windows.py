@@ -22,6 +22,7 @@ from steersman.model.names import Family
 from steersman.model.plan import Endpoint
 from tests.support.builders import kube
 from tests.support.http import free_ports
+from tests.support.modes.scripted import OnLoop
 from tests.support.modes.userspace_proxy import LOCAL, PATIENCE, answering, ask, endpoint
 
 VIP, OTHER = "127.0.11.10", "127.0.11.11"
@@ -165,7 +166,7 @@ async def test_the_whole_process_serves_where_linux_is_not(tmp_path: Path) -> No
     assert "Traceback" not in log.read_text()
 
 
-class Netsh:
+class Netsh(OnLoop):
     """Prints its list, by family."""
 
     async def run(

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 from pathlib import Path
 from typing import cast
 
@@ -52,17 +51,13 @@ class Announcements:
 
     def __init__(self) -> None:
         self.queue: list[Message] = []
+        self.closed = False
 
-    def __enter__(self) -> Announcements:
-        return self
+    def fileno(self) -> int:
+        return 7
 
-    def __exit__(self, *_: object) -> None: ...
-
-    async def receive(self) -> list[Message]:
-        await asyncio.sleep(0)
-        if not self.queue:
-            await asyncio.get_running_loop().create_future()
-        return self.waiting()
+    def close(self) -> None:
+        self.closed = True
 
     def waiting(self) -> list[Message]:
         queue, self.queue = self.queue, []
@@ -74,19 +69,26 @@ def announcement(name: str, pid: int, port: int = 0) -> Message:
     return Message(NEWGEN, 0, 0, payload, port)
 
 
-async def test_programs_that_wrote_are_taken_once_and_our_own_are_not() -> None:
+def test_programs_that_wrote_are_taken_once_and_our_own_are_not() -> None:
     news = Announcements()
     log = WriterLog(lambda: cast(Subscription, news), wall=lambda: 5.0)
     assert log.take() == ()  # nobody listens yet
-    following = asyncio.create_task(log.follow())
-    await asyncio.sleep(0)
+    changes = log.follow()
+    assert changes.fd == news.fileno()
     ours = announcement("iptables-restor", 4, port=4)
     theirs = announcement("iptables-restor", 5, port=5)
     news.queue = [theirs, ours, theirs, Message(1, 0, 0, b"")]
     log.forget(4)
     assert log.take() == (Writer("iptables-restor", 5, "", 5.0),)
     assert log.take() == ()
-    following.cancel()
+    news.queue = [theirs]
+    assert not changes.judge(), "a transaction is noted, and is no reason to compare"
+    news.queue = []
+    assert log.take() == (Writer("iptables-restor", 5, "", 5.0),)
+    log.close()
+    assert news.closed
+    news.queue = [theirs]
+    assert log.take() == ()
 
 
 def test_the_parent_is_named_if_both_still_run(tmp_path: Path) -> None:

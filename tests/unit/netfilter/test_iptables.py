@@ -21,29 +21,29 @@ COMMIT
 )
 
 
-async def chosen(execute: Scripted, variant: str = "") -> str:
-    choice = await choose_tool(execute, variant)
+def chosen(execute: Scripted, variant: str = "") -> str:
+    choice = choose_tool(execute, variant)
     return choice.tool.command if choice.tool else " ".join(choice.missing)
 
 
-async def test_the_default_is_what_iptables_means() -> None:
-    assert await chosen(Scripted(*BOTH, WORKS)) == "iptables"
+def test_the_default_is_what_iptables_means() -> None:
+    assert chosen(Scripted(*BOTH, WORKS)) == "iptables"
     legacy_first = (("iptables --version", LEGACY), *BOTH[1:])
     execute = Scripted(*legacy_first, WORKS)
-    assert await chosen(execute) == "iptables"
+    assert chosen(execute) == "iptables"
 
 
-async def test_a_wanted_variant_is_taken() -> None:
-    assert await chosen(Scripted(*BOTH, WORKS), "legacy") == "iptables-legacy"
-    assert await chosen(Scripted(*BOTH, WORKS), "nft") == "iptables-nft"
+def test_a_wanted_variant_is_taken() -> None:
+    assert chosen(Scripted(*BOTH, WORKS), "legacy") == "iptables-legacy"
+    assert chosen(Scripted(*BOTH, WORKS), "nft") == "iptables-nft"
     only = Scripted(
         ("iptables --version", LEGACY),
         ("*-nft *", FileNotFoundError()),
         ("iptables-legacy --version", FileNotFoundError()),
         WORKS,
     )
-    assert await chosen(only, "legacy") == "iptables"
-    assert "iptables-nft is not installed" in await chosen(only, "nft")
+    assert chosen(only, "legacy") == "iptables"
+    assert "iptables-nft is not installed" in chosen(only, "nft")
 
 
 @pytest.mark.parametrize(
@@ -55,41 +55,39 @@ async def test_a_wanted_variant_is_taken() -> None:
         (":KUBE-IPTABLES-HINT - [0:0]", ":KUBE-SERVICES - [0:0]", "iptables"),
     ],
 )
-async def test_the_variant_in_use_is_preferred(nft: str, legacy: str, expected: str) -> None:
+def test_the_variant_in_use_is_preferred(nft: str, legacy: str, expected: str) -> None:
     saves = (("iptables-save -t mangle", nft), ("iptables-legacy-save", legacy))
-    assert await chosen(Scripted(*BOTH, *saves, WORKS)) == expected
+    assert chosen(Scripted(*BOTH, *saves, WORKS)) == expected
 
 
-async def test_a_variant_that_cannot_be_listed_gives_no_hint() -> None:
+def test_a_variant_that_cannot_be_listed_gives_no_hint() -> None:
     broken = ("iptables-legacy-save", PermissionError())
-    assert await chosen(Scripted(*BOTH, broken, WORKS)) == "iptables"
+    assert chosen(Scripted(*BOTH, broken, WORKS)) == "iptables"
 
 
-async def test_where_nft_does_not_work_legacy_does() -> None:
+def test_where_nft_does_not_work_legacy_does() -> None:
     execute = Scripted(*BOTH, ("iptables -w *", 1), WORKS)
     execute.stderr = "Failed to initialize nft: Protocol not supported"
-    assert await chosen(execute) == "iptables-legacy"
+    assert chosen(execute) == "iptables-legacy"
     execute = Scripted(*BOTH, ("iptables* -w *", 1), WORKS)
-    assert "iptables does not work: exit status 1." in await chosen(execute)
+    assert "iptables does not work: exit status 1." in chosen(execute)
 
 
-async def test_nothing_installed() -> None:
-    assert await chosen(Scripted()) == "iptables is not installed; install the package iptables."
-    assert "not installed" in await chosen(Scripted(("*", "gibberish")))
-    assert "not installed" in await chosen(Scripted(("*", 1)))
+def test_nothing_installed() -> None:
+    assert chosen(Scripted()) == "iptables is not installed; install the package iptables."
+    assert "not installed" in chosen(Scripted(("*", "gibberish")))
+    assert "not installed" in chosen(Scripted(("*", 1)))
 
 
-async def test_parts_not_installed() -> None:
-    assert "iptables-save is not installed" in await chosen(
+def test_parts_not_installed() -> None:
+    assert "iptables-save is not installed" in chosen(
         Scripted(("iptables-save *", 127), ("iptables --version", NFT), ("iptables-restore *", NFT))
     )
-    assert "iptables-restore is not installed" in await chosen(
-        Scripted(("iptables --version", NFT))
-    )
+    assert "iptables-restore is not installed" in chosen(Scripted(("iptables --version", NFT)))
 
 
-async def test_a_held_lock_does_not_make_a_variant_unusable() -> None:
-    assert await chosen(Scripted(*BOTH, ("iptables -w *", 4), WORKS)) == "iptables"
+def test_a_held_lock_does_not_make_a_variant_unusable() -> None:
+    assert chosen(Scripted(*BOTH, ("iptables -w *", 4), WORKS)) == "iptables"
 
 
 # Failures
@@ -109,16 +107,16 @@ async def test_a_held_lock_does_not_make_a_variant_unusable() -> None:
             (-11, "", ApplyError, "exit status -11"),
     ],
 )  # fmt: skip
-async def test_what_a_failed_restore_means(
+def test_what_a_failed_restore_means(
     status: int, stderr: str, error: type[Exception], says: str
 ) -> None:
     execute = Scripted(("iptables-restore -w *", status))
     execute.stderr = stderr
     with pytest.raises(error, match=says):
-        await Iptables(execute, TOOL).restore(RUN)
+        Iptables(execute, TOOL).restore(RUN)
 
 
-async def test_restores_keep_foreign_rules_and_wait_for_the_lock() -> None:
+def test_restores_keep_foreign_rules_and_wait_for_the_lock() -> None:
     execute = Scripted(WORKS)
-    await Iptables(execute, TOOL, lock_wait=7).restore(RUN)
+    Iptables(execute, TOOL, lock_wait=7).restore(RUN)
     assert execute.ran[-1] == "iptables-restore -w 7 --noflush --counters"

@@ -17,6 +17,7 @@ from steersman.run.pages import command_page
 from steersman.run.pages.command_page import COMMANDS, CommandPage, words_of
 from steersman.run.serve.http import application
 from tests.support.http import serving
+from tests.support.modes.scripted import OnLoop
 
 SECONDS = 60.0
 
@@ -75,7 +76,7 @@ def test_the_flags_are_those_of_the_command_and_name_no_file(name: str) -> None:
     assert left <= {"output", "watch", "interval", "netns"}, "decide about new flags"
 
 
-class Programs:
+class Programs(OnLoop):
     """Runs nothing; ends when the test says so."""
 
     def __init__(self, result: Result | Exception) -> None:

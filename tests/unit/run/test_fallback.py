@@ -110,6 +110,9 @@ class Says:
         self.asked: list[list[str]] = []
 
     async def run(self, argv: Sequence[str], *_args: object, **_more: object) -> Result:
+        return self.run_tool(argv)
+
+    def run_tool(self, argv: Sequence[str], *_args: object, **_more: object) -> Result:
         self.asked.append(list(argv))
         result = self._results.pop(0)
         if isinstance(result, Exception):

@@ -14,11 +14,12 @@ from steersman.host.exec import Exec, Result
 from steersman.source.credentials import CredentialError, Credentials
 from steersman.source.kubeconfig import ClusterAccess, ExecPlugin
 from steersman.source.tls import KeyPair
+from tests.support.modes.scripted import OnLoop
 
 V1 = "client.authentication.k8s.io/v1"
 
 
-class FakeExec:
+class FakeExec(OnLoop):
     def __init__(self, answers: Sequence[Any]) -> None:
         self.answers = list(answers)
         self.environment: Mapping[str, str] = {}

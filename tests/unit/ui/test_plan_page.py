@@ -23,6 +23,7 @@ from steersman.ui.pages.plan import Result as Result_
 from steersman.ui.plan_process import answer_of, plan_in_process
 from steersman.ui.site import Site
 from tests.support.builders.pasted import CART, SERVICE, SLICE, USER, encoded, world
+from tests.support.modes.scripted import OnLoop
 from tests.support.pages import ScriptedFleet, serving
 
 JSON = {"Accept": "application/json"}
@@ -43,7 +44,7 @@ def stdin_of(question: PlanQuestion, data: bytes) -> bytes:
     return struct.pack(">I", len(asked)) + asked + data
 
 
-class Scripted:
+class Scripted(OnLoop):
     """Ends as the test says, instead of running a program."""
 
     def __init__(self, result: Result | Exception) -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import Hashable, Iterable, Mapping
 from contextlib import suppress
 from typing import TYPE_CHECKING
@@ -13,11 +12,13 @@ from steersman.failover.watch import FailureWatch
 from steersman.host.exec import Exec, SubprocessExec
 from steersman.host.limits import descriptor_limit
 from steersman.host.sysctl import SysctlError, read
+from steersman.host.worker import Changes
 from steersman.model.drift import Writer
+from steersman.model.errors import BusyError
 from steersman.model.names import Family
 from steersman.model.plan import NodeSettings, ServicePlan, Traits
 from steersman.model.ruleset import Diff, Ruleset, Script
-from steersman.modes.base import ByOthers, Mode, Probed, Requirements, Support, Tracer
+from steersman.modes.base import ByOthers, Mode, Requirements, Support, Tracer
 from steersman.modes.iptables.names import (
     FORWARD,
     INVALID_DROPPED,
@@ -98,7 +99,8 @@ class IptablesMode(Mode):
         self.features = self._options.features or Features()
         self.families: tuple[Family, ...] = tuple(Family)
         """Families that can be served; all, until `probe` has run."""
-        self._iptables = Probed[Iptables](self.probe)
+        self._iptables: Iptables | None = None
+        """None before a successful `probe`."""
         self._foreign: ForeignChanges | None = None
         self._writers = WriterLog()
         # From the last `read`:
@@ -109,12 +111,12 @@ class IptablesMode(Mode):
     @property
     def variant(self) -> str:
         """`nft` or `legacy`; "" before `probe`."""
-        return iptables.tool.variant if (iptables := self._iptables.found) else ""
+        return self._iptables.tool.variant if self._iptables else ""
 
-    async def probe(self) -> Support:
+    def probe(self) -> Support:
         """Find the iptables to use and its capabilities."""
         options = self._options
-        choice = await choose_tool(self._execute, options.variant, leftovers=options.leftovers)
+        choice = choose_tool(self._execute, options.variant, leftovers=options.leftovers)
         if choice.tool is None:
             return Support(usable=False, missing=choice.missing)
         self.families = choice.families
@@ -122,7 +124,7 @@ class IptablesMode(Mode):
         if options.features is None:
             nfacct = self._counters is not None and self._counters.supported()
             if nfacct:
-                nfacct = all([await iptables.knows_nfacct(family) for family in self.families])
+                nfacct = all(map(iptables.knows_nfacct, self.families))
             tcp_liberal = False
             with suppress(SysctlError):
                 tcp_liberal = read(_TCP_LIBERAL) != 0
@@ -131,7 +133,7 @@ class IptablesMode(Mode):
                 nfacct=nfacct,
                 tcp_liberal=tcp_liberal,
             )
-        self._iptables.found = iptables
+        self._iptables = iptables
         if self._same_namespace and choice.tool.variant == "nft":
             with suppress(OSError):
                 self._foreign = ForeignChanges()
@@ -162,84 +164,81 @@ class IptablesMode(Mode):
         """Print rules as iptables-save does."""
         from steersman.modes.iptables.words import IptablesWords  # noqa: PLC0415 - rarely used
 
-        return IptablesWords(self.read)
+        return IptablesWords(lambda: self.worker.do(self.read))
 
     def scripts(self, have: Ruleset, change: Diff) -> tuple[Script, ...]:
         """Write a Diff as input of iptables-restore, a run per family; counters come first."""
         del have
         spellings = {k: v for of_family in self._spellings.values() for k, v in of_family.items()}
         runs = write_runs(change, UNCUT, spellings, self._referenced)
-        iptables = self._iptables.found
-        restores = restore_scripts(runs, iptables.tool if iptables else None)
+        restores = restore_scripts(runs, self._iptables.tool if self._iptables else None)
         if not needs_counters(change):
             return restores
         return (Script("nfacct", ("nfacct", "restore"), COUNTERS_TEXT), *restores)
 
-    async def read(self) -> Ruleset:
+    def read(self) -> Ruleset:
         """Return our objects in the kernel; see `Mode.read`."""
-        ruleset = await self._read_all()
+        ruleset = self._read_all()
         for key in self._hidden & ruleset.keys():  # see `_hide_shared`
             del ruleset[key]
         if self._options.leftovers:
             return {key: rules for key, rules in ruleset.items() if not is_kubelets(key)}
         return ruleset
 
-    async def _read_all(self) -> dict[RuleKey, str]:
+    def _probed(self) -> Iptables:
+        """Return the iptables to use; `cleanup` and `plan` read without a `probe` of their own."""
+        if self._iptables is None:
+            support = self.probe()
+            if self._iptables is None:
+                raise BusyError(" ".join(support.missing))
+        return self._iptables
+
+    def _read_all(self) -> dict[RuleKey, str]:
         """Return our objects, those that are hidden from `read` too."""
-        iptables = await self._iptables.get()
+        iptables = self._probed()
         ruleset: dict[RuleKey, str] = {}
         referenced: set[tuple[int, str, str]] = set()
         for family in self.families:
-            text = await iptables.save(family)
-            found = await asyncio.to_thread(parse, text, int(family))
+            found = parse(iptables.save(family), int(family))
             ruleset.update(found.ruleset)
             self._spellings[int(family)] = found.spellings
             referenced.update((int(family), table, chain) for table, chain in found.referenced)
         self._referenced = frozenset(referenced)
         return ruleset
 
-    async def fingerprint(self) -> Hashable:
+    def fingerprint(self) -> Hashable:
         """Return a token that differs if other programs may have changed the rules."""
-        iptables = await self._iptables.get()
+        iptables = self._probed()
         if self._foreign is not None:
             return ByOthers(self._foreign.token())
-        texts = [await iptables.save(family) for family in self.families]
-        return await asyncio.to_thread(digest_rules, texts)
+        return digest_rules(map(iptables.save, self.families))
 
-    async def apply(self, change: Diff) -> None:
+    def apply(self, change: Diff) -> None:
         """Carry out a Diff; see `Mode.apply`. One run per family, unless the Diff is very large."""
-        iptables = await self._iptables.get()
+        iptables = self._probed()
         if self._counters and needs_counters(change):
             self._counters.create()
-        change = await self._hide_shared(change)
+        change = self._hide_shared(change)
         spellings = {k: v for of_family in self._spellings.values() for k, v in of_family.items()}
         limits = LIMITS[iptables.tool.variant]
-        running: asyncio.Task[None] | None = None
-        try:
-            # The next run is written while iptables-restore works on this one.
-            for run in write_runs(change, limits, spellings, self._referenced):
-                if running is not None:
-                    await running
-                running = asyncio.create_task(self._restore(iptables, run))
-                await asyncio.sleep(0)
-            if running is not None:
-                await running
-        finally:
-            if running is not None and not running.done():  # cancelled: leave nothing running
-                running.cancel()
-                await asyncio.wait((running,))
+        for run in write_runs(change, limits, spellings, self._referenced):
+            self._restore(iptables, run)
         if self._counters and removes_everything(change):
-            await self._counters.delete()
+            self._counters.delete()
 
-    async def wait_for_external_change(self) -> None:
-        """Note which programs write nf_tables rules, for `take_writers`; never return.
+    def changes(self) -> Changes | None:
+        """Note which programs write nf_tables rules, for `take_writers`; none counts as a change.
 
         Comparing at each of their writes would cost far too much: all rules are read for that.
         """
         # With few descriptors, its socket would take one that iptables-restore needs.
-        if self._foreign is not None and descriptor_limit() >= _ENOUGH_DESCRIPTORS:
-            await self._writers.follow()
-        await super().wait_for_external_change()
+        if self._foreign is None or descriptor_limit() < _ENOUGH_DESCRIPTORS:
+            return None
+        return self._writers.follow()
+
+    def close(self) -> None:
+        """Close the socket of `changes`."""
+        self._writers.close()
 
     def take_writers(self) -> tuple[Writer, ...]:
         """Return the programs that wrote rules of any kind since the last call."""
@@ -251,15 +250,15 @@ class IptablesMode(Mode):
             return legacy_left(families)
         return chains_left(is_ours, families)
 
-    async def _restore(self, iptables: Iptables, run: Run) -> None:
+    def _restore(self, iptables: Iptables, run: Run) -> None:
         """Write one run, and tell its transactions from foreign ones."""
         if self._foreign is not None:
             self._foreign.check()
-        self._writers.forget(await iptables.restore(run))
+        self._writers.forget(iptables.restore(run))
         if self._foreign is not None:
             self._foreign.check(ours=run.text.count("\nCOMMIT\n"))
 
-    async def _hide_shared(self, change: Diff) -> Diff:
+    def _hide_shared(self, change: Diff) -> Diff:
         """Keep objects shared with kubelet in the kernel, but hide removed ones from `read`.
 
         Either kubelet or this process may have written them, so they are never removed (behaviour
@@ -267,7 +266,7 @@ class IptablesMode(Mode):
         wanted again are still there, unless somebody else has removed them.
         """
         wanted_again = self._hidden & change.added.keys()
-        present = wanted_again & (await self._read_all()).keys() if wanted_again else set()
+        present = wanted_again & self._read_all().keys() if wanted_again else set()
         self._hidden -= wanted_again
         self._hidden.update(filter(is_kubelets, change.removed))
         added = {key: value for key, value in change.added.items() if key not in present}

@@ -90,7 +90,9 @@ class IpvsKernel:
                     msgspec.structs.replace(server, assigned=True) if assigned else server
                 )
         for family in self._families:
-            ruleset.update(parse_rules(await self.iptables.save(family), int(family)))
+            ruleset.update(
+                parse_rules(await to_thread_to_end(self.iptables.save, family), int(family))
+            )
         self._usage = assigned_addresses(ruleset)
         for address in (present | marked) - self._usage.keys():  # orphans
             if not self._is_excluded(address):
@@ -136,7 +138,10 @@ class IpvsKernel:
             return None
         if self.iptables.tool.variant == "nft":
             return (*token, generation(self._netfilter))
-        return (*token, digest_rules([await self.iptables.save(f) for f in self._families]))
+        return (
+            *token,
+            digest_rules([await to_thread_to_end(self.iptables.save, f) for f in self._families]),
+        )
 
     async def write(self, change: Diff) -> None:
         """Carry out a Diff: first additions, from sets to addresses, then removals.
@@ -165,7 +170,7 @@ class IpvsKernel:
         if changes.rules:
             steps = rule_steps(changes.rules)
             for run in write_steps(steps, LIMITS[self.iptables.tool.variant], {}):
-                await self.iptables.restore(run)
+                await to_thread_to_end(self.iptables.restore, run)
         if changes.makes_device:
             self.device.make()
 

@@ -107,7 +107,9 @@ class IpvsMode(Mode):
         if missing:
             self._disconnect()
             return Support(usable=False, missing=(missing,))
-        choice = await choose_tool(self._execute, options.iptables_variant, leftovers=not loads)
+        choice = await to_thread_to_end(
+            choose_tool, self._execute, options.iptables_variant, leftovers=not loads
+        )
         if choice.tool is None:
             return Support(usable=False, missing=choice.missing)
         iptables = Iptables(self._execute, choice.tool)

@@ -8,6 +8,7 @@ import re
 
 from steersman.host.exec import Exec, failure_reason, run_program
 from steersman.host.netlink import Netlink, NetlinkError
+from steersman.host.threads import to_thread_to_end
 from steersman.model.errors import ApplyError, BusyError
 from steersman.model.names import Family, Protocol
 from steersman.modes.ipvs.backends import InNamespace, VirtualServers
@@ -96,7 +97,7 @@ async def check_matches(execute: Exec, iptables: Iptables) -> str:
         missing = ""
         for _ in range(_TRIAL_ATTEMPTS):
             try:
-                await iptables.restore(Run(Family.IPV4, _TRIAL_RULES))
+                await to_thread_to_end(iptables.restore, Run(Family.IPV4, _TRIAL_RULES))
             except BusyError as error:
                 log.info("cannot check the matches of iptables now: %s", error)
                 continue

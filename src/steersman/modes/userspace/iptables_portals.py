@@ -13,6 +13,7 @@ from itertools import chain
 from typing import NamedTuple
 
 from steersman.host.exec import Exec
+from steersman.host.threads import to_thread_to_end
 from steersman.model.addresses import join_host_port
 from steersman.model.names import Family
 from steersman.model.plan import Verdict
@@ -249,7 +250,9 @@ class IptablesPortals(RulePortals[Rule]):
 
     async def probe(self) -> Support:
         """Find the iptables to use."""
-        choice = await choose_tool(self._execute, self._variant, leftovers=self._leftovers)
+        choice = await to_thread_to_end(
+            choose_tool, self._execute, self._variant, leftovers=self._leftovers
+        )
         if choice.tool is None:
             return Support(usable=False, missing=choice.missing)
         self.families, self.variant = choice.families, choice.tool.variant
@@ -267,7 +270,7 @@ class IptablesPortals(RulePortals[Rule]):
         found: dict[Key, Portal | str] = {}
         iptables = await self._iptables.get()
         for family in self.families:
-            kernel = self._found[family] = parse(await iptables.save(int(family)))
+            kernel = self._found[family] = parse(await to_thread_to_end(iptables.save, int(family)))
             if kernel.complete:
                 found[BaseKey(BASE, family)] = ""
             elif kernel.chains or kernel.jumps:
@@ -318,4 +321,4 @@ class IptablesPortals(RulePortals[Rule]):
             removed = chain(self.written.all_parts(old), strays)
             text = write(removed, chain.from_iterable(changed.values()))
         if text:
-            await iptables.restore(Run(int(family), text))
+            await to_thread_to_end(iptables.restore, Run(int(family), text))

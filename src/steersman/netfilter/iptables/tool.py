@@ -14,7 +14,7 @@ from itertools import chain
 from pathlib import Path
 from typing import NamedTuple
 
-from steersman.host.exec import Exec, Result, failure_reason, run_program
+from steersman.host.exec import Exec, Result, failure_reason, tool_result
 from steersman.host.files import lock_holder
 from steersman.host.process import NEEDS_NET_ADMIN
 from steersman.model.errors import ApplyError, BusyError
@@ -78,7 +78,7 @@ class ToolChoice(NamedTuple):
     """Problems and their remedies, a sentence each."""
 
 
-async def choose_tool(execute: Exec, wanted: str, *, leftovers: bool = False) -> ToolChoice:
+def choose_tool(execute: Exec, wanted: str, *, leftovers: bool = False) -> ToolChoice:
     """Find the iptables to use.
 
     Args:
@@ -86,23 +86,23 @@ async def choose_tool(execute: Exec, wanted: str, *, leftovers: bool = False) ->
         wanted: `nft`, `legacy`, or "" for this machine's default.
         leftovers: only to remove leftovers: do not create a table by listing it.
     """
-    tools, problems = await _installed(execute, wanted)
+    tools, problems = _installed(execute, wanted)
     if not tools:
         what = f"iptables-{wanted}" if wanted else "iptables"
         missing = f"{what} is not installed; install the package iptables."
         return ToolChoice(None, (), tuple(problems) or (missing,))
     if len(tools) > 1:
-        in_use = {tool: await _in_use(execute, tool) for tool in tools}
+        in_use = {tool: _in_use(execute, tool) for tool in tools}
         tools.sort(key=lambda tool: -in_use[tool])
 
     # Take the first that works for IPv4; IPv6 is optional.
     problems = []
     for tool in tools:
-        trouble = await _trouble(execute, tool, Family.IPV4, leftovers)
+        trouble = _trouble(execute, tool, Family.IPV4, leftovers)
         if trouble:
             problems.append(f"{tool.command} does not work: {trouble}.")
             continue
-        lacking = await _trouble(execute, tool, Family.IPV6, leftovers)
+        lacking = _trouble(execute, tool, Family.IPV6, leftovers)
         if not lacking:
             return ToolChoice(tool, (Family.IPV4, Family.IPV6), ())
         sentence = f"IPv6 Services are not served: {tool.of(Family.IPV6)}: {lacking}."
@@ -110,13 +110,13 @@ async def choose_tool(execute: Exec, wanted: str, *, leftovers: bool = False) ->
     return ToolChoice(None, (), tuple(problems))
 
 
-async def _installed(execute: Exec, wanted: str) -> tuple[list[Tool], list[str]]:
+def _installed(execute: Exec, wanted: str) -> tuple[list[Tool], list[str]]:
     """List the installed variants, the default one first, and problems."""
     found: dict[str, Tool] = {}
     problems: list[str] = []
     for command in dict.fromkeys((_COMMANDS[wanted], *_COMMANDS.values())):
         try:
-            result = await execute.run([command, "--version"])
+            result = execute.run_tool([command, "--version"])
         except FileNotFoundError:
             continue
         except OSError as error:
@@ -133,13 +133,13 @@ async def _installed(execute: Exec, wanted: str) -> tuple[list[Tool], list[str]]
     return list(found.values()), problems
 
 
-async def _in_use(execute: Exec, tool: Tool) -> int:
+def _in_use(execute: Exec, tool: Tool) -> int:
     """Rate the signs that a variant is in use: 2 for kubelet's chains, 1 for ours, 0 for none."""
     argv = [f"{tool.command}-save"]
     if tool.variant == "nft":
         argv += ["-t", "mangle"]  # legacy would create a table by listing it
     try:
-        text = (await execute.run(argv)).stdout.decode(errors="replace")
+        text = execute.run_tool(argv).stdout.decode(errors="replace")
     except OSError:
         return 0
     if any(f":{chain} " in text for chain in _KUBELET_CHAINS):
@@ -147,15 +147,15 @@ async def _in_use(execute: Exec, tool: Tool) -> int:
     return int(any(f":{chain} " in text for chain in _PROXY_CHAINS))
 
 
-async def _trouble(execute: Exec, tool: Tool, family: Family, leftovers: bool) -> str:
+def _trouble(execute: Exec, tool: Tool, family: Family, leftovers: bool) -> str:
     """Return why a variant does not work in a family, or ""."""
     command = tool.of(family)
     try:
         for argv in ([f"{command}-restore", "--version"], [f"{command}-save", "--version"]):
-            if (await execute.run(argv)).returncode:
+            if execute.run_tool(argv).returncode:
                 return f"{argv[0]} is not installed, install the package iptables"
         look = [f"{command}-save"] if leftovers else [command, *_LIST_NAT]
-        result = await execute.run(look)
+        result = execute.run_tool(look)
     except OSError as error:
         reason = failure_reason(str(error.filename or command), "iptables", error)
         return reason.replace(";", ",")
@@ -176,19 +176,19 @@ class Iptables:
         self._wait = ("-w", str(lock_wait))
         self._timeout = lock_wait + 120.0
 
-    async def save(self, family: int) -> str:
+    def save(self, family: int) -> str:
         """Return all tables as iptables-save prints them.
 
         Raises:
             BusyError: they cannot be read.
         """
         command = f"{self.tool.of(family)}-save"
-        result = await self._run([command])
+        result = self._run([command])
         if result.returncode:
             raise BusyError(f"{command}: {_message(result)}")
         return result.stdout.decode(errors="replace")
 
-    async def restore(self, run: Run) -> int:
+    def restore(self, run: Run) -> int:
         """Write rules; chains that the text does not name stay as they are.
 
         Returns:
@@ -200,7 +200,7 @@ class Iptables:
         """
         command = f"{self.tool.of(run.family)}-restore"
         argv = [command, *self._wait, "--noflush", "--counters"]
-        result = await self._run(argv, run.text.encode())
+        result = self._run(argv, run.text.encode())
         if not result.returncode:
             return result.pid
         message = _message(result)
@@ -217,13 +217,13 @@ class Iptables:
                 message += f": {lines[number - 1]}"
         raise ApplyError(f"{command}: {message}")
 
-    async def knows_nfacct(self, family: int) -> bool:
+    def knows_nfacct(self, family: int) -> bool:
         """Return whether iptables has `-m nfacct`; its help text touches no table."""
-        return not (await self._run([self.tool.of(family), "-m", "nfacct", "-h"])).returncode
+        return not self._run([self.tool.of(family), "-m", "nfacct", "-h"]).returncode
 
-    async def _run(self, argv: Sequence[str], stdin: bytes = b"") -> Result:
-        return await run_program(
-            self._execute, argv, stdin, package="iptables", timeout=self._timeout
+    def _run(self, argv: Sequence[str], stdin: bytes = b"") -> Result:
+        return tool_result(
+            self._execute.run_tool, argv, stdin, package="iptables", timeout=self._timeout
         )
 
 

@@ -34,6 +34,7 @@ from steersman.host.nlmsg import (
     attributes,
     string,
 )
+from steersman.host.worker import Changes
 from steersman.model.drift import Writer
 from steersman.netfilter.nft.wire import ALL, GETGEN, HEAD, SUBSYSTEM, request
 from steersman.netfilter.nft.wire import NEWGEN as _NEWGEN
@@ -163,20 +164,25 @@ class WriterLog:
         self._entries: deque[tuple[int, Writer]] = deque(maxlen=_REMEMBERED)
         """The port of the socket that made a transaction, and the process."""
 
-    async def follow(self) -> None:
-        """Note every transaction as it is announced, until cancelled.
+    def follow(self) -> Changes:
+        """Note every transaction as it is announced, until `close`; its judge never says yes.
 
         Raises:
-            OSError: the socket cannot be opened, or failed.
+            OSError: the socket cannot be opened.
         """
-        with self._subscribe() as news:
-            self._news = news
-            try:
-                while True:
-                    with suppress(AnswersLostError):  # some writers stay unknown
-                        self._note(await news.receive())
-            finally:
-                self._news = None
+        self.close()
+        self._news = self._subscribe()
+        return Changes(self._news.fileno(), self._hears)
+
+    def close(self) -> None:
+        """Close the socket."""
+        if self._news is not None:
+            self._news.close()
+            self._news = None
+
+    def _hears(self) -> bool:
+        self._drain()
+        return False
 
     def forget(self, pid: int) -> None:
         """Forget the transactions of a program that we ran, by its process ID here."""
@@ -193,11 +199,9 @@ class WriterLog:
         return last_writes(writers)
 
     def _drain(self) -> None:
-        if self._news is not None:
-            with suppress(AnswersLostError):
-                self._note(self._news.waiting())
-
-    def _note(self, messages: Iterable[Message]) -> None:
-        for message in messages:
-            if message.kind == NEWGEN:
-                self._entries.append((message.port, writer_of(message, self._wall())))
+        if self._news is None:
+            return
+        with suppress(AnswersLostError):  # some writers stay unknown
+            for message in self._news.waiting():
+                if message.kind == NEWGEN:
+                    self._entries.append((message.port, writer_of(message, self._wall())))

@@ -312,7 +312,7 @@ class Sync:
                     parts = await in_thread(lambda: ledger.parts(_PARTS_FROM), size)
                 if parts is None or looks_for_drift:
                     change = await in_thread(lambda: diff(kernel, ledger.effective()), size)
-            writers = self.mode.take_writers()
+            writers = await self.mode.worker.do(self.mode.take_writers)
             # A fingerprint stays valid if nothing is written, or if own writes do not change it.
             if isinstance(token, ByOthers) or not (parts or change):
                 self._token = token

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import threading
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, cast
@@ -25,10 +26,10 @@ CHANGE = Diff(
 )
 
 
-async def test_without_ip6tables_ipv6_is_off_with_a_sentence() -> None:
+def test_without_ip6tables_ipv6_is_off_with_a_sentence() -> None:
     execute = Scripted(*BOTH, ("ip6*", FileNotFoundError(2, "", "ip6tables-restore")), WORKS)
     mode = IptablesMode(execute)
-    support = await mode.probe()
+    support = mode.probe()
     assert support.usable
     assert support.missing == (
         "IPv6 Services are not served: ip6tables: ip6tables-restore is not installed, install the"
@@ -44,14 +45,14 @@ async def test_without_ip6tables_ipv6_is_off_with_a_sentence() -> None:
     ("version", "random_fully"),
     [("v1.6.1", False), ("v1.6.2", True), ("v1.8.9 (nf_tables)", True), ("v1.4", False)],
 )
-async def test_random_fully_needs_a_version(version: str, random_fully: bool) -> None:
+def test_random_fully_needs_a_version(version: str, random_fully: bool) -> None:
     mode = IptablesMode(Scripted(("iptables --version", f"iptables {version}"), WORKS))
-    await mode.probe()
+    mode.probe()
     assert mode.features.random_fully is random_fully
 
 
 @pytest.mark.parametrize(("text", "liberal"), [("1\n", True), ("0\n", False), (None, False)])
-async def test_liberal_tcp_is_read_at_start(
+def test_liberal_tcp_is_read_at_start(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path, text: str | None, liberal: bool
 ) -> None:
     file = tmp_path / "be_liberal"
@@ -59,14 +60,14 @@ async def test_liberal_tcp_is_read_at_start(
         file.write_text(text)
     monkeypatch.setattr(mode_module, "_TCP_LIBERAL", str(file))
     mode = IptablesMode(Scripted(*BOTH, WORKS))
-    await mode.probe()
+    mode.probe()
     assert mode.features.tcp_liberal is liberal
 
 
-async def test_given_features_are_kept() -> None:
+def test_given_features_are_kept() -> None:
     features = Features(random_fully=False, nfacct=True, tcp_liberal=True)
     mode = IptablesMode(Scripted(*BOTH, WORKS), IptablesOptions(features=features))
-    await mode.probe()
+    mode.probe()
     assert mode.features == features
 
 
@@ -89,7 +90,7 @@ class Kernel:
         if self.error:
             raise self.error
 
-    async def delete(self) -> None:
+    def delete(self) -> None:
         self.did.append("delete")
 
 
@@ -100,39 +101,39 @@ MATCH = "iptables* -m nfacct -h"
     ("supported", "status", "counts"),
     [(True, 0, True), (True, 2, False), (False, 0, False)],
 )
-async def test_packets_are_counted_if_kernel_and_iptables_can(
+def test_packets_are_counted_if_kernel_and_iptables_can(
     supported: bool, status: int, counts: bool
 ) -> None:
     execute = Scripted(*BOTH, (MATCH, status), WORKS)
     mode = IptablesMode(execute, counters=cast(Any, Kernel(supported)))
-    await mode.probe()
+    mode.probe()
     assert mode.features.nfacct is counts
     found = {INVALID_DROPPED: 0, LOCALHOST_ACCEPTED: 7}
     assert mode.packets() == (found if counts else {})
 
 
-async def test_programs_that_run_elsewhere_do_not_count() -> None:
+def test_programs_that_run_elsewhere_do_not_count() -> None:
     mode = IptablesMode(Scripted(*BOTH, WORKS))
-    await mode.probe()
+    mode.probe()
     assert (mode.features.nfacct, mode.packets()) == (False, {})
 
 
-async def test_counters_are_there_before_the_rules_and_go_after_them() -> None:
+def test_counters_are_there_before_the_rules_and_go_after_them() -> None:
     kernel = Kernel()
     execute = Scripted(*BOTH, (MATCH, 0), WORKS)
     mode = IptablesMode(execute, counters=cast(Any, kernel))
-    await mode.probe()
+    mode.probe()
     assert kernel.did == [], "a probe changes nothing"
     rules = dict(mode.render_node(SETTINGS))
-    await mode.apply(Diff(added=rules))
+    mode.apply(Diff(added=rules))
     assert kernel.did == ["create"]
     execute.ran.clear()
     kernel.error = BusyError("no memory")
     with pytest.raises(BusyError, match="no memory"):
-        await mode.apply(Diff(added=rules))
+        mode.apply(Diff(added=rules))
     assert execute.ran == []
-    await mode.apply(CHANGE)
-    await mode.apply(Diff(removed=rules))
+    mode.apply(CHANGE)
+    mode.apply(Diff(removed=rules))
     assert kernel.did == ["create", "create", "delete"]
 
 
@@ -142,15 +143,15 @@ async def test_counters_are_there_before_the_rules_and_go_after_them() -> None:
 @pytest.mark.parametrize(
     "failure", [1, 4, TimeoutError("too slow"), FileNotFoundError(2, "", "iptables-save")]
 )
-async def test_what_cannot_be_read_now_is_busy(failure: int | Exception) -> None:
+def test_what_cannot_be_read_now_is_busy(failure: int | Exception) -> None:
     execute = Scripted(*BOTH, ("iptables-save", failure), WORKS)
     with pytest.raises(BusyError):
-        await IptablesMode(execute).read()
+        IptablesMode(execute).read()
 
 
-async def test_without_iptables_nothing_can_be_read() -> None:
+def test_without_iptables_nothing_can_be_read() -> None:
     with pytest.raises(BusyError, match="not installed"):
-        await IptablesMode(Scripted()).read()
+        IptablesMode(Scripted()).read()
 
 
 # Fingerprint
@@ -165,14 +166,14 @@ COMMIT
 
 
 @pytest.mark.parametrize("variant", ["nft", "legacy"])
-async def test_a_digest_tells_rules_apart_but_not_the_time_or_counters(variant: str) -> None:
-    async def token(text: str) -> object:
+def test_a_digest_tells_rules_apart_but_not_the_time_or_counters(variant: str) -> None:
+    def token(text: str) -> object:
         execute = Scripted(*BOTH, ("iptables-*save", text), WORKS)
-        return await IptablesMode(execute, IptablesOptions(variant=variant)).fingerprint()
+        return IptablesMode(execute, IptablesOptions(variant=variant)).fingerprint()
 
     later = SAVED.replace("06:00", "07:00").replace("17:4242", "18:5000")
-    assert await token(SAVED) == await token(later)
-    assert await token(SAVED) != await token(SAVED.replace("ACCEPT\nCOMMIT", "DROP\nCOMMIT"))
+    assert token(SAVED) == token(later)
+    assert token(SAVED) != token(SAVED.replace("ACCEPT\nCOMMIT", "DROP\nCOMMIT"))
 
 
 # Chains shared with kubelet
@@ -180,59 +181,56 @@ async def test_a_digest_tells_rules_apart_but_not_the_time_or_counters(variant: 
 FIREWALL = (4, "filter", "KUBE-FIREWALL", "")
 
 
-async def test_what_kubelet_shares_is_left_and_then_out_of_sight() -> None:
+def test_what_kubelet_shares_is_left_and_then_out_of_sight() -> None:
     text = "*filter\n:KUBE-FIREWALL - [0:0]\nCOMMIT\n"
     execute = Scripted(*BOTH, ("iptables-save", text), WORKS)
     mode = IptablesMode(execute)
-    assert await mode.read() == {FIREWALL: ""}
-    await mode.apply(Diff(removed={FIREWALL: ""}))
-    assert not await mode.read()
-    await mode.apply(Diff(added={FIREWALL: ""}))
-    assert await mode.read() == {FIREWALL: ""}
+    assert mode.read() == {FIREWALL: ""}
+    mode.apply(Diff(removed={FIREWALL: ""}))
+    assert not mode.read()
+    mode.apply(Diff(added={FIREWALL: ""}))
+    assert mode.read() == {FIREWALL: ""}
     assert not any(line.startswith("iptables-restore -w") for line in execute.ran)
 
 
-async def test_a_shared_object_that_somebody_removed_meanwhile_is_written_again() -> None:
+def test_a_shared_object_that_somebody_removed_meanwhile_is_written_again() -> None:
     text = "*filter\n:KUBE-FIREWALL - [0:0]\nCOMMIT\n"
     execute = Scripted(("iptables-save", text), *BOTH, WORKS)
     mode = IptablesMode(execute)
-    await mode.read()
-    await mode.apply(Diff(removed={FIREWALL: ""}))
+    mode.read()
+    mode.apply(Diff(removed={FIREWALL: ""}))
     execute.answers[0] = ("iptables-save", "*filter\nCOMMIT\n")
-    await mode.apply(Diff(added={FIREWALL: ""}))
+    mode.apply(Diff(added={FIREWALL: ""}))
     assert sum(line.startswith("iptables-restore -w") for line in execute.ran) == 1
 
 
-class Slow(Scripted):
-    """Takes a few turns of the loop for each program."""
+class Gated(Scripted):
+    """Each program that writes waits for a gate."""
 
-    running = 0
+    def __init__(self, *answers: tuple[str, str | int | Exception]) -> None:
+        super().__init__(*answers)
+        self.begun, self.gate = threading.Event(), threading.Event()
 
-    async def run(
-        self, argv: Sequence[str], stdin: bytes = b"", *, timeout: float = 60.0
-    ) -> Result:
-        self.running += 1
-        try:
-            for _ in range(3):
-                await asyncio.sleep(0)
-            return await super().run(argv, stdin, timeout=timeout)
-        finally:
-            self.running -= 1
+    def run_tool(self, argv: Sequence[str], stdin: bytes = b"", *, timeout: float = 60.0) -> Result:
+        if stdin:
+            self.begun.set()
+            assert self.gate.wait(60)
+        return super().run_tool(argv, stdin, timeout=timeout)
 
 
-async def test_whenever_it_is_cancelled_no_program_is_left_running() -> None:
+async def test_a_cancelled_caller_waits_until_all_is_written() -> None:
     keys = [(family, "nat", "KUBE-MARK-MASQ", "") for family in (4, 6)]
     change = Diff(added=dict.fromkeys(keys, "-A KUBE-MARK-MASQ -j MARK --set-xmark 0x1/0x1"))
-    restores = 0
-    for turns in range(40):
-        execute = Slow(*BOTH, WORKS)
-        mode = IptablesMode(execute)
-        await mode.probe()
-        task = asyncio.create_task(mode.apply(change))
-        for _ in range(turns):
-            await asyncio.sleep(0)
-        task.cancel()
-        await asyncio.wait((task,))
-        assert execute.running == 0, turns
-        restores = max(restores, sum("-restore -w" in line for line in execute.ran))
-    assert restores == 2
+    execute = Gated(*BOTH, WORKS)
+    mode = IptablesMode(execute)
+    await mode.worker.do(mode.probe)
+    writing = asyncio.create_task(mode.worker.do(mode.apply, change))
+    assert await asyncio.to_thread(execute.begun.wait, 60)
+    writing.cancel()
+    await asyncio.wait((writing,), timeout=0)
+    assert not writing.done()
+    execute.gate.set()
+    await asyncio.wait((writing,))
+    assert writing.cancelled()
+    assert sum("-restore -w" in line for line in execute.ran) == 2
+    await mode.aclose()

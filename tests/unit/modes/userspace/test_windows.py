@@ -30,6 +30,7 @@ from steersman.modes.userspace.core import UserspaceMode
 from steersman.modes.userspace.direct_portals import DirectPortals
 from steersman.modes.userspace.windows import NetshAddresses, create
 from steersman.proxy.listeners import ListenerPlan
+from tests.support.modes.scripted import OnLoop
 from tests.support.modes.userspace_proxy import (
     PATIENCE,
     answering,
@@ -50,7 +51,7 @@ ADDRESS = """    IP Address:                           {address}
 """
 
 
-class Netsh:
+class Netsh(OnLoop):
     """Plays netsh: addresses appear when they have been looked for a few times."""
 
     def __init__(self, delay: int = 1) -> None:
@@ -232,7 +233,7 @@ async def test_an_address_that_never_appears_is_tried_again_later() -> None:
 
 
 async def test_the_mode_cannot_run_without_netsh() -> None:
-    class Nothing:
+    class Nothing(OnLoop):
         async def run(
             self, argv: Sequence[str], stdin: bytes = b"", *, timeout: float = 60.0
         ) -> Result:

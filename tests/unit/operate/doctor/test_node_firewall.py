@@ -21,7 +21,7 @@ from steersman.operate.doctor.node_firewall import FIREWALL_CHECKS
 from tests.support.builders.doctor import CART, FakeNetwork, context_of, results
 from tests.support.builders.objects import endpoint, port, service, slice_
 from tests.support.modes.memory import MemoryMode
-from tests.support.modes.scripted import Scripted
+from tests.support.modes.scripted import OnLoop, Scripted
 
 (FIREWALL,) = FIREWALL_CHECKS
 THINGS = service(type="NodePort", ports=[port(nodePort=30080)]), slice_(endpoint("10.0.0.5"))
@@ -223,7 +223,7 @@ def test_a_tool_that_hangs_hides_no_rule_of_the_others(tmp_path: Path, hangs: st
 
 
 async def test_all_tools_together_take_less_time_than_the_check_has() -> None:
-    class Hanging:
+    class Hanging(OnLoop):
         async def run(
             self, argv: Sequence[str], stdin: bytes = b"", *, timeout: float = 60.0
         ) -> Result:
