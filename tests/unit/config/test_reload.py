@@ -1,9 +1,4 @@
-from collections.abc import Iterator
-from pathlib import Path
-
-import msgspec
 import pytest
-import yaml
 
 from steersman.config import (
     default_config,
@@ -13,8 +8,7 @@ from steersman.config import (
 from steersman.config.commandline import assign
 from steersman.config.defaults import apply_platform_defaults
 from steersman.config.go import Duration
-from steersman.config.reload import needs_restart
-from steersman.config.types import ProxyConfig, Steersman, VModule
+from steersman.config.types import ProxyConfig, VModule
 
 HEAD = "apiVersion: kubeproxy.config.k8s.io/v1alpha1\nkind: KubeProxyConfiguration\n"
 BASE = apply_platform_defaults(default_config())
@@ -73,28 +67,3 @@ def test_a_mode_change_waits_for_the_restart() -> None:
 def test_pointers_that_appear_are_changes() -> None:
     new = changed(conntrack__tcp_established_timeout=None)
     assert reload_plan(BASE, new).applied_live == ["conntrack.tcpEstablishedTimeout"]
-
-
-def test_the_documentation_shows_every_field_of_ours_with_its_default() -> None:
-    page = (Path(__file__).parents[3] / "docs/configuration.md").read_text()
-    body = page.partition("```yaml\n")[2].partition("```")[0]
-    shown = yaml.safe_load(body)["steersman"]
-    assert set(shown) == {field.encode_name for field in msgspec.structs.fields(Steersman)}
-    loaded = load(body)
-    assert loaded.warnings == ()
-    assert loaded.config == load(HEAD + "mode: nftables\n").config
-
-
-def marked(kind: type[msgspec.Struct], prefix: str = "") -> Iterator[str]:
-    """Yield the paths of restart-only fields of a section."""
-    for field in msgspec.structs.fields(kind):
-        if needs_restart(field):
-            yield prefix + field.encode_name
-        elif isinstance(field.type, type) and issubclass(field.type, msgspec.Struct):
-            yield from marked(field.type, f"{prefix}{field.encode_name}.")
-
-
-def test_the_documentation_lists_every_field_that_needs_a_restart() -> None:
-    page = (Path(__file__).parents[3] / "docs/configuration.md").read_text()
-    listed = page.partition("## A changed file")[2].split("```")[1].split()
-    assert set(listed) == set(marked(ProxyConfig))

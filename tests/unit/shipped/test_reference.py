@@ -10,6 +10,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import pytest
 import reference
 import ways
@@ -17,6 +18,8 @@ from jsonschema import Draft202012Validator  # type: ignore[import-untyped]
 
 from steersman.cli.command import command_names, find_command
 from steersman.cli.main import main
+from steersman.config.reload import needs_restart
+from steersman.config.types import ProxyConfig, Steersman
 from steersman.model.drift import Drift
 from steersman.model.node_state import Condition, NodeState, SourceStatus
 from steersman.model.top import TopRow, TopSample
@@ -53,6 +56,33 @@ def test_every_field_and_flag_has_a_meaning(made: dict[str, str]) -> None:
         assert len(rows) > 5, name
         for row in rows:
             assert re.search(r"[^ |] \|$", row), f"{name}: {row}"
+
+
+def marked(kind: type[msgspec.Struct], prefix: str = "") -> Iterator[str]:
+    """Yield the paths of fields and sections that are read only at the start."""
+    for field in msgspec.structs.fields(kind):
+        if needs_restart(field):
+            yield prefix + field.encode_name
+        elif isinstance(field.type, type) and issubclass(field.type, msgspec.Struct):
+            yield from marked(field.type, f"{prefix}{field.encode_name}.")
+
+
+def test_fields_that_need_a_restart_are_marked(made: dict[str, str]) -> None:
+    rows = re.findall(
+        r"^\| `(\S+)` \| .* \| (restart|) \| [^|]* \|$", made["fields.md"], re.MULTILINE
+    )
+    once = tuple(marked(ProxyConfig))
+    assert len(rows) > 60
+    for name, mark in rows:
+        wanted = any(f"{name}.".startswith(f"{path}.") for path in once)
+        assert wanted == (mark == "restart"), name
+
+
+def test_every_field_of_ours_is_listed(made: dict[str, str]) -> None:
+    for field in msgspec.structs.fields(Steersman):
+        assert re.search(
+            rf"^\| `steersman\.{field.encode_name}[.`]", made["fields.md"], re.MULTILINE
+        )
 
 
 def test_every_command_that_answers_has_a_schema() -> None:
