@@ -13,7 +13,7 @@ import pytest
 from steersman.host.listening import listening_sockets
 from steersman.model.names import Family, Protocol
 from steersman.netfilter.conntrack.flows import Tracked, tracked
-from steersman.operate.doctor.service_listener import socket_owners
+from steersman.operate.doctor.processes import socket_owners
 from steersman.operate.doctor.traffic_dial import Dial, Target, dial
 from tests.support.lab.cluster import Lab, Layout, Pod
 

@@ -66,6 +66,20 @@ class Client:
         self._name = name
         self._timeout = timeout
 
+    def server_pid(self) -> int:
+        """Return the pid of the process that serves the socket, in our pid namespace.
+
+        It is 0 if no such process runs, or if it is in a pid namespace that we do not see.
+        """
+        connection = _Connection(self._name, self._timeout)
+        try:
+            connection.connect()
+            return peer(connection.sock)[0]
+        except OSError:
+            return 0
+        finally:
+            connection.close()
+
     def get(self, path: str) -> bytes:
         """Return the body of a page.
 

@@ -64,11 +64,15 @@ class FaultyNode:
     """The lab, and the process in it; a context manager.
 
     It has a mount namespace, too: the pins of the ebpf mode and the lock of iptables are the
-    machine's, and other tests use them at the same time.
+    machine's, and other tests use them at the same time. As a pod it has a pid namespace as well,
+    and its process the name that it has in the image.
     """
 
-    def __init__(self, folder: Path, mode: str, *flags: str, bridge: str = "") -> None:
+    def __init__(
+        self, folder: Path, mode: str, *flags: str, bridge: str = "", pod: bool = False
+    ) -> None:
         self.folder = folder
+        self.pod = pod
         self.flags = (f"--proxy-mode={mode}", *flags)
         layout = Layout(
             {"eth0": (f"{NODE}/24",), "lo": ()},
@@ -85,7 +89,8 @@ class FaultyNode:
         (self.folder / "lock").touch()
         self.mounts = Mounts(
             "mount -t tmpfs none /sys/fs/bpf\n"
-            f"[ ! -e {LOCK} ] || mount --bind {self.folder / 'lock'} {LOCK}"
+            f"[ ! -e {LOCK} ] || mount --bind {self.folder / 'lock'} {LOCK}",
+            pid=self.pod,
         )
         self.serve()
         self.write(world())
@@ -104,7 +109,14 @@ class FaultyNode:
     # -- the process ----------------------------------------------------------------------
 
     def start(self, *flags: str) -> None:
-        words = [sys.executable, "-m", "steersman", "run", *FLAGS, *self.flags, *flags]
+        program = [sys.executable, "-m", "steersman"]
+        if self.pod:  # the kernel names a script by its file
+            script = self.folder / "kube-proxy"
+            text = f"#!{sys.executable}\nimport runpy\n"
+            script.write_text(f"{text}runpy.run_module('steersman', run_name='__main__')\n")
+            script.chmod(0o755)
+            program = [str(script)]
+        words = [*program, "run", *FLAGS, *self.flags, *flags]
         words.append(f"--manifests={self.folder / 'objects'}")
         with (self.folder / "log").open("ab") as log:
             self.process = subprocess.Popen(
@@ -193,13 +205,12 @@ class FaultyNode:
 
     # -- doctor ---------------------------------------------------------------------------
 
-    def doctor(self, *words: str, through: Sequence[str] = ()) -> Diagnosed:
-        """Ask, `through` a command that changes what doctor sees."""
+    def doctor(self, *words: str, through: Sequence[str] = (), outside: bool = False) -> Diagnosed:
+        """Ask, `through` a command that changes what doctor sees, or from outside of the pod."""
         argv = [*through, *DOCTOR, *words, "-o", "json"]
+        argv = self.lab.exec_argv(argv) if outside else self.exec_argv(argv)
         began = time.monotonic()
-        done = subprocess.run(
-            self.exec_argv(argv), capture_output=True, text=True, check=False, env=os.environ
-        )
+        done = subprocess.run(argv, capture_output=True, text=True, check=False, env=os.environ)
         seconds = time.monotonic() - began
         if done.returncode == 2:  # the question itself is wrong, and says so
             cause = done.stderr.removeprefix("steersman doctor: ").strip()

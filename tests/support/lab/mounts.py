@@ -14,16 +14,27 @@ from tests.support.lab.sockets import CGROUPS
 class Mounts:
     """A mount namespace, kept by a process that sleeps in it."""
 
-    def __init__(self, script: str) -> None:
-        """Enter a new namespace and run a shell script there that mounts."""
-        argv = ["unshare", "--mount", "sh", "-ec", f"{script}\necho mounted; exec sleep infinity"]
+    def __init__(self, script: str, *, pid: bool = False) -> None:
+        """Enter a new namespace and run a shell script there that mounts.
+
+        Args:
+            script: what mounts.
+            pid: a pid namespace, too, whose processes end with the keeper.
+        """
+        self._pid = pid
+        # The keeper stays outside of the pid namespace, of which its child is the first process.
+        also = ["--pid", "--fork", "--kill-child", "--mount-proc"] if pid else []
+        script = f"{script}\necho mounted; exec sleep infinity"
+        argv = ["unshare", "--mount", *also, "sh", "-ec", script]
         self._keeper = subprocess.Popen(argv, stdout=subprocess.PIPE)
         assert self._keeper.stdout
         assert self._keeper.stdout.readline() == b"mounted\n", script
 
     def argv(self, *words: str) -> list[str]:
         """A command line that runs here."""
-        return ["nsenter", f"--mount=/proc/{self._keeper.pid}/ns/mnt", *words]
+        folder = f"/proc/{self._keeper.pid}/ns"
+        also = [f"--pid={folder}/pid_for_children"] if self._pid else []
+        return ["nsenter", f"--mount={folder}/mnt", *also, *words]
 
     def path(self, path: str) -> Path:
         """A file of this namespace, as other processes see it."""

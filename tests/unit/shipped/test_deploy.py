@@ -153,6 +153,21 @@ def test_role_allows_what_is_asked_for_and_no_more(variant: tuple[str, list[Obje
     assert allowed == asked | {("events.k8s.io", "events", "create")}
 
 
+def test_doctor_may_be_allowed_to_see_more() -> None:
+    usual = one(rendered(), "ClusterRole")["rules"]
+    objects = rendered(hostPID=True, rbac={"doctor": True})
+    assert pod(objects)["hostPID"] is True
+    assert "hostPID" not in pod(rendered())
+    more = [each for each in one(objects, "ClusterRole")["rules"] if each not in usual]
+    assert {(r["resources"][0], v) for r in more for v in r["verbs"]} == {
+        ("pods", "list"),
+        ("services", "get"),
+        ("networkpolicies", "list"),
+    }
+    for each in objects:
+        kubernetes_validate.validate(each, KUBERNETES, strict=True)
+
+
 def test_role_is_bound_to_the_pods_account(variant: tuple[str, list[Object]]) -> None:
     binding = one(variant[1], "ClusterRoleBinding")
     account = one(variant[1], "ServiceAccount")["metadata"]

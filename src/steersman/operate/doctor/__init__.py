@@ -9,6 +9,7 @@ from steersman.operate.doctor.node_conntrack import CONNTRACK_CHECKS
 from steersman.operate.doctor.node_firewall import FIREWALL_CHECKS
 from steersman.operate.doctor.node_path import PATH_CHECKS
 from steersman.operate.doctor.node_process import PROCESS_CHECKS
+from steersman.operate.doctor.node_rivals import RIVAL_CHECKS
 from steersman.operate.doctor.node_rules import RULES_CHECKS
 from steersman.operate.doctor.node_sysctl import SYSCTL_CHECKS
 from steersman.operate.doctor.service_api import API_CHECKS
@@ -28,6 +29,7 @@ CHECKS: Final[tuple[Check, ...]] = (
     *LOAD_CHECKS,
     # The node
     *PROCESS_CHECKS,
+    *RIVAL_CHECKS,
     *RULES_CHECKS,
     *FIREWALL_CHECKS,
     *SYSCTL_CHECKS,

@@ -97,6 +97,7 @@ async def examine(world: World, asked: Asked, config: ProxyConfig) -> Diagnosis:
         ask_api=ask_api if access else None,
         ask_process=ask_process if world.process else None,
         renew=world_again,
+        server_pid=await asyncio.to_thread(Client().server_pid),
     )
     # Looking must leave nothing open: the mode may have sockets of netlink by now.
     try:

@@ -168,6 +168,7 @@ class Context:
         ask_api: Callable[[str], Awaitable[ApiReply]] | None = None,
         ask_process: Callable[[str], Awaitable[Any]] | None = None,
         renew: Callable[[World], Awaitable[World]] | None = None,
+        server_pid: int = 0,
     ) -> None:
         """Describe the question and the place to look at.
 
@@ -186,6 +187,8 @@ class Context:
             ask_process: returns a page of the running process's local socket, decoded from JSON;
                 None if the World is not of a running process.
             renew: returns the World as it is now; None if it cannot change.
+            server_pid: of the running process, in the pid namespace of this one; 0 if none runs
+                or it cannot be seen from here.
         """
         self.world = world
         self.question = question or Question()
@@ -199,6 +202,7 @@ class Context:
         self.ask_api = ask_api
         self.ask_process = ask_process
         self.renew = renew
+        self.server_pid = server_pid
         self._shared: dict[object, asyncio.Future[Any]] = {}
 
     async def once(self, fact: Callable[[Context], Awaitable[T]]) -> T:

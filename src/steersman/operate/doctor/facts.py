@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-import os
 from collections.abc import Iterable
-from contextlib import suppress
 from itertools import islice
 from typing import NamedTuple
 
@@ -87,40 +85,3 @@ async def firewall(context: Context) -> Firewall:
     return await read_firewall(
         context.execute, context.families, own, context.root, context.list_tables
     )
-
-
-# Processes
-
-
-class Process(NamedTuple):
-    """A process in the network namespace of the node."""
-
-    pid: int
-    name: str
-    """As in /proc/PID/comm."""
-
-    def __str__(self) -> str:
-        return f"{self.name} (pid {self.pid})"
-
-
-async def processes(context: Context) -> tuple[Process, ...]:
-    """Return the processes that share this process's network namespace."""
-
-    def read() -> list[Process]:
-        found = []
-        proc = context.path("proc")
-        # Processes in other namespaces (pods) do not program this one.
-        try:
-            mine = os.stat(proc / "self/ns/net").st_ino
-        except OSError:
-            mine = 0
-        for folder in proc.iterdir():
-            if not folder.name.isdigit():
-                continue
-            with suppress(OSError):  # it has ended, or is another user's
-                if mine in (0, os.stat(folder / "ns/net").st_ino):
-                    name = (folder / "comm").read_text().strip()
-                    found.append(Process(int(folder.name), name))
-        return found
-
-    return tuple(await asyncio.to_thread(read))

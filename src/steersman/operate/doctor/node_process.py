@@ -1,4 +1,4 @@
-"""Checks of our process and its knowledge: alive, synced, connected, this node, other proxies."""
+"""Checks of our process and its knowledge: alive, synced, connected, this node."""
 
 from __future__ import annotations
 
@@ -7,13 +7,8 @@ from collections.abc import Iterable
 from email.utils import parsedate_to_datetime
 from typing import Final
 
-from steersman.host.listening import listening_sockets
 from steersman.model.addresses import in_cidr, join_host_port
-from steersman.model.names import Family
-from steersman.model.plan import Pool, ServicePlan, Verdict
-from steersman.model.ruleset import Ruleset
-from steersman.modes.base import Mode
-from steersman.modes.specs import ModeOptions
+from steersman.model.plan import Pool, Verdict
 from steersman.netfilter.failure_log import TABLE_PREFIX
 from steersman.operate.doctor.check import (
     Cause,
@@ -26,14 +21,9 @@ from steersman.operate.doctor.check import (
     unknown,
     warning,
 )
-from steersman.operate.doctor.facts import processes
-from steersman.operate.doctor.service_listener import socket_owners
+from steersman.operate.doctor.processes import ELSEWHERE, sees_processes
 from steersman.run.process.instance import running
-from steersman.run.process.mode_transition import other_modes
 
-_PROXIES = frozenset({"kube-proxy", "kube-router", "cilium-agent"})
-"""Names of processes that program Services, in /proc/PID/comm; ours is not among them."""
-_PORTS = {10249: "metrics", 10256: "health checks"}
 _QUIET = 150.0
 """Seconds without a word of the API server: it sends a bookmark about every minute."""
 _OLD = 60.0
@@ -200,92 +190,6 @@ async def pods(context: Context) -> Iterable[CheckResult]:
     return results
 
 
-async def other_proxy(context: Context) -> Iterable[CheckResult]:
-    """Check that no other program proxies Services on this node."""
-    own = {context.world.process.pid} if context.world.process else set[int]()
-    if (holder := await asyncio.to_thread(running)) is not None:
-        own.add(holder.pid)
-    found = [
-        each
-        for each in await context.once(processes)
-        if each.name in _PROXIES and each.pid not in own
-    ]
-    results: list[CheckResult] = [
-        error(
-            f"another proxy runs on this node: {each}; both rewrite the rules of Services",
-            remedy="stop one of them: delete its DaemonSet, or stop its unit",
-        )
-        for each in found
-    ]
-    if not own and not found:
-        results += await _port_owners(context)
-    # Objects of other modes, ours or kube-proxy's, that still handle the Service.
-    if context.mode is not None:
-        modes = other_modes(
-            context.world.mode, context.execute, context.world.variant, ModeOptions()
-        )
-        looks = [_leftovers(context, name, mode) for name, mode in modes]
-        results += [found for found in await asyncio.gather(*looks) if found]
-    return results or [ok("no other proxy runs here, and none has left rules")]
-
-
-async def _port_owners(context: Context) -> list[CheckResult]:
-    """Return who listens on the ports of a proxy, though neither we nor a known one runs."""
-    proc = context.path("proc")
-    listening = await asyncio.to_thread(listening_sockets, proc)
-    held = {s: inode for s, inode in listening.items() if s.port in _PORTS}
-    owners = await asyncio.to_thread(socket_owners, frozenset(held.values()), proc)
-    return [
-        warning(
-            f"pid {owner.pid} ({owner.command}) listens on {sock.port}, the port for "
-            f"{_PORTS[sock.port]} of a kube-proxy: it may be one",
-            remedy="find out who it is, and stop it if it proxies Services",
-        )
-        for sock, inode in held.items()
-        if (owner := owners.get(inode))
-    ]
-
-
-async def _leftovers(context: Context, name: str, mode: Mode) -> CheckResult | None:
-    """Report objects that another mode left; an error if they lead to other endpoints."""
-    left = await asyncio.to_thread(mode.find_leftovers, tuple(Family))
-    if not left:
-        return None
-    support = await mode.worker.do(mode.probe)
-    if not support.usable:
-        return unknown(f"rules of the {name} mode may be left: {left}")
-    # Some modes recognise texts in the kernel only if they have rendered them before.
-    settings = context.world.plan.settings
-    mode.render_node(settings)
-    words = mode.words()
-    have = await words.leftovers()
-    if not have:
-        return None
-    remedy = "steersman cleanup removes them when no proxy runs; a running steersman does it itself"
-    plans = context.plans if context.question.service else ()
-    if stale := _outdated(mode, plans, have, context):
-        return error(
-            f"rules that the {name} mode left lead {context.question.service} elsewhere: "
-            f"{stale} with other endpoints than the present ones",
-            left,
-            remedy=remedy,
-            cause=Cause.RULES - 1,
-        )
-    return warning(f"the {name} mode left {len(have)} kernel objects", left, remedy=remedy)
-
-
-def _outdated(mode: Mode, plans: Iterable[ServicePlan], have: Ruleset, context: Context) -> str:
-    """Count the objects of these plans that are there and not as they should be; "" for none."""
-    settings = context.world.plan.settings
-    plans = tuple(plans)
-    wanted = mode.words().wanted(
-        {k: v for plan in plans for k, v in mode.render_service(plan, settings).items()}, have
-    )
-    keys = set(mode.words().of_services(have, plans)) if plans else set[object]()
-    wrong = [key for key in keys | (wanted.keys() & have.keys()) if wanted.get(key) != have[key]]
-    return f"{len(wrong)} object{'s' * (len(wrong) > 1)}" if wrong else ""
-
-
 async def failover(context: Context) -> Iterable[CheckResult]:
     """Check that failing endpoints are seen if that is asked for, and nothing of it is left."""
     results = [
@@ -297,8 +201,13 @@ async def failover(context: Context) -> Iterable[CheckResult]:
     for family, name in await asyncio.to_thread(context.list_tables):
         if name.startswith(TABLE_PREFIX):
             pid, _, _ = name.removeprefix(TABLE_PREFIX).partition("-")
-            if context.path(f"proc/{pid}").exists():
+            # The pid is one of its own pid namespace, as is that in the state of the process.
+            runs = context.world.process and str(context.world.process.pid) == pid
+            if runs or context.path(f"proc/{pid}").exists():
                 watched.append(f"table {family} {name}")
+            elif not sees_processes(context.path("proc")):
+                text = f"whether process {pid} of the table {family} {name} runs"
+                results.append(unknown(f"{text} cannot be seen: {ELSEWHERE}"))
             else:
                 text = f"the table {family} {name} is left of process {pid}, which has ended"
                 remedy = "end the process that has inherited its socket"
@@ -386,7 +295,6 @@ PROCESS_CHECKS: Final = (
     Check("source", "source of objects", source, on_the_node, Cause.PROXY + 1),
     Check("node", "this node", node, cause=Cause.PROXY + 2),
     Check("pods", "pod network", pods, cause=Cause.PROXY + 3),
-    Check("other-proxy", "other proxies", other_proxy, on_the_node, Cause.PROXY + 1),
     Check("failover", "failing endpoints", failover, on_the_node, Cause.PROXY + 5),
     Check("api-server", "clock and version", api_server, cause=Cause.PROXY + 4),
     Check("ejected", "ejected endpoints", ejected, cause=Cause.ENDPOINTS + 1),

@@ -7,7 +7,7 @@ import os
 from collections.abc import Collection, Iterable
 from typing import Any, Final, NamedTuple
 
-from steersman.host.files import lock_holder
+from steersman.host.files import is_locked, lock_holder
 from steersman.host.sysctl import SysctlError, read
 from steersman.model.ruleset import Diff, Ruleset
 from steersman.model.world import World
@@ -25,6 +25,7 @@ from steersman.operate.doctor.check import (
     warning,
 )
 from steersman.operate.doctor.facts import requirements, support
+from steersman.operate.doctor.processes import sees_processes
 from steersman.operate.load import moved_objects
 
 _LOOKS, _PAUSE = 8, 0.25
@@ -191,14 +192,20 @@ async def lock(context: Context) -> Iterable[CheckResult]:
     if not path:
         return [skipped("writers of these rules need no lock")]
     path = os.environ.get("XTABLES_LOCKFILE", path)
+    file, proc = context.path(path.lstrip("/")), context.path("proc")
+    seen = sees_processes(proc)
     # Every writer holds the lock for a moment: only one that never lets go is a fault.
     holders = []
     for look in range(_LOOKS):
         if look:
             await asyncio.sleep(_PAUSE)
-        holder = lock_holder(context.path(path.lstrip("/")), context.path("proc"))
+        if seen:
+            holder = lock_holder(file, proc)
+        else:
+            # The kernel lists the locks of our own pid namespace only.
+            holder = " by a process that cannot be seen from here" * is_locked(file)
         if not holder:
-            return [ok(f"nobody keeps {path}")]
+            return [ok(f"nobody keeps {path}")] if seen else [_free(context, path)]
         holders.append(holder)
     names = dict.fromkeys(holders)
     return [
@@ -215,6 +222,14 @@ async def lock(context: Context) -> Iterable[CheckResult]:
             remedy="let fewer programs write rules, or use a mode without a lock",
         )
     ]
+
+
+def _free(context: Context, path: str) -> CheckResult:
+    """Judge a lock that is free, as a container sees it."""
+    mounts = {line.split()[4] for line in context.read("proc/self/mountinfo").splitlines()}
+    if path in mounts:
+        return ok(f"nobody keeps {path}")
+    return unknown(f"{path} is not that of the node here: a container has to mount it")
 
 
 async def number_of_rules(context: Context) -> Iterable[CheckResult]:

@@ -146,11 +146,12 @@ async def network_policies(context: Context) -> Iterable[CheckResult]:
         pods = await context.once(_pods)
     except _UnansweredError as reason:
         return [unknown(str(reason))]
-    endpoints = {
-        (endpoint.ip, endpoint.port): plan.key.name.protocol.value
+    # One number may be a port of TCP and of UDP, as that of DNS.
+    endpoints = dict.fromkeys(
+        (endpoint.ip, endpoint.port, plan.key.name.protocol.value)
         for plan in context.plans
         for endpoint in plan.reachable
-    }
+    )
     out = []
     for pod in pods:
         ip = str(_get(pod, "status", "podIP"))
@@ -160,7 +161,7 @@ async def network_policies(context: Context) -> Iterable[CheckResult]:
             if "Ingress" in (_get(policy, "spec", "policyTypes") or ["Ingress"])
             and selects(_get(policy, "spec", "podSelector"), pod)
         ]
-        for (address, port), protocol in endpoints.items():
+        for address, port, protocol in endpoints:
             if address == ip and selecting:
                 out.append(admission(context, pod, (port, protocol), selecting, pods))
     return out or [ok(f"no NetworkPolicy of {name.namespace} selects an endpoint for ingress")]

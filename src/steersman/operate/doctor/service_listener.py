@@ -3,11 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-import os
 from collections.abc import Iterable
-from contextlib import suppress
-from pathlib import Path
-from typing import NamedTuple
 
 from steersman.host.listening import ListeningSocket, listening_sockets
 from steersman.model.addresses import join_host_port
@@ -21,19 +17,14 @@ from steersman.operate.doctor.check import (
     ok,
     on_the_node,
     skipped,
+    unknown,
     warning,
     with_service,
 )
+from steersman.operate.doctor.processes import ELSEWHERE, Owner, socket_owners
 
 _PROXIES = ("steersman", "kube-proxy")
 """Programs that hold the node ports of Services themselves, as they should."""
-
-
-class Owner(NamedTuple):
-    """The process that has a socket."""
-
-    pid: int
-    command: str
 
 
 async def node_port_listeners(context: Context) -> Iterable[CheckResult]:
@@ -54,7 +45,11 @@ async def node_port_listeners(context: Context) -> Iterable[CheckResult]:
     out = []
     for sock, inode in found.items():
         owner = owners.get(inode)
-        if owner is None or not any(name in owner.command for name in _PROXIES):
+        where = f"{join_host_port(sock.address, sock.port)}/{sock.protocol}"
+        if owner is None and context.world.process and not context.server_pid:
+            # From a container beside steersman's own, its sockets are those of a stranger.
+            out.append(unknown(f"who listens on {where} cannot be seen: {ELSEWHERE}"))
+        elif owner is None or not any(name in owner.command for name in _PROXIES):
             out.append(conflict(context, sock, owner))
     words = ", ".join(f"{port}/{protocol}" for protocol, port in sorted(ports))
     return out or [ok(f"no other process of this node listens on {words}")]
@@ -80,31 +75,6 @@ def conflict(context: Context, sock: ListeningSocket, owner: Owner | None) -> Ch
         "net.ipv4.ip_local_port_range",
         suspect=True,
     )
-
-
-def socket_owners(inodes: frozenset[int], proc: Path = Path("/proc")) -> dict[int, Owner]:
-    """Return the process that has each socket, as far as processes can be seen; it blocks.
-
-    Args:
-        inodes: of the sockets.
-        proc: where proc is mounted.
-    """
-    wanted = {f"socket:[{inode}]": inode for inode in inodes}
-    found: dict[int, Owner] = {}
-    if not wanted:
-        return found
-    for name in os.listdir(proc):
-        if not name.isdigit():
-            continue
-        with suppress(OSError):  # it ended, or belongs to another user
-            for link in os.listdir(proc / name / "fd"):
-                with suppress(OSError):
-                    inode = wanted.get(os.readlink(proc / name / "fd" / link))
-                    if inode is not None and inode not in found:
-                        words = (proc / name / "cmdline").read_bytes().split(b"\0")
-                        command = b" ".join(words[:4]).decode(errors="replace").strip()
-                        found[inode] = Owner(int(name), command)
-    return found
 
 
 LISTENER_CHECKS = (

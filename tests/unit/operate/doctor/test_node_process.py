@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from email.utils import formatdate
 from pathlib import Path
 from typing import Any
@@ -10,23 +9,18 @@ from typing import Any
 import msgspec
 import pytest
 
-from steersman.host.listening import ListeningSocket
 from steersman.model.failover import Backend, Ejection, Observation
 from steersman.model.findings import Finding, Severity
 from steersman.model.inputs import NodeConfig
 from steersman.model.names import ObjectName, Protocol
 from steersman.model.node_state import NodeState, SourceStatus
-from steersman.model.plan import NodeSettings, ServicePlan
-from steersman.modes.base import Mode
 from steersman.operate.doctor import node_process
 from steersman.operate.doctor.check import ApiReply, Check, Context, Question, Verdict
-from steersman.operate.doctor.service_listener import Owner
 from steersman.run.process.instance import Holder
 from tests.support.builders.doctor import CART, NOON, context_of, only, results
 from tests.support.builders.objects import CONFIG, endpoint, node, service, slice_
-from tests.support.modes.memory import MemoryMode
 
-PROCESS, SOURCE, NODE, PODS, OTHER, FAILOVER, API, EJECTED = node_process.PROCESS_CHECKS
+PROCESS, SOURCE, NODE, PODS, FAILOVER, API, EJECTED = node_process.PROCESS_CHECKS
 
 
 def status(**more: Any) -> NodeState:
@@ -156,74 +150,6 @@ def test_pods_must_be_recognisable() -> None:
     assert text.startswith("IPv4: pods of this node cannot be recognised")
 
 
-class Named(MemoryMode):
-    """A mode that leaves its objects behind."""
-
-    def find_leftovers(self, families: object) -> str:
-        return "chains are left: 3" if self.kernel else ""
-
-
-def leftovers(monkeypatch: pytest.MonkeyPatch, root: Path, left: Mode, *things: Any) -> Any:
-    monkeypatch.setattr(node_process, "other_modes", lambda *_: [("other", left)])
-    files = {"proc/cpuinfo": ""}
-    return only(OTHER, context_of(*things, mode=MemoryMode(), root=root, files=files))
-
-
-def filled(plans: Mapping[Any, ServicePlan]) -> Named:
-    mode = Named()
-    settings = NodeSettings(node_name="node-1")
-    objects: dict[Any, Any] = dict(mode.render_node(settings))
-    for plan in plans.values():
-        objects |= mode.render_service(plan, settings)
-    mode.kernel = objects
-    return mode
-
-
-def test_rules_of_other_modes_are_seen(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    things = service(), slice_(endpoint("10.0.0.5"))
-    plans = context_of(*things).world.plan.services
-    assert leftovers(monkeypatch, tmp_path, Named(), *things).verdict is Verdict.OK
-    same = leftovers(monkeypatch, tmp_path, filled(plans), *things)
-    assert (same.verdict, same.text) == (Verdict.WARNING, "the other mode left 4 kernel objects")
-    old = filled(plans)
-    old.kernel["clusterIP 10.96.0.10:80"] = "another"
-    outdated = leftovers(monkeypatch, tmp_path, old, *things)
-    assert outdated.verdict is Verdict.ERROR
-    assert "lead shop/cart elsewhere" in outdated.text
-
-
-def test_other_proxies_are_seen(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    files = {
-        "proc/self/ns/net": "",
-        "proc/17/comm": "kube-proxy\n",
-        "proc/18/comm": "nginx\n",
-        "proc/42/comm": "kube-proxy\n",
-        "proc/cpuinfo": "",
-    }
-    (tmp_path / "proc/17/ns").mkdir(parents=True)
-    for pid in (17, 18, 42):
-        (tmp_path / f"proc/{pid}/ns").mkdir(parents=True, exist_ok=True)
-    context = context_of(root=tmp_path, files=files, world={"process": status()})
-    for pid in (17, 18, 42):
-        (tmp_path / f"proc/{pid}/ns/net").hardlink_to(tmp_path / "proc/self/ns/net")
-    result = only(OTHER, context)
-    assert result.verdict is Verdict.ERROR
-    assert "another proxy runs on this node: kube-proxy (pid 17)" in result.text
-
-
-def test_who_has_the_ports_of_a_proxy(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    sockets = {ListeningSocket(Protocol.TCP, "::", number): number for number in (80, 10249, 10256)}
-    monkeypatch.setattr(node_process, "listening_sockets", lambda _: sockets)
-    owners = {10256: Owner(17, "/usr/bin/proxy --fast"), 80: Owner(18, "nginx")}
-    monkeypatch.setattr(node_process, "socket_owners", lambda *_: owners)
-    files = {"proc/cpuinfo": ""}
-    result = only(OTHER, context_of(root=tmp_path, files=files))
-    assert result.verdict is Verdict.WARNING
-    assert result.text.startswith("pid 17 (/usr/bin/proxy --fast) listens on 10256")
-    ours = context_of(root=tmp_path, files=files, world={"process": status()})
-    assert only(OTHER, ours).verdict is Verdict.OK
-
-
 def api(seconds: float, version: str, http: int = 200) -> list[tuple[Verdict, str]]:
     async def ask(path: str) -> ApiReply:
         assert path == "/version"
@@ -284,10 +210,26 @@ def test_failover_that_cannot_be_had_is_explained(tmp_path: Path) -> None:
     assert failover(tmp_path, NOT_SEEN) == [("warning", NOT_SEEN.reason)]
 
 
-def test_a_table_that_a_dead_process_left_is_named(tmp_path: Path) -> None:
+def test_a_table_that_a_dead_process_left_is_named(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(node_process, "sees_processes", lambda _: True)
     found = failover(tmp_path, tables=("steersman-failures-8-21364",))
     text = "the table inet steersman-failures-8-21364 is left of process 8, which has ended"
     assert found == [("warning", text)]
+
+
+def test_a_table_of_a_process_that_cannot_be_seen(tmp_path: Path) -> None:
+    [(verdict, text)] = failover(tmp_path, tables=("steersman-failures-8-21364",))
+    assert verdict == "unknown"
+    assert text.startswith("whether process 8 of the table inet steersman-failures-8-21364 runs")
+
+
+def test_a_table_of_the_process_in_another_pid_namespace() -> None:
+    context = context_of(
+        world={"process": status(pid=9)}, list_tables=lambda: [("inet", "steersman-failures-9-1")]
+    )
+    assert only(FAILOVER, context).verdict is Verdict.OK
 
 
 def ejecting(name: ObjectName, **more: Any) -> Context:

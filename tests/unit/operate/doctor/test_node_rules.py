@@ -168,6 +168,7 @@ def locked(path: Path) -> Iterator[None]:
 
 def test_a_lock_that_is_kept(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(node_rules, "_PAUSE", 0.0)
+    monkeypatch.setattr(node_rules, "sees_processes", lambda _: True)
     monkeypatch.delenv("XTABLES_LOCKFILE", raising=False)
     (tmp_path / "proc").symlink_to("/proc")
     mode = NeedyMode(Requirements(lock="/run/xtables.lock"))
@@ -180,9 +181,31 @@ def test_a_lock_that_is_kept(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) ->
     assert only(LOCK, context_of(mode=NeedyMode())).verdict is Verdict.SKIPPED
 
 
+def test_a_lock_as_a_container_sees_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(node_rules, "_PAUSE", 0.0)
+    monkeypatch.delenv("XTABLES_LOCKFILE", raising=False)
+    mode = NeedyMode(Requirements(lock="/run/xtables.lock"))
+    mountinfo = tmp_path / "proc/self/mountinfo"
+    mountinfo.parent.mkdir(parents=True)
+    mountinfo.write_text("35 1 98:0 / / rw - overlay overlay rw\n")
+
+    def look() -> CheckResult:
+        return only(LOCK, context_of(mode=mode, root=tmp_path))
+
+    assert look().verdict is Verdict.UNKNOWN  # the file of the node is not there
+    with locked(tmp_path / "run/xtables.lock"):
+        result = look()
+        assert result.verdict is Verdict.ERROR
+        assert "is kept locked by a process that cannot be seen from here" in result.text
+    assert look().verdict is Verdict.UNKNOWN
+    mountinfo.write_text("36 1 98:0 /mnt /run/xtables.lock rw - tmpfs tmpfs rw\n")
+    assert look().verdict is Verdict.OK
+
+
 def test_a_lock_that_many_use(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(node_rules, "_PAUSE", 0.0)
     holders = iter(f" by pid {number} (iptables)" for number in range(100))
+    monkeypatch.setattr(node_rules, "sees_processes", lambda _: True)
     monkeypatch.setattr(node_rules, "lock_holder", lambda *_: next(holders))
     mode = NeedyMode(Requirements(lock="/run/xtables.lock"))
     assert only(LOCK, context_of(mode=mode, root=tmp_path)).verdict is Verdict.WARNING

@@ -9,8 +9,8 @@ import pytest
 from steersman.compile.trace import Flow
 from steersman.operate.doctor.check import ApiReply, Check, CheckResult, Question
 from steersman.operate.doctor.service_api import API_CHECKS, covers_port, selects
-from tests.support.builders.doctor import CART, context_of, only
-from tests.support.builders.objects import endpoint, service, slice_
+from tests.support.builders.doctor import CART, context_of, only, results
+from tests.support.builders.objects import endpoint, port, service, slice_
 
 SELECTOR, POLICIES = API_CHECKS
 PODS = "/api/v1/namespaces/shop/pods"
@@ -97,6 +97,25 @@ def policy(*ingress: dict[str, Any], types: tuple[str, ...] = ("Ingress",)) -> d
 
 FRIENDS = {"from": [{"podSelector": {"matchLabels": {"app": "shop"}}}]}
 OFFICE = {"from": [{"ipBlock": {"cidr": "198.18.0.0/16", "except": ["198.18.7.0/24"]}}]}
+
+
+def test_policies_are_judged_for_each_protocol_of_a_number() -> None:
+    """DNS has port 53 of UDP and of TCP: a policy may let in only one of them."""
+    ports = [port("udp", 53, protocol="UDP"), port("tcp", 53)]
+    ends = slice_(
+        endpoint("10.0.0.1"), ports=[port("udp", number=53, protocol="UDP"), port("tcp", number=53)]
+    )
+    answers = {
+        NETWORK_POLICIES: {"items": [policy({"ports": [{"port": 53, "protocol": "UDP"}]})]},
+        PODS: {"items": [pod("dns", app="cart")]},
+    }
+
+    async def ask_api(path: str) -> ApiReply:
+        return ApiReply(200, {}, answers[path])
+
+    found = results(POLICIES, context_of(service(ports=ports), ends, ask_api=ask_api))
+    assert [each.verdict for each in found] == ["error", "ok"]
+    assert "lets nobody in at port 53/TCP" in found[0].text
 
 
 @pytest.mark.parametrize(
