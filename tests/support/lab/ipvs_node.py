@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import os
 import subprocess
 from collections.abc import Iterator
@@ -39,35 +38,27 @@ class Node:
 
     def again(self, options: IpvsOptions | None = None) -> IpvsMode:
         """A fresh process, as far as the mode knows."""
-        asyncio.run(self.mode.aclose())
+        self.mode.close()
         self.mode = mode_in(self.name, options)
         return self.mode
 
     def bring(self, *plans: ServicePlan) -> int:
         """Bring the kernel to these plans; how many objects that changed."""
         wanted = self.rendered(*plans)
-
-        async def run() -> int:
-            change = diff(await self.mode.read(), wanted)
-            await self.mode.apply(change)
-            assert not diff(await self.mode.read(), wanted)
-            return len(change)
-
-        return asyncio.run(run())
+        change = diff(self.mode.read(), wanted)
+        self.mode.apply(change)
+        assert not diff(self.mode.read(), wanted)
+        return len(change)
 
     def rendered(self, *plans: ServicePlan) -> Ruleset:
         return render(NodePlan(SETTINGS, {each.key: each for each in plans}), self.mode)
 
     def apply(self, *plans: ServicePlan) -> None:
         """Carry out what leads to these plans, and do not look afterwards."""
-
-        async def run() -> None:
-            await self.mode.apply(diff(await self.mode.read(), self.rendered(*plans)))
-
-        asyncio.run(run())
+        self.mode.apply(diff(self.mode.read(), self.rendered(*plans)))
 
     def servers(self) -> dict[ServerKey, Server]:
-        ruleset = asyncio.run(self.mode.read())
+        ruleset = self.mode.read()
         return {k: v for k, v in ruleset.items() if isinstance(k, ServerKey)}
 
     def sh(self, *argv: str) -> str:
@@ -86,7 +77,7 @@ def node() -> Iterator[Node]:
     subprocess.run(["ip", "-n", name, "link", "set", "lo", "up"], check=True)  # or: no local table
     node = Node(name, mode_in(name))
     yield node
-    asyncio.run(node.mode.aclose())
+    node.mode.close()
     subprocess.run(["ip", "netns", "del", name], check=True)
 
 
@@ -98,7 +89,7 @@ def table(node: Node) -> str:
     return node.sh("cat", "/proc/net/ip_vs")
 
 
-async def bring(plan: NodePlan, mode: IpvsMode) -> None:
+def bring(plan: NodePlan, mode: IpvsMode) -> None:
     """Bring the kernel to a plan; nothing is left to do afterwards."""
-    await mode.apply(diff(await mode.read(), render(plan, mode)))
-    assert not diff(await mode.read(), render(plan, mode))
+    mode.apply(diff(mode.read(), render(plan, mode)))
+    assert not diff(mode.read(), render(plan, mode))

@@ -9,7 +9,7 @@ from steersman.host.netlink import NetlinkError
 from steersman.host.nlmsg import NLM_F_ACK, Request
 from steersman.modes.ipvs.backends import VirtualServers
 from steersman.modes.ipvs.wire import Command
-from tests.support.modes.scripted import OnLoop
+from tests.support.modes.scripted import InThread
 
 
 class FakeNetlink:
@@ -41,13 +41,13 @@ def servers(netlink: FakeNetlink, table: str = "") -> VirtualServers:
     return VirtualServers(netlink, 99, inside)  # type: ignore[arg-type]
 
 
-class FakeIpset(OnLoop):
+class FakeIpset(InThread):
     """Records what `ipset restore` reads."""
 
     def __init__(self, status: int = 0) -> None:
         self.status = status
         self.lines: list[str] = []
 
-    async def run(self, argv: Sequence[str], stdin: bytes = b"", **_more: object) -> Result:
+    def run_tool(self, argv: Sequence[str], stdin: bytes = b"", **_more: object) -> Result:
         self.lines += stdin.decode().splitlines()
         return Result(self.status, b"", b"no such set\n")

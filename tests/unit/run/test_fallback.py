@@ -30,7 +30,7 @@ class Stub:
         self.name = name
         self.support = Support(usable, missing)
 
-    async def probe(self) -> Support:
+    def probe(self) -> Support:
         return self.support
 
 
@@ -120,19 +120,19 @@ class Says:
         return result
 
 
-async def test_a_module_that_cannot_be_had() -> None:
-    assert await load_module(Says(Result(0, b"", b"")), "ip_vs") == ""
-    assert await load_module(Says(Result(1, b"", b"not found\n")), "ip_vs") == "not found"
-    assert "failed" in await load_module(Says(Result(1, b"", b"")), "ip_vs")
-    assert "modprobe" in await load_module(Says(FileNotFoundError("modprobe")), "ip_vs")
+def test_a_module_that_cannot_be_had() -> None:
+    assert load_module(Says(Result(0, b"", b"")), "ip_vs") == ""
+    assert load_module(Says(Result(1, b"", b"not found\n")), "ip_vs") == "not found"
+    assert "failed" in load_module(Says(Result(1, b"", b"")), "ip_vs")
+    assert "modprobe" in load_module(Says(FileNotFoundError("modprobe")), "ip_vs")
 
 
-async def test_an_ipset_that_will_not_do() -> None:
+def test_an_ipset_that_will_not_do() -> None:
     version = Result(0, b"ipset v7.17, protocol version: 7\n", b"")
-    assert await check_ipset(Says(version, Result(0, b"", b""))) == ""
-    assert "modprobe ip_set" in await check_ipset(Says(version, Result(1, b"", b"")))
-    assert "too old" in await check_ipset(Says(Result(0, b"ipset v4.5, protocol", b"")))
-    assert "not installed" in await check_ipset(Says(FileNotFoundError("ipset")))
+    assert check_ipset(Says(version, Result(0, b"", b""))) == ""
+    assert "modprobe ip_set" in check_ipset(Says(version, Result(1, b"", b"")))
+    assert "too old" in check_ipset(Says(Result(0, b"ipset v4.5, protocol", b"")))
+    assert "not installed" in check_ipset(Says(FileNotFoundError("ipset")))
 
 
 class Resolves:
@@ -161,7 +161,7 @@ NO_MODULE = Result(1, b"", b"FATAL: Module ip_vs not found\n")
         ((errno.EPERM,), True, OK, [], (0, "does not answer about IPVS")),
     ],
 )
-async def test_the_module_is_loaded_where_it_may_be(
+def test_the_module_is_loaded_where_it_may_be(
     monkeypatch: pytest.MonkeyPatch,
     codes: tuple[int, ...],
     loads: bool,
@@ -171,7 +171,7 @@ async def test_the_module_is_loaded_where_it_may_be(
 ) -> None:
     monkeypatch.setattr(probe, "resolve", Resolves(*codes))
     says = Says(answer)
-    family, said = await find_family(says, object(), loads=loads)  # type: ignore[arg-type]
+    family, said = find_family(says, object(), loads=loads)  # type: ignore[arg-type]
     assert (family, says.asked) == (found[0], asked)
     assert found[1] in said
     assert bool(said) == (not family)
@@ -180,25 +180,25 @@ async def test_the_module_is_loaded_where_it_may_be(
 HELD = Result(4, b"", b"Another app is currently holding the xtables lock.\n")
 
 
-async def matches(says: Says) -> str:
+def matches(says: Says) -> str:
     """The sentence about the matches of iptables-legacy."""
-    return await check_matches(says, Iptables(says, Tool("iptables", "legacy", (1, 8, 9))))
+    return check_matches(says, Iptables(says, Tool("iptables", "legacy", (1, 8, 9))))
 
 
-async def test_a_held_lock_is_no_reason_for_another_mode() -> None:
+def test_a_held_lock_is_no_reason_for_another_mode() -> None:
     moment = Says(OK, HELD, HELD, OK, OK)
-    assert await matches(moment) == ""
+    assert matches(moment) == ""
     assert [argv[0] for argv in moment.asked] == ["ipset", *["iptables-restore"] * 3, "ipset"]
     assert moment.asked[1][1:3] == ["-w", "5"]
-    assert await matches(Says(OK, HELD, HELD, HELD, OK)) == "", "it may be held for long"
+    assert matches(Says(OK, HELD, HELD, HELD, OK)) == "", "it may be held for long"
     lacking = Says(OK, HELD, Result(2, b"", b"Couldn't load match `set'\n"), OK)
-    assert "`set'" in await matches(lacking)
+    assert "`set'" in matches(lacking)
 
 
-async def test_matches_that_iptables_lacks() -> None:
-    assert await matches(Says(OK, OK, OK)) == ""
+def test_matches_that_iptables_lacks() -> None:
+    assert matches(Says(OK, OK, OK)) == ""
     lacking = Says(OK, Result(2, b"", b"Couldn't load match `bpf'\n"), OK)
-    said = await matches(lacking)
+    said = matches(lacking)
     assert "`bpf'" in said
     assert "modprobe xt_bpf" in said
     assert [argv[0] for argv in lacking.asked] == ["ipset", "iptables-restore", "ipset"]

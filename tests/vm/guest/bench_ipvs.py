@@ -9,8 +9,7 @@ import statistics
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Coroutine
-from typing import Any
+from collections.abc import Callable
 
 from steersman.host.exec import SubprocessExec
 from steersman.host.netlink import NETLINK_GENERIC, Netlink
@@ -59,23 +58,23 @@ def reference() -> float:
     return seconds
 
 
-async def took(work: Callable[[], Coroutine[Any, Any, Any]]) -> float:
+def took(work: Callable[[], object]) -> float:
     started = time.perf_counter()
-    await work()
+    work()
     return time.perf_counter() - started
 
 
 async def body() -> None:
     mode = IpvsMode(SubprocessExec())
-    assert (await mode.probe()).usable
+    assert mode.probe().usable
     theirs = reference()
     empty = NodePlan(SETTINGS, {})
-    await mode.apply(diff(await mode.read(), render(empty, mode)))
+    mode.apply(diff(mode.read(), render(empty, mode)))
     nothing, everything = render(empty, mode), render(WHOLE, mode)
-    cold = await took(lambda: mode.apply(diff(nothing, everything)))
-    reading = await took(mode.read)
-    looking = await took(mode.fingerprint)
-    change = await one_change(mode)
+    cold = took(lambda: mode.apply(diff(nothing, everything)))
+    reading = took(mode.read)
+    looking = took(mode.fingerprint)
+    change = one_change(mode)
     trip = round_trip()
     print(f"cold start {SERVICES} x 3: {cold:.2f} s, ipvsadm -R and ipset restore {theirs:.2f} s")
     print(f"  ratio {cold / theirs:.2f} (to be 1.5 at most); read back {reading:.2f} s")
@@ -84,14 +83,14 @@ async def body() -> None:
     print(f"  ratio {change / trip:.2f} (to be 5 at most)")
 
 
-async def one_change(mode: IpvsMode) -> float:
+def one_change(mode: IpvsMode) -> float:
     """Median of the whole change: render, diff, apply. The current state is known, as always."""
     plans = simple(7), simple(7, count=2)
     have, times = mode.render_service(plans[0], SETTINGS), []
     for turn in range(TIMES):
         started = time.perf_counter()
         want = mode.render_service(plans[turn % 2 == 0], SETTINGS)
-        await mode.apply(diff(have, want))
+        mode.apply(diff(have, want))
         times.append(time.perf_counter() - started)
         have = want
     return statistics.median(times)

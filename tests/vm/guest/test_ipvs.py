@@ -48,14 +48,14 @@ class Nodes:
 
     def close(self) -> None:
         for mode in self._modes.values():
-            asyncio.run(mode.aclose())
+            mode.close()
         self.pool.close()
 
     def mode(self, lab: Lab) -> IpvsMode:
         """The mode of a lab's node."""
         if lab.node.path not in self._modes:
             self._modes[lab.node.path] = mode_behind(SubprocessExec(lab.exec_argv(())))
-            assert asyncio.run(self._modes[lab.node.path].probe()).usable
+            assert self._modes[lab.node.path].probe().usable
         return self._modes[lab.node.path]
 
     def wrong(self, world: World) -> list[str]:
@@ -63,7 +63,7 @@ class Nodes:
         flows = as_ipvs_serves(world.flows, world.plan(IPVS.traits))
         assert (flows != world.flows) == (world.id in DIFFERENT)
         lab = self.pool.lab(world)
-        asyncio.run(bring(world.plan(IPVS.traits), self.mode(lab)))
+        bring(world.plan(IPVS.traits), self.mode(lab))
         return [found for flow in flows if (found := compare(flow, by_packets(lab, flow)))]
 
 
@@ -102,7 +102,7 @@ async def counted(mode: IpvsMode, plan: NodePlan) -> ConnectionStats:
     """What was counted, when the kernel has brought all counters up to date (every two seconds)."""
     async with asyncio.timeout(60):
         while True:
-            made = await mode.stats(plan.services.values())
+            made = await mode.worker.do_slowly(mode.stats(plan.services.values()))
             ends = made.endpoints.values()
             if sum(made.frontends.values()) == sum(ends) and all(ends):
                 return made
@@ -128,7 +128,7 @@ def test_connections_are_counted(nodes: Nodes) -> None:
     plan = at_own_port(world.plan(IPVS.traits))
     lab = nodes.pool.lab(world)
     mode = nodes.mode(lab)
-    asyncio.run(bring(plan, mode))
+    bring(plan, mode)
     for flow in as_ipvs_serves(world.flows, plan):
         if flow.kind == "forward":
             assert compare(flow, by_packets(lab, replace_fields(flow, port=OWN_PORT))) == ""

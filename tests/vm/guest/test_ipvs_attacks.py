@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import random
 import socket
 import struct
@@ -52,17 +51,17 @@ def lab() -> Iterator[Lab]:
 def mode(lab: Lab, request: pytest.FixtureRequest) -> Iterator[IpvsMode]:
     options = IpvsOptions(scheduler=request.param)
     made = mode_behind(SubprocessExec(lab.exec_argv(())), options)
-    asyncio.run(bring(made, node_plan()))
+    bring(made, node_plan())
     yield made
-    asyncio.run(made.aclose())
+    made.close()
 
 
-async def bring(mode: IpvsMode, plan: NodePlan) -> None:
-    await mode.apply(diff(await mode.read(), render(plan, mode)))
+def bring(mode: IpvsMode, plan: NodePlan) -> None:
+    mode.apply(diff(mode.read(), render(plan, mode)))
 
 
 def unchanged(mode: IpvsMode) -> bool:
-    return not diff(asyncio.run(mode.read()), render(node_plan(), mode))
+    return not diff(mode.read(), render(node_plan(), mode))
 
 
 def serves(lab: Lab) -> bool:

@@ -23,7 +23,7 @@ def dumped(node: Node) -> list[KernelLine]:
     mode = mode_in(node.name)
 
     async def read() -> list[KernelLine]:
-        assert (await mode.probe()).usable
+        assert (await mode.worker.do(mode.probe)).usable
         try:
             return await compare(world, ObjectName("ns", "a"), mode)
         finally:

@@ -49,7 +49,7 @@ class Node:
 
     def serve(self, *plans: ServicePlan) -> None:
         settings = replace(SETTINGS, ipv4=replace(SETTINGS.ipv4, local_addresses=(NODE,)))
-        asyncio.run(bring(NodePlan(settings, {each.key: each for each in plans}), self.mode))
+        bring(NodePlan(settings, {each.key: each for each in plans}), self.mode)
 
     @contextmanager
     def fault(self, pod: str, action: str, protocol: str = "tcp") -> Iterator[None]:
@@ -125,9 +125,9 @@ def node() -> Iterator[Node]:
     with Lab(Layout({"eth0": (f"{NODE}/24",)}, (OUTSIDE,), pods)) as lab:
         serve(lab)
         mode = mode_behind(SubprocessExec(lab.exec_argv(())))
-        assert asyncio.run(mode.probe()).usable
+        assert mode.probe().usable
         yield Node(lab, mode)
-        asyncio.run(mode.aclose())
+        mode.close()
 
 
 SOURCES = ((CLIENT, VIP, 80), ("", VIP, 80), (OUTSIDE, NODE, 30080), (CLIENT6, VIP6, 80))
@@ -255,7 +255,8 @@ def test_counters_tell_where_packets_cannot_be_logged(node: Node) -> None:
     node.serve(of(DEAD, OTHER))
 
     async def body() -> None:
-        watch, found = CounterWatch(Netns(node.lab.node.path).call), set[Failure]()
+        watch = CounterWatch(Netns(node.lab.node.path).call, node.mode.worker)
+        found = set[Failure]()
 
         async def follow() -> None:
             while True:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import shutil
 
 import pytest
@@ -38,7 +37,7 @@ def test_a_removed_endpoint_drains_at_weight_zero(node: Node) -> None:
 def test_an_endpoint_that_returns_while_it_drains(node: Node) -> None:
     node.bring(of(ONE[0], OTHER[0]))
     node.apply(of(ONE[0]))
-    asyncio.run(node.mode.apply(diff(node.rendered(of(ONE[0])), node.rendered(of(*BOTH)))))
+    node.mode.apply(diff(node.rendered(of(ONE[0])), node.rendered(of(*BOTH))))
     assert node.servers()[VIP].targets == (ONE, OTHER)
     assert table(node).count("Masq    1") == 2
 
@@ -68,7 +67,7 @@ def test_the_flags_of_a_scheduler(node: Node) -> None:
 
 @only_with_all
 def test_an_unknown_scheduler_is_named(node: Node) -> None:
-    support = asyncio.run(node.again(IpvsOptions(scheduler="dice")).probe())
+    support = node.again(IpvsOptions(scheduler="dice")).probe()
     assert not support.usable
     assert "modprobe ip_vs_dice" in " ".join(support.missing)
 
@@ -93,7 +92,7 @@ def test_servers_of_ours_where_others_have_theirs(node: Node) -> None:
     node.sh("ipvsadm", "-a", "-t", "10.96.0.1:443", "-r", "10.244.0.9:443", "-m", "-w", "0")
     node.again(options)
     node.bring(of(*BOTH))
-    assert asyncio.run(node.mode.fingerprint()) is not None, "what others drain is theirs"
+    assert node.mode.fingerprint() is not None, "what others drain is theirs"
     assert node.bring(of(*BOTH)) == 0
     node.again(options)
     node.apply(of(OTHER[0]))  # while no process was there, an endpoint has gone
@@ -119,11 +118,7 @@ def test_drift_is_mended(node: Node) -> None:
 def test_nothing_is_left(node: Node) -> None:
     node.bring(of(ONE[0]))
     assert IpvsOptions().scheduler in table(node)
-
-    async def clean() -> None:
-        await node.mode.apply(diff(await node.mode.read(), {}))
-
-    asyncio.run(clean())
+    node.mode.apply(diff(node.mode.read(), {}))
     assert "0A600001" not in table(node)
     assert node.sh("ipset", "save") == ""
     assert "KUBE" not in node.sh("iptables-save") + node.sh("ip6tables-save")
@@ -133,15 +128,11 @@ def test_nothing_is_left(node: Node) -> None:
 @needs_ipvsadm
 def test_the_tools_carry_out_the_scripts_of_a_change(node: Node) -> None:
     node.bring(of(ONE[0]))
-
-    async def body() -> None:
-        have = await node.mode.read()
-        want = node.rendered(of(*BOTH))
-        scripts = node.mode.scripts(have, diff(have, want))
-        assert {script.tool for script in scripts} >= {"ipvsadm"}
-        for script in scripts:
-            text = script.text.replace("'", "")
-            node.sh("sh", "-c", f"printf '%s' '{text}' | {' '.join(script.argv)}")
-        assert diff(await node.mode.read(), want) == Diff()
-
-    asyncio.run(body())
+    have = node.mode.read()
+    want = node.rendered(of(*BOTH))
+    scripts = node.mode.scripts(have, diff(have, want))
+    assert {script.tool for script in scripts} >= {"ipvsadm"}
+    for script in scripts:
+        text = script.text.replace("'", "")
+        node.sh("sh", "-c", f"printf '%s' '{text}' | {' '.join(script.argv)}")
+    assert diff(node.mode.read(), want) == Diff()

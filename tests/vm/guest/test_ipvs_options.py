@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 
@@ -85,7 +84,7 @@ def test_a_look_for_drift(node: Node) -> None:
     node.bring(of(*BOTH))
 
     def token() -> object:
-        return asyncio.run(node.mode.fingerprint())
+        return node.mode.fingerprint()
 
     first = token()
     assert first is not None

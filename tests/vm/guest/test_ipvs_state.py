@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
-
 import pytest
 
 from tests.conformance.suites_ipvs import DIFFERENT, expected, planned
@@ -21,7 +19,7 @@ pytestmark = [
 
 @pytest.mark.parametrize("case", CASES, ids=lambda case: case["id"])
 def test_case(case: Case, node: Node) -> None:
-    asyncio.run(bring(planned(case), node.mode))
+    bring(planned(case), node.mode)
     assert {
         key: (server.scheduler, server.flags, server.timeout, frozenset(server.targets))
         for key, server in node.servers().items()

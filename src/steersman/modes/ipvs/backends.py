@@ -6,16 +6,16 @@ object that does not exist succeeds.
 
 from __future__ import annotations
 
-import asyncio
 import errno
 import socket
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from functools import partial
 from hashlib import blake2b
 from pathlib import Path
 from typing import Any, NamedTuple, TypeAlias, TypeVar
 
-from steersman.host.exec import Exec, run_program
+from steersman.host.exec import RunTool, tool_result
 from steersman.host.netlink import Netlink, NetlinkError
 from steersman.host.nlmsg import Request, u8
 from steersman.host.rtnetlink import (
@@ -46,6 +46,15 @@ from steersman.netfilter.iptables.tool import Iptables
 _T = TypeVar("_T")
 InNamespace: TypeAlias = Callable[[Callable[[], Any]], Any]
 """Runs a function in the network namespace to program, and returns its result."""
+
+
+@contextmanager
+def busy(what: str) -> Iterator[None]:
+    """Turn an error of the kernel into a BusyError that says what cannot be done."""
+    try:
+        yield
+    except OSError as error:
+        raise BusyError(f"{what}: {error}") from error
 
 
 def here(function: Callable[[], _T]) -> _T:
@@ -324,23 +333,22 @@ _IPSET_PROTOCOL = 6
 class Ipsets:
     """The kernel's ipsets, by the ipset command."""
 
-    def __init__(self, execute: Exec) -> None:
-        """Create an accessor; execute: runs ipset."""
-        self._execute = execute
+    def __init__(self, run_tool: RunTool) -> None:
+        """Create an accessor; run_tool: runs ipset."""
+        self._run_tool = run_tool
 
-    async def read(self) -> dict[SetKey | MemberKey, str]:
+    def read(self) -> dict[SetKey | MemberKey, str]:
         """List our sets and their entries.
 
         Raises:
             BusyError: they cannot be listed.
         """
-        result = await run_program(self._execute, ["ipset", "save"], package="ipset")
+        result = tool_result(self._run_tool, ["ipset", "save"], package="ipset")
         if result.returncode:
             raise BusyError(f"ipset save: {result.message}")
-        text = result.stdout.decode(errors="replace")
-        return await asyncio.to_thread(lambda: dict(parse_sets(text)))
+        return dict(parse_sets(result.stdout.decode(errors="replace")))
 
-    async def restore(self, lines: Sequence[str]) -> None:
+    def restore(self, lines: Sequence[str]) -> None:
         """Run `ipset restore`, unless there are no lines.
 
         Raises:
@@ -351,7 +359,7 @@ class Ipsets:
             return
         text = "\n".join([*lines, ""])
         argv = ["ipset", "-exist", "restore"]
-        result = await run_program(self._execute, argv, text.encode(), package="ipset")
+        result = tool_result(self._run_tool, argv, text.encode(), package="ipset")
         if result.returncode:
             raise ApplyError(f"ipset restore: {result.message}")
 

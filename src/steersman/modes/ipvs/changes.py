@@ -31,21 +31,6 @@ ServerChange: TypeAlias = tuple[ServerKey, Server | None, Server]
 """A virtual server: its present state (None: it does not exist), and the wanted one."""
 
 
-def only_endpoints(change: Diff, most: int) -> list[ServerChange]:
-    """Return the virtual servers of a Diff that changes at most so many, and nothing else.
-
-    [] for any other Diff. By far the most Diffs are of this kind.
-    """
-    if change.added or change.removed or len(change.changed) > most:
-        return []
-    found: list[ServerChange] = []
-    for key, (old, new) in change.changed.items():
-        if type(key) is not ServerKey or old.assigned != new.assigned:
-            return []
-        found.append((key, old, new))
-    return found
-
-
 class ChangeSet:
     """A Diff, sorted by backend."""
 

@@ -7,8 +7,7 @@ several virtual servers (a node port on each address), an endpoint a real server
 
 from __future__ import annotations
 
-import asyncio
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Generator, Mapping
 from pathlib import Path
 from typing import TypeAlias
 
@@ -23,11 +22,13 @@ from steersman.model.stats import (
     TrafficCounters,
     frontend_label,
 )
-from steersman.modes.ipvs.backends import InNamespace
+from steersman.modes.ipvs.backends import InNamespace, busy
 from steersman.modes.ipvs.objects import ServerKey, Target
 from steersman.modes.ipvs.wire import ServerStats, list_destinations, list_services, resolve
 
 _STATS = Path("/proc/thread-self/net/ip_vs_stats")
+STEP = 20
+"""Virtual servers in one step: some milliseconds."""
 _ZERO = ServerStats(0, 0, 0, 0, 0)
 
 Counted: TypeAlias = tuple[ServerKey, Target | None]
@@ -102,15 +103,15 @@ class MonotonicStats:
 
 
 class ServerCounters:
-    """Reads the kernel's counters."""
+    """Reads the kernel's counters; one scrape at a time."""
 
     def __init__(self, inside: InNamespace) -> None:
         """Create a reader; inside: enters the network namespace."""
         self._inside = inside
+        self._running = False
         self._totals = MonotonicStats()
-        self._lock = asyncio.Lock()
 
-    async def stats(self, plans: Collection[ServicePlan]) -> ConnectionStats:
+    def stats(self, plans: Collection[ServicePlan]) -> Generator[None, None, ConnectionStats]:
         """Return the counts by frontend and endpoint of these plans.
 
         Counts between the last call and the deletion of a server are missed.
@@ -119,29 +120,34 @@ class ServerCounters:
             BusyError: the kernel does not answer.
         """
 
-        def count() -> ConnectionStats:
-            owners = ServerOwners(plans)
-            counts: dict[Counted, ServerStats] = {}
-            with self._inside(lambda: Netlink(NETLINK_GENERIC, buffer=1 << 20)) as netlink:
-                family = resolve(netlink)
-                for listed in list(list_services(netlink, family)):
-                    # If a virtual server has counted nothing, none of its real servers has.
-                    if any(listed.stats) and owners.of(listed.key) is not None:
-                        counts[listed.key, None] = listed.stats
-                        for target, stats in list_destinations(netlink, family, listed.key):
-                            counts[listed.key, target] = stats
-            return self._totals.update(counts, owners)
+        while self._running:  # counts would seem to fall
+            yield
+        self._running = True
+        try:
+            with busy("the counters of IPVS cannot be read"):
+                owners = ServerOwners(plans)
+                return self._totals.update((yield from self._read(owners)), owners)
+        finally:
+            self._running = False
 
-        async with self._lock:
-            try:
-                return await asyncio.to_thread(count)
-            except OSError as error:
-                raise BusyError(f"the counters of IPVS cannot be read: {error}") from error
+    def _read(self, owners: ServerOwners) -> Generator[None, None, dict[Counted, ServerStats]]:
+        counts: dict[Counted, ServerStats] = {}
+        with self._inside(lambda: Netlink(NETLINK_GENERIC, buffer=1 << 20)) as netlink:
+            family = resolve(netlink)
+            for number, listed in enumerate(list_services(netlink, family)):
+                if number % STEP == 0:
+                    yield
+                # If a virtual server has counted nothing, none of its real servers has.
+                if any(listed.stats) and owners.of(listed.key) is not None:
+                    counts[listed.key, None] = listed.stats
+                    for target, stats in list_destinations(netlink, family, listed.key):
+                        counts[listed.key, target] = stats
+        return counts
 
-    async def totals(self) -> NodeTotals:
+    def totals(self) -> NodeTotals:
         """Return the kernel's sums over all virtual servers, foreign ones included."""
         try:
-            return parse_totals(await asyncio.to_thread(self._inside, _STATS.read_text))
+            return parse_totals(self._inside(_STATS.read_text))
         except (OSError, IndexError, ValueError) as error:
             raise BusyError(f"{_STATS} cannot be read: {error}") from error
 

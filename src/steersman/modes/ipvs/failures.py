@@ -21,16 +21,17 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections import defaultdict
-from collections.abc import Collection
+from collections.abc import Collection, Generator
 from functools import partial
 
 from steersman.failover.watch import Failure, FailureWatch
 from steersman.host.netlink import NETLINK_GENERIC, DumpInterruptedError, Netlink
-from steersman.host.threads import to_thread_to_end
+from steersman.host.worker import KernelWorker
 from steersman.model.errors import BusyError
 from steersman.model.failover import Backend, Observation
 from steersman.model.names import Protocol
 from steersman.modes.ipvs.backends import InNamespace
+from steersman.modes.ipvs.counters import STEP
 from steersman.modes.ipvs.objects import ServerKey, Target
 from steersman.modes.ipvs.wire import ServerStats, list_destinations, list_services, resolve
 from steersman.netfilter.conntrack.unanswered import delete_unanswered
@@ -44,11 +45,12 @@ _RST = {False: 40, True: 60}
 _ZERO = ServerStats(0, 0, 0, 0, 0)
 
 
-def watch_servers(inside: InNamespace) -> FailureWatch:
+def watch_servers(inside: InNamespace, worker: KernelWorker) -> FailureWatch:
     """Return the best watch that this kernel offers.
 
     Args:
         inside: enters the network namespace.
+        worker: the thread that reads counters.
 
     Raises:
         BusyError: none can be had; the message says why.
@@ -57,23 +59,25 @@ def watch_servers(inside: InNamespace) -> FailureWatch:
         watch: FailureWatch = inside(lambda: FailureLog(translated=False))
     except BusyError as error:
         log.warning("%s; reading the counters of real servers instead", error)
-        return CounterWatch(inside)
+        return CounterWatch(inside, worker)
     return watch
 
 
 class CounterWatch(FailureWatch):
     """Failures of TCP connections, told from the counters of real servers."""
 
-    def __init__(self, inside: InNamespace) -> None:
+    def __init__(self, inside: InNamespace, worker: KernelWorker) -> None:
         """Open a socket.
 
         Args:
             inside: enters the network namespace.
+            worker: the thread that reads counters.
 
         Raises:
             BusyError: the kernel does not answer.
         """
         self._inside = inside
+        self._worker = worker
         self._servers: dict[ServerKey, ServerStats] = {}
         """The counters of virtual servers at the last look."""
         self._reals: dict[ServerKey, dict[Target, ServerStats]] = {}
@@ -92,11 +96,11 @@ class CounterWatch(FailureWatch):
     async def receive(self) -> list[Failure]:
         """Look at the counters until they show a failure."""
         if not self._looked:  # what happened before says nothing
-            await to_thread_to_end(self._look)
+            await self._worker.do_slowly(self._look())
             self._looked = True
         while True:
             await asyncio.sleep(_INTERVAL)
-            if found := await to_thread_to_end(self._look):
+            if found := await self._worker.do_slowly(self._look()):
                 return found
 
     async def cut(self, backends: Collection[Backend]) -> int:
@@ -107,12 +111,14 @@ class CounterWatch(FailureWatch):
         """Close the socket."""
         self._netlink.close()
 
-    def _look(self) -> list[Failure]:
+    def _look(self) -> Generator[None, None, list[Failure]]:
         """Read the counters; return what failed since the last time."""
         increases: defaultdict[Backend, ServerStats] = defaultdict(lambda: _ZERO)
         servers: dict[ServerKey, ServerStats] = {}
         try:
-            for listed in list(list_services(self._netlink, self._family)):
+            for number, listed in enumerate(list_services(self._netlink, self._family)):
+                if number % STEP == 0:
+                    yield
                 key = listed.key
                 if key.protocol is not Protocol.TCP:
                     continue

@@ -14,7 +14,6 @@ from typing import Any
 
 import msgspec
 
-from steersman.host.threads import INLINE_OBJECTS, to_thread_to_end
 from steersman.model.addresses import family_of, in_cidr
 from steersman.model.names import Family
 from steersman.model.ruleset import Diff, Ruleset
@@ -23,7 +22,6 @@ from steersman.modes.ipvs.changes import (
     ChangeSet,
     address_entries,
     assigned_addresses,
-    only_endpoints,
     rule_steps,
 )
 from steersman.modes.ipvs.listings import digest_servers, has_drained, parse_rules
@@ -64,7 +62,7 @@ class IpvsKernel:
         self._claimed: set[ServerKey] = set()  # written by us although in excluded CIDRs
         self._foreign: dict[ServerKey, Server] = {}  # the others there, at the last `read`
 
-    async def read(self, *, end_drained: bool = True) -> Ruleset:
+    def read(self, *, end_drained: bool = True) -> Ruleset:
         """Return our objects, and delete real servers that are drained by now.
 
         Without our interface no virtual server is ours: another program made them.
@@ -72,27 +70,24 @@ class IpvsKernel:
         Args:
             end_drained: False only reads.
         """
-        ruleset: dict[Any, Any] = {**await self.sets.read()}
+        ruleset: dict[Any, Any] = {**self.sets.read()}
         self._sets = {key.set for key in ruleset if type(key) is SetKey}
 
         # A virtual server is assigned if its address is both on the interface and marked.
-        present = await to_thread_to_end(self.device.addresses)
+        present = self.device.addresses()
         marks = [k for k in ruleset if type(k) is MemberKey and k.set in ADDRESS_SETS]
         marked = {key.entry for key in marks}
         for mark in marks:
             del ruleset[mark]
         if self.device.index():
             ruleset[DeviceKey(DEVICE)] = "dummy"
-            servers = await to_thread_to_end(lambda: self._read_servers(end_drained))
-            for key, server in servers.items():
+            for key, server in self._read_servers(end_drained).items():
                 assigned = key.address in present and key.address in marked
                 ruleset[key] = (
                     msgspec.structs.replace(server, assigned=True) if assigned else server
                 )
         for family in self._families:
-            ruleset.update(
-                parse_rules(await to_thread_to_end(self.iptables.save, family), int(family))
-            )
+            ruleset.update(parse_rules(self.iptables.save(family), int(family)))
         self._usage = assigned_addresses(ruleset)
         for address in (present | marked) - self._usage.keys():  # orphans
             if not self._is_excluded(address):
@@ -100,7 +95,7 @@ class IpvsKernel:
         return ruleset
 
     def _read_servers(self, end_drained: bool) -> dict[ServerKey, Server]:
-        """Return our virtual servers; delete their drained real servers if asked to. Blocks."""
+        """Return our virtual servers; delete their drained real servers if asked to."""
         found = self.servers.read()
         own = {key: server for key, server in found.items() if self.is_ours(key)}
         self._foreign = {key: server for key, server in found.items() if key not in own}
@@ -115,7 +110,7 @@ class IpvsKernel:
     def _is_excluded(self, address: str) -> bool:
         return any(in_cidr(address, cidr) for cidr in self._excluded)
 
-    async def fingerprint(self) -> Hashable | None:
+    def fingerprint(self) -> Hashable | None:
         """Return digests of everything that `read` lists; None if `read` has something to delete.
 
         Neither IPVS nor ipset counts generations, so the kernel lists everything. But nothing is
@@ -124,26 +119,18 @@ class IpvsKernel:
         Raises:
             OSError, BusyError: the kernel does not answer.
         """
-
-        def digests() -> tuple[Hashable, ...] | None:
-            table = self.servers.table()
-            if has_drained(table, self.is_ours):
-                return None
-            sets = digest_sets(self._netfilter)
-            addresses = frozenset(self.device.addresses())
-            return digest_servers(table), self.servers.digest(), sets, addresses
-
-        token = await to_thread_to_end(digests)
-        if token is None:
+        table = self.servers.table()
+        if has_drained(table, self.is_ours):
             return None
         if self.iptables.tool.variant == "nft":
-            return (*token, generation(self._netfilter))
-        return (
-            *token,
-            digest_rules([await to_thread_to_end(self.iptables.save, f) for f in self._families]),
-        )
+            rules: Hashable = generation(self._netfilter)
+        else:
+            rules = digest_rules(map(self.iptables.save, self._families))
+        sets = digest_sets(self._netfilter)
+        addresses = frozenset(self.device.addresses())
+        return digest_servers(table), self.servers.digest(), sets, addresses, rules
 
-    async def write(self, change: Diff) -> None:
+    def write(self, change: Diff) -> None:
         """Carry out a Diff: first additions, from sets to addresses, then removals.
 
         Raises:
@@ -151,9 +138,6 @@ class IpvsKernel:
             BusyError: the kernel cannot be programmed now.
             OSError: a socket failed.
         """
-        if endpoints := only_endpoints(change, INLINE_OBJECTS):
-            self.servers.write(endpoints)
-            return
         changes = ChangeSet(change)
         for place, (key, old, new) in enumerate(changes.servers):
             if not self.is_ours(key):  # a wanted server becomes ours, whoever made it
@@ -166,25 +150,17 @@ class IpvsKernel:
         unbind = sorted(a for a in fewer if usage[a] + more[a] <= 0)
 
         # Rules refer to sets, and an address must not answer before the rules about it are there.
-        await self.sets.restore([*changes.sets, *address_entries("add", bind)])
+        self.sets.restore([*changes.sets, *address_entries("add", bind)])
         if changes.rules:
             steps = rule_steps(changes.rules)
             for run in write_steps(steps, LIMITS[self.iptables.tool.variant], {}):
-                await to_thread_to_end(self.iptables.restore, run)
+                self.iptables.restore(run)
         if changes.makes_device:
             self.device.make()
-
-        def over_netlink() -> None:
-            self.servers.write(changes.servers)
-            self.device.add(bind)
-            self.device.drop(unbind)
-            self.servers.delete(changes.servers_gone)
-
-        servers = len(changes.servers) + len(changes.servers_gone)
-        if servers + len(bind) + len(unbind) <= INLINE_OBJECTS:
-            over_netlink()
-        else:
-            await to_thread_to_end(over_netlink)
+        self.servers.write(changes.servers)
+        self.device.add(bind)
+        self.device.drop(unbind)
+        self.servers.delete(changes.servers_gone)
         if changes.drops_device:
             self.device.remove()
 
@@ -193,7 +169,7 @@ class IpvsKernel:
         self._claimed.difference_update(changes.servers_gone)
         self._sets = (self._sets | changes.sets_made) - changes.sets_destroyed
         marks = [a for a in unbind if role_set(ADDRESSES, family_of(a)) in self._sets]
-        await self.sets.restore([*address_entries("del", marks), *changes.sets_gone])
+        self.sets.restore([*address_entries("del", marks), *changes.sets_gone])
         usage.update(more)
         for address in unbind:
             del usage[address]

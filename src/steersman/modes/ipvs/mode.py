@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-import asyncio
 import logging
 import os
 import re
-from collections.abc import Collection, Hashable, Iterable
+from collections.abc import Collection, Generator, Hashable, Iterable
 
 import msgspec
 
@@ -15,13 +14,12 @@ from steersman.host.exec import Exec
 from steersman.host.facts import has_interface
 from steersman.host.netlink import NETLINK_GENERIC, NETLINK_NETFILTER, NETLINK_ROUTE
 from steersman.host.sysctl import SysctlError, apply, ipvs_settings
-from steersman.host.threads import to_thread_to_end
 from steersman.model.errors import ApplyError, BusyError
 from steersman.model.names import Family
 from steersman.model.plan import NodeSettings, ServicePlan, Traits
 from steersman.model.ruleset import Diff, Ruleset, Script
 from steersman.model.stats import ConnectionStats, NodeTotals
-from steersman.modes.base import Mode, Probed, Requirements, Support, Tracer
+from steersman.modes.base import Mode, Requirements, Support, Tracer
 from steersman.modes.ipvs.backends import (
     AddressDevice,
     Backends,
@@ -29,6 +27,7 @@ from steersman.modes.ipvs.backends import (
     Ipsets,
     NamespaceSockets,
     VirtualServers,
+    busy,
     here,
 )
 from steersman.modes.ipvs.changes import rule_steps, texts
@@ -86,35 +85,33 @@ class IpvsMode(Mode):
         self._options = options or IpvsOptions()
         self._families: tuple[Family, ...] = tuple(Family)
         self._random_fully = True
-        self._kernel = Probed[IpvsKernel](self.probe)
+        self._kernel: IpvsKernel | None = None
+        """None before a successful `probe`."""
         self._sockets = NamespaceSockets(inside)
         self._prepared = False
-        self._lock = asyncio.Lock()
         self._counters = ServerCounters(inside)
 
     # Start and end
 
-    async def probe(self) -> Support:
+    def probe(self) -> Support:
         """Check for ip_vs, its scheduler, ipset, iptables and its matches; open the sockets."""
-        self._disconnect()
+        self.close()
         netlink, options = self._sockets.get(NETLINK_GENERIC), self._options
         loads = options.load_modules
-        family, missing = await find_family(self._execute, netlink, loads=loads)
-        missing = missing or await check_ipset(self._execute)
+        family, missing = find_family(self._execute, netlink, loads=loads)
+        missing = missing or check_ipset(self._execute)
         missing = missing or check_scheduler(
             netlink, family, options.scheduler, self._sockets.inside
         )
         if missing:
-            self._disconnect()
+            self.close()
             return Support(usable=False, missing=(missing,))
-        choice = await to_thread_to_end(
-            choose_tool, self._execute, options.iptables_variant, leftovers=not loads
-        )
+        choice = choose_tool(self._execute, options.iptables_variant, leftovers=not loads)
         if choice.tool is None:
             return Support(usable=False, missing=choice.missing)
         iptables = Iptables(self._execute, choice.tool)
-        if loads and (missing := await check_matches(self._execute, iptables)):
-            self._disconnect()
+        if loads and (missing := check_matches(self._execute, iptables)):
+            self.close()
             return Support(usable=False, missing=(missing,))
 
         self._families = choice.families
@@ -122,24 +119,20 @@ class IpvsMode(Mode):
         backends = Backends(
             VirtualServers(netlink, family, self._sockets.inside),
             AddressDevice(self._sockets.get(NETLINK_ROUTE), DEVICE),
-            Ipsets(self._execute),
+            Ipsets(self._execute.run_tool),
             iptables,
             self._sockets.get(NETLINK_NETFILTER),
         )
-        self._kernel.found = IpvsKernel(backends, choice.families, options.exclude_cidrs)
+        self._kernel = IpvsKernel(backends, choice.families, options.exclude_cidrs)
         log.info("ip_vs %s, %d buckets for connections", *get_info(netlink, family))
         idle = (options.tcp_timeout, options.tcp_fin_timeout, options.udp_timeout)
         if any(idle):
             netlink.request(timeouts(family, *idle))
         return Support(usable=True, missing=choice.missing)
 
-    async def aclose(self, drain: float = 0.0) -> int:
+    def close(self) -> None:
         """Close the sockets; the kernel keeps its virtual servers."""
-        self._disconnect()
-        return await super().aclose(drain)
-
-    def _disconnect(self) -> None:
-        self._kernel.found = None
+        self._kernel = None
         self._sockets.close()
 
     def requirements(self) -> Requirements:
@@ -185,8 +178,7 @@ class IpvsMode(Mode):
         """Write a Diff as input of ipset, iptables-restore, ip and ipvsadm."""
         parts = texts(have, change)
         runs = write_steps(rule_steps(parts.rules), UNCUT, {})
-        kernel = self._kernel.found
-        tool = kernel.iptables.tool if kernel else None
+        tool = self._kernel.iptables.tool if self._kernel else None
         restore = ("ipset", "-exist", "restore")
         scripts = (
             Script("ipset", restore, "".join(f"{line}\n" for line in parts.sets)),
@@ -199,52 +191,48 @@ class IpvsMode(Mode):
 
     # The kernel
 
-    async def read(self) -> Ruleset:
+    def _probed(self) -> IpvsKernel:
+        """Return the kernel's objects; `cleanup` and `plan` read without a `probe` of their own."""
+        if self._kernel is None:
+            support = self.probe()
+            if self._kernel is None:
+                raise BusyError(" ".join(support.missing))
+        return self._kernel
+
+    def read(self) -> Ruleset:
         """Return our objects in the kernel, and delete real servers that are drained by now."""
-        async with self._lock:
-            kernel = await self._kernel.get()
-            try:
-                return await kernel.read()
-            except OSError as error:
-                raise BusyError(f"the kernel's objects cannot be read: {error}") from error
-            except ApplyError as error:
-                raise BusyError(f"drained real servers cannot be deleted: {error}") from error
+        try:
+            return self._read(end_drained=True)
+        except ApplyError as error:
+            raise BusyError(f"drained real servers cannot be deleted: {error}") from error
+
+    def _read(self, *, end_drained: bool) -> Ruleset:
+        kernel = self._probed()
+        with busy("the kernel's objects cannot be read"):
+            return kernel.read(end_drained=end_drained)
 
     def words(self) -> IpvsWords:
         """Print virtual servers as ipvsadm does."""
+        return IpvsWords(lambda: self.worker.do(self._read, end_drained=False))
 
-        async def read() -> Ruleset:
-            async with self._lock:
-                kernel = await self._kernel.get()
-                try:
-                    return await kernel.read(end_drained=False)
-                except OSError as error:
-                    raise BusyError(f"the kernel's objects cannot be read: {error}") from error
-
-        return IpvsWords(read)
-
-    async def fingerprint(self) -> Hashable | None:
+    def fingerprint(self) -> Hashable | None:
         """Return digests of the kernel's lists; None if a drained real server is to be deleted.
 
         Also None if they cannot be read: then `read` fails with the reason.
         """
-        async with self._lock:
-            kernel = await self._kernel.get()
-            try:
-                return await kernel.fingerprint()
-            except (OSError, BusyError):
-                return None
+        kernel = self._probed()
+        try:
+            return kernel.fingerprint()
+        except (OSError, BusyError):
+            return None
 
-    async def apply(self, change: Diff) -> None:
+    def apply(self, change: Diff) -> None:
         """Carry out a Diff."""
-        async with self._lock:
-            kernel = await self._kernel.get()
-            if change.added:
-                self.prepare()
-            try:
-                await kernel.write(change)
-            except OSError as error:
-                raise BusyError(f"the kernel cannot be programmed: {error}") from error
+        kernel = self._probed()
+        if change.added:
+            self.prepare()
+        with busy("the kernel cannot be programmed"):
+            kernel.write(change)
 
     def changed_by_others(self, key: object) -> bool:
         """Return False for the marks of addresses: they follow from the virtual servers."""
@@ -258,13 +246,13 @@ class IpvsMode(Mode):
 
     # Connections
 
-    async def stats(self, plans: Collection[ServicePlan]) -> ConnectionStats:
+    def stats(self, plans: Collection[ServicePlan]) -> Generator[None, None, ConnectionStats]:
         """Return connections, packets and bytes so far."""
-        return await self._counters.stats(plans)
+        return self._counters.stats(plans)
 
-    async def node_totals(self) -> NodeTotals:
+    def node_totals(self) -> NodeTotals:
         """Return connections, packets and bytes of all virtual servers."""
-        return await self._counters.totals()
+        return self._counters.totals()
 
     def without_new_connections(self, have: Ruleset) -> Ruleset:
         """Return the objects that carry connections; virtual servers get no new ones."""
@@ -276,18 +264,15 @@ class IpvsMode(Mode):
             if isinstance(key, ServerKey | DeviceKey) or key in _ADDRESS_SET_KEYS
         }
 
-    async def connections(self) -> int:
+    def connections(self) -> int:
         """Count the established TCP and SCTP connections of virtual servers.
 
         Raises:
             BusyError: the kernel does not answer.
         """
-        async with self._lock:
-            kernel = await self._kernel.get()
-            try:
-                return await to_thread_to_end(kernel.servers.connections)
-            except OSError as error:
-                raise BusyError(f"the connections of IPVS cannot be counted: {error}") from error
+        kernel = self._probed()
+        with busy("the connections of IPVS cannot be counted"):
+            return kernel.servers.connections()
 
     # Failing endpoints
 
@@ -295,7 +280,7 @@ class IpvsMode(Mode):
         """Watch packets; where that is not possible, the counters of real servers."""
         from steersman.modes.ipvs.failures import watch_servers  # noqa: PLC0415 - rarely used
 
-        return watch_servers(self._sockets.inside)
+        return watch_servers(self._sockets.inside, self.worker)
 
     # Tracing
 

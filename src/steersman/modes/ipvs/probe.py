@@ -6,9 +6,8 @@ import errno
 import logging
 import re
 
-from steersman.host.exec import Exec, failure_reason, run_program
+from steersman.host.exec import Exec, failure_reason, tool_result
 from steersman.host.netlink import Netlink, NetlinkError
-from steersman.host.threads import to_thread_to_end
 from steersman.model.errors import ApplyError, BusyError
 from steersman.model.names import Family, Protocol
 from steersman.modes.ipvs.backends import InNamespace, VirtualServers
@@ -37,16 +36,16 @@ COMMIT
 _IPSET = re.compile(r"v(\d+)\.(\d+)")
 
 
-async def load_module(execute: Exec, name: str) -> str:
+def load_module(execute: Exec, name: str) -> str:
     """Load a kernel module; return why it cannot be loaded, or ""."""
     try:
-        result = await execute.run(["modprobe", name])
+        result = execute.run_tool(["modprobe", name])
     except OSError as error:
         return failure_reason("modprobe", "kmod", error)
     return "" if result.returncode == 0 else result.message or f"modprobe {name} failed"
 
 
-async def find_family(execute: Exec, netlink: Netlink, *, loads: bool) -> tuple[int, str]:
+def find_family(execute: Exec, netlink: Netlink, *, loads: bool) -> tuple[int, str]:
     """Return the number of the IPVS family and "", or 0 and a sentence.
 
     Args:
@@ -59,7 +58,7 @@ async def find_family(execute: Exec, netlink: Netlink, *, loads: bool) -> tuple[
     except NetlinkError as error:
         if error.errno != errno.ENOENT:
             return 0, f"The kernel does not answer about IPVS: {error.strerror}."
-    why = await load_module(execute, "ip_vs") if loads else "it is not loaded"
+    why = load_module(execute, "ip_vs") if loads else "it is not loaded"
     try:
         return resolve(netlink), ""
     except NetlinkError:
@@ -67,21 +66,21 @@ async def find_family(execute: Exec, netlink: Netlink, *, loads: bool) -> tuple[
         return 0, f"The kernel has no ip_vs{detail}; run `modprobe ip_vs` on the host."
 
 
-async def check_ipset(execute: Exec) -> str:
+def check_ipset(execute: Exec) -> str:
     """Return why ipset does not work, or ""."""
     try:
-        result = await execute.run(["ipset", "version"])
+        result = execute.run_tool(["ipset", "version"])
         found = _IPSET.search(result.stdout.decode(errors="replace"))
         if found and int(found[1]) < 6:
             return f"ipset {found[0]} is too old; 6.0 or newer is needed."
-        if (await execute.run(["ipset", "save"])).returncode:
+        if execute.run_tool(["ipset", "save"]).returncode:
             return "The kernel has no ipset; run `modprobe ip_set` on the host."
     except OSError as error:
         return f"{failure_reason('ipset', 'ipset', error)}."
     return ""
 
 
-async def check_matches(execute: Exec, iptables: Iptables) -> str:
+def check_matches(execute: Exec, iptables: Iptables) -> str:
     """Return why the matches that our rules need do not work, or "".
 
     Rules with both are made and removed in one run, in a chain that nothing leads to, and so is
@@ -91,20 +90,20 @@ async def check_matches(execute: Exec, iptables: Iptables) -> str:
     hint = "run `modprobe xt_set` and `modprobe xt_bpf` on the host"
     try:
         create = ["ipset", "-exist", "create", _TRIAL_SET, "hash:ip"]
-        made = await run_program(execute, create, package="ipset")
+        made = tool_result(execute.run_tool, create, package="ipset")
         if made.returncode:
             return f"ipset cannot make a set ({made.message}); {hint}."
         missing = ""
         for _ in range(_TRIAL_ATTEMPTS):
             try:
-                await to_thread_to_end(iptables.restore, Run(Family.IPV4, _TRIAL_RULES))
+                iptables.restore(Run(Family.IPV4, _TRIAL_RULES))
             except BusyError as error:
                 log.info("cannot check the matches of iptables now: %s", error)
                 continue
             except ApplyError as error:
                 missing = f"iptables cannot match sets and BPF programs ({error}); {hint}."
             break
-        await run_program(execute, ["ipset", "destroy", _TRIAL_SET], package="ipset")
+        tool_result(execute.run_tool, ["ipset", "destroy", _TRIAL_SET], package="ipset")
     except BusyError as error:
         return f"{error}."
     return missing

@@ -178,8 +178,9 @@ def get_info(netlink: Netlink, family: int) -> IpvsInfo:
 
 
 def list_services(netlink: Netlink, family: int) -> Iterator[ListedServer]:
-    """List the virtual servers; those found by fwmark are skipped."""
-    for reply in netlink.dump(Request(family, _header(Command.GET_SERVICE))):
+    """List the virtual servers, decoded one by one; those found by fwmark are skipped."""
+    # Ask for all at once: a server that a write moves in the list meanwhile would be missed.
+    for reply in list(netlink.dump(Request(family, _header(Command.GET_SERVICE)))):
         if (found := read_service(reply)) is not None:
             yield found
 

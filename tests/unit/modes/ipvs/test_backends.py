@@ -151,8 +151,8 @@ def test_a_scheduler_that_is_missing_is_named() -> None:
 # -- ipsets --------------------------------------------------------------------------------
 
 
-async def test_ipset_that_refuses() -> None:
+def test_ipset_that_refuses() -> None:
     with pytest.raises(ApplyError, match="no such set"):
-        await Ipsets(FakeIpset(1)).restore(["add S 10.0.0.1"])
+        Ipsets(FakeIpset(1).run_tool).restore(["add S 10.0.0.1"])
     with pytest.raises(BusyError, match="no such set"):
-        await Ipsets(FakeIpset(1)).read()
+        Ipsets(FakeIpset(1).run_tool).read()

@@ -8,10 +8,9 @@ from steersman.modes.ipvs.changes import (
     ChangeSet,
     address_entries,
     assigned_addresses,
-    only_endpoints,
     rule_steps,
 )
-from steersman.modes.ipvs.objects import DEVICE, DeviceKey, MemberKey, Server, ServerKey, SetKey
+from steersman.modes.ipvs.objects import MemberKey, Server, ServerKey, SetKey
 
 VIP = ServerKey(Protocol.TCP, "10.96.0.1", 80)
 ONE, TWO = ("10.244.0.1", 8080), ("10.244.0.2", 8080)
@@ -20,28 +19,13 @@ MARK = MemberKey("KUBE-IPVS-ADDRESSES", "10.96.0.1")
 RULE = (4, "nat", "KUBE-IPVS-SERVICES", "")
 
 
-def test_a_change_of_endpoints() -> None:
+def test_a_change_of_endpoints_is_about_nothing_else() -> None:
     wanted = Server("rr", targets=(TWO,))
-    assert only_endpoints(diff({VIP: SERVER}, {VIP: wanted}), 1) == [(VIP, SERVER, wanted)]
-
-
-def test_everything_else_is_more() -> None:
-    many = {ServerKey(Protocol.TCP, "10.96.0.1", 1 + n): SERVER for n in range(3)}
-    others: list[Diff] = [
-        Diff(added={VIP: SERVER}),
-        Diff(removed={VIP: Server("rr", assigned=False)}),
-        Diff(changed={VIP: (Server("rr", assigned=False), SERVER)}),
-        Diff(changed={key: (SERVER, Server("wrr")) for key in many}),
-        Diff(removed={MARK: ""}),
-        Diff(added={MemberKey("S", "1"): ""}),
-        Diff(removed={MemberKey("S", "1"): ""}),
-        Diff(added={RULE: "-A X"}),
-        Diff(changed={RULE: ("-A X", "-A Y")}),
-        Diff(removed={RULE: "-A X"}),
-        Diff(added={DeviceKey(DEVICE): "dummy"}),
-        Diff(removed={DeviceKey(DEVICE): "dummy"}),
-    ]
-    assert not any(only_endpoints(change, 2) for change in others)
+    work = ChangeSet(diff({VIP: SERVER}, {VIP: wanted}))
+    assert work.servers == [(VIP, SERVER, wanted)]
+    others = (work.servers_gone, work.usage, work.orphans, work.rules, work.sets, work.sets_gone)
+    assert not any(others)
+    assert (work.makes_device, work.drops_device) == (False, False)
 
 
 def test_sets_and_their_entries() -> None:

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import errno
-from collections.abc import Iterator
+from collections.abc import Generator, Iterator
 from contextlib import nullcontext
 from functools import partial
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, cast
 
 import pytest
 
@@ -97,7 +97,7 @@ def test_the_kernel_sums_up_for_the_node() -> None:
     assert parse_totals(STATS) == NodeTotals(31, TrafficCounters(32, 48, 16384, 8589934591))
 
 
-async def test_real_servers_are_listed_only_of_virtual_ones_that_have_counted(
+def test_real_servers_are_listed_only_of_virtual_ones_that_have_counted(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     asked: list[ServerKey] = []
@@ -111,24 +111,57 @@ async def test_real_servers_are_listed_only_of_virtual_ones_that_have_counted(
     monkeypatch.setattr(counters, "list_services", lambda *_: listed)
     monkeypatch.setattr(counters, "list_destinations", destinations)
     monkeypatch.setattr(counters, "resolve", lambda _: 7)
-    made = await ServerCounters(lambda _: nullcontext()).stats([PLAN])
+    made = ends(ServerCounters(lambda _: nullcontext()).stats([PLAN]))
     assert asked == [VIP]
     assert made.endpoints[NAME, "10.244.0.1:8080"] == 4
 
 
-async def test_sums_that_cannot_be_read_are_tried_again_later() -> None:
+def test_a_scrape_waits_for_the_end_of_another(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its counts would be older than those of the other: servers would seem to begin at zero."""
+    count = 4
+
+    def listed(*_: object) -> list[Listing]:
+        return [Listing(VIP, stats(count))]
+
+    monkeypatch.setattr(counters, "list_services", listed)
+    monkeypatch.setattr(counters, "list_destinations", lambda *_: ())
+    monkeypatch.setattr(counters, "resolve", lambda _: 7)
+    counted = ServerCounters(lambda _: nullcontext())
+    first, second = counted.stats([PLAN]), counted.stats([PLAN])
+    next(first)
+    count = 6
+    for _ in range(5):
+        next(second)
+    assert ends(first).frontends[NAME, "10.96.0.1:80"] == 4
+    assert ends(second).frontends[NAME, "10.96.0.1:80"] == 6
+    third, count = counted.stats([PLAN]), 9
+    next(third)
+    third.close()  # cancelled
+    assert ends(counted.stats([PLAN])).frontends[NAME, "10.96.0.1:80"] == 9
+
+
+def ends(steps: Generator[None, None, ConnectionStats]) -> ConnectionStats:
+    """What a scrape returns."""
+    while True:
+        try:
+            next(steps)
+        except StopIteration as end:
+            return cast(ConnectionStats, end.value)
+
+
+def test_sums_that_cannot_be_read_are_tried_again_later() -> None:
     for text in ("", "nonsense"):
         counters_of = ServerCounters(partial(_answer, text))
         with pytest.raises(BusyError, match="ip_vs_stats"):
-            await counters_of.totals()
+            counters_of.totals()
 
 
-async def test_counters_that_cannot_be_read_are_tried_again_later() -> None:
+def test_counters_that_cannot_be_read_are_tried_again_later() -> None:
     def refuse(_function: object) -> None:
         raise OSError(errno.EMFILE, "no descriptors")
 
     with pytest.raises(BusyError, match="no descriptors"):
-        await ServerCounters(refuse).stats([PLAN])
+        ends(ServerCounters(refuse).stats([PLAN]))
 
 
 def _answer(text: str, _function: object) -> str:

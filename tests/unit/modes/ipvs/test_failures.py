@@ -18,6 +18,7 @@ from steersman.modes.ipvs import failures
 from steersman.modes.ipvs.failures import CounterWatch, judge, watch_servers
 from steersman.modes.ipvs.objects import ServerKey, Target
 from steersman.modes.ipvs.wire import ServerStats
+from tests.support.modes.inline import Inline
 
 TCP, UDP = Protocol.TCP, Protocol.UDP
 VIP, PORT = ServerKey(TCP, "10.96.0.1", 80), ServerKey(TCP, "192.0.2.1", 30080)
@@ -86,7 +87,7 @@ class Kernel:
         yield from self.counts[key].items()
 
     def watch(self) -> CounterWatch:
-        return CounterWatch(lambda function: function())
+        return CounterWatch(lambda function: function(), Inline())
 
     async def looked(self, times: int) -> None:
         wanted = self.looks + times
@@ -164,14 +165,14 @@ def test_packets_are_preferred_to_counters(
         return "packets"
 
     monkeypatch.setattr(failures, "FailureLog", opened)
-    found: Any = watch_servers(lambda function: function())
+    found: Any = watch_servers(lambda function: function(), Inline())
     assert found == "packets"
 
     def refused(*, translated: bool) -> None:
         raise BusyError(f"Linux is too old ({translated})")
 
     monkeypatch.setattr(failures, "FailureLog", refused)
-    assert isinstance(watch_servers(lambda function: function()), CounterWatch)
+    assert isinstance(watch_servers(lambda function: function(), Inline()), CounterWatch)
     assert "too old (False); reading the counters of real servers instead" in caplog.text
 
 

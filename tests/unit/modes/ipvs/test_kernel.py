@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import errno
-import threading
 from typing import Any
 
 import pytest
@@ -11,7 +10,7 @@ import pytest
 from steersman.model.errors import BusyError
 from steersman.model.names import Family, Protocol
 from steersman.model.ruleset import Diff, diff
-from steersman.modes.ipvs.backends import Backends, Ipsets, VirtualServers, here
+from steersman.modes.ipvs.backends import Backends, Ipsets
 from steersman.modes.ipvs.kernel import IpvsKernel
 from steersman.modes.ipvs.mode import IpvsMode
 from steersman.modes.ipvs.objects import DEVICE, DeviceKey, MemberKey, Server, ServerKey, SetKey
@@ -26,7 +25,6 @@ ONE, TWO = ("10.244.0.1", 8080), ("10.244.0.2", 8080)
 class Device:
     def __init__(self) -> None:
         self.log: list[tuple[str, Any]] = []
-        self.threads: set[int] = set()
 
     def make(self) -> None:
         self.log.append(("make", ""))
@@ -35,7 +33,6 @@ class Device:
         self.log.append(("remove", ""))
 
     def add(self, addresses: list[str]) -> None:
-        self.threads.add(threading.get_ident())
         self.log += [("add", address) for address in addresses]
 
     def drop(self, addresses: list[str]) -> None:
@@ -47,13 +44,13 @@ class Node:
 
     def __init__(self) -> None:
         self.device, self.ipset = Device(), FakeIpset()
-        parts: Any = (servers(FakeNetlink()), self.device, Ipsets(self.ipset), None, None)
+        parts: Any = (servers(FakeNetlink()), self.device, Ipsets(self.ipset.run_tool), None, None)
         self.kernel = IpvsKernel(Backends(*parts), (Family.IPV4,))
 
-    async def carry_out(self, change: Diff) -> tuple[list[Any], list[str]]:
+    def carry_out(self, change: Diff) -> tuple[list[Any], list[str]]:
         """Their commands."""
         self.device.log, self.ipset.lines = [], []
-        await self.kernel.write(change)
+        self.kernel.write(change)
         return self.device.log, self.ipset.lines
 
 
@@ -61,69 +58,59 @@ SERVER = Server("rr", targets=(ONE,))
 NODE_PORT = ServerKey(Protocol.TCP, "192.0.2.1", 30080)
 
 
-async def marked() -> Node:
+def marked() -> Node:
     node = Node()
-    await node.carry_out(diff({}, {SetKey("KUBE-IPVS-ADDRESSES"): "hash:ip family inet"}))
+    node.carry_out(diff({}, {SetKey("KUBE-IPVS-ADDRESSES"): "hash:ip family inet"}))
     return node
 
 
-async def test_an_address_is_held_while_any_server_needs_it() -> None:
-    node = await marked()
+def test_an_address_is_held_while_any_server_needs_it() -> None:
+    node = marked()
     first = diff({}, {TCP: SERVER, NODE_PORT: Server("rr", assigned=False)})
-    assert await node.carry_out(first) == (
+    assert node.carry_out(first) == (
         [("add", "10.96.0.1")],
         ["add KUBE-IPVS-ADDRESSES 10.96.0.1"],
     )
-    assert await node.carry_out(diff({}, {UDP: SERVER})) == ([], [])
-    assert await node.carry_out(diff({TCP: SERVER}, {})) == ([], [])
-    assert await node.carry_out(diff({UDP: SERVER}, {})) == (
+    assert node.carry_out(diff({}, {UDP: SERVER})) == ([], [])
+    assert node.carry_out(diff({TCP: SERVER}, {})) == ([], [])
+    assert node.carry_out(diff({UDP: SERVER}, {})) == (
         [("drop", "10.96.0.1")],
         ["del KUBE-IPVS-ADDRESSES 10.96.0.1"],
     )
 
 
-async def test_an_address_that_was_lost_is_put_back() -> None:
+def test_an_address_that_was_lost_is_put_back() -> None:
     node = Node()
     lost = Server("rr", assigned=False, targets=(ONE,))
-    log, _ = await node.carry_out(diff({TCP: lost}, {TCP: SERVER}))
+    log, _ = node.carry_out(diff({TCP: lost}, {TCP: SERVER}))
     assert log == [("add", "10.96.0.1")]
 
 
-async def test_a_server_in_an_excluded_range_stays_ours_until_it_is_deleted() -> None:
+def test_a_server_in_an_excluded_range_stays_ours_until_it_is_deleted() -> None:
     """Where deleting fails it is tried again, and so after `read`."""
     node = Node()
     node.kernel._excluded = ("10.96.0.0/24",)
-    await node.carry_out(diff({}, {TCP: SERVER}))
+    node.carry_out(diff({}, {TCP: SERVER}))
     assert node.kernel.is_ours(TCP)
     node.kernel.servers = servers(FakeNetlink(n0=errno.ENOMEM))
     with pytest.raises(BusyError):
-        await node.carry_out(diff({TCP: SERVER}, {}))
+        node.carry_out(diff({TCP: SERVER}, {}))
     assert node.kernel.is_ours(TCP)
-    await node.carry_out(diff({TCP: SERVER}, {}))
+    node.carry_out(diff({TCP: SERVER}, {}))
     assert not node.kernel.is_ours(TCP)
 
 
-@pytest.mark.parametrize(("count", "on_the_loop"), [(10, True), (1000, False)])
-async def test_many_addresses_do_not_hold_the_loop(count: int, on_the_loop: bool) -> None:
-    node = await marked()
-    addresses = [f"10.96.{number >> 8}.{number & 255}" for number in range(count)]
-    made = {ServerKey(Protocol.TCP, address, 80): SERVER for address in addresses}
-    log, _ = await node.carry_out(diff({}, made))
-    assert len(log) == count
-    assert (node.device.threads == {threading.get_ident()}) is on_the_loop
-
-
-async def test_sets_come_first_and_go_last() -> None:
+def test_sets_come_first_and_go_last() -> None:
     node = Node()
     objects = {SetKey("S"): "hash:ip", MemberKey("S", "10.0.0.1"): "", DeviceKey(DEVICE): "dummy"}
-    log, lines = await node.carry_out(diff({}, objects))
+    log, lines = node.carry_out(diff({}, objects))
     assert (log, lines) == ([("make", "")], ["create S hash:ip maxelem 1048576", "add S 10.0.0.1"])
-    log, lines = await node.carry_out(diff(objects, {}))
+    log, lines = node.carry_out(diff(objects, {}))
     assert (log, lines) == ([("remove", "")], ["destroy S"])
 
 
-async def test_where_there_is_no_set_no_entry_of_it_goes() -> None:
-    log, lines = await Node().carry_out(diff({TCP: SERVER}, {}))
+def test_where_there_is_no_set_no_entry_of_it_goes() -> None:
+    log, lines = Node().carry_out(diff({TCP: SERVER}, {}))
     assert (log, lines) == ([("drop", "10.96.0.1")], [])
 
 
@@ -145,8 +132,8 @@ def test_what_carries_connections_is_kept_without_taking_new_ones() -> None:
     }
 
 
-async def test_an_entry_that_goes() -> None:
-    _, lines = await Node().carry_out(Diff(removed={MemberKey("S", "10.0.0.1"): ""}))
+def test_an_entry_that_goes() -> None:
+    _, lines = Node().carry_out(Diff(removed={MemberKey("S", "10.0.0.1"): ""}))
     assert lines == ["del S 10.0.0.1"]
 
 
@@ -159,22 +146,12 @@ TCP  0A600001:0050 rr
 """
 
 
-async def test_connections_are_counted_in_a_thread() -> None:
-    """The table of many connections takes a tenth of a second to parse."""
-    threads: set[int] = set()
-
-    class Table(VirtualServers):
-        def table(self) -> str:
-            threads.add(threading.get_ident())
-            return TABLE
-
+def test_established_connections_are_counted() -> None:
     node = Node()
-    node.kernel.servers = Table(FakeNetlink(), 99, here)  # type: ignore[arg-type]
+    node.kernel.servers = servers(FakeNetlink(), TABLE)
     mode = IpvsMode(FakeIpset())
-    mode._kernel.found = node.kernel
-    assert await mode.connections() == 5
-    assert threads
-    assert threading.get_ident() not in threads
+    mode._kernel = node.kernel
+    assert mode.connections() == 5
 
 
 def test_a_family_that_iptables_lacks_is_not_rendered() -> None:
