@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from steersman.modes.iptables.script import parse
+from steersman.modes.iptables.parse import parse
 from tests.support.apiserver.reading import service, slice_
 from tests.support.lab.namespace import in_namespace, sh
 from tests.support.processes.steersman import command, manifests, steersman, until

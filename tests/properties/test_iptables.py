@@ -11,8 +11,10 @@ from msgspec.structs import replace
 from steersman.model.names import Family
 from steersman.model.plan import ServicePlan
 from steersman.model.ruleset import diff
-from steersman.modes.iptables.render import Features, render_node, render_service
-from steersman.modes.iptables.script import parse, write_runs
+from steersman.modes.iptables.parse import parse
+from steersman.modes.iptables.render import Features, render_service
+from steersman.modes.iptables.render_node import render_node
+from steersman.modes.iptables.script import write_runs
 from steersman.netfilter.iptables.names import RuleKey, printed_name
 from steersman.netfilter.iptables.restore import LIMITS, Limits
 from steersman.netfilter.iptables.saved import canonical

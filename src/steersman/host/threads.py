@@ -12,9 +12,6 @@ from typing import Any, ParamSpec, TypeVar
 P = ParamSpec("P")
 T = TypeVar("T")
 
-INLINE_OBJECTS = 64
-"""Number of objects up to which writing them to the kernel takes less time than a thread."""
-
 
 class DaemonThreads(Executor):
     """Runs each call in a thread of its own.

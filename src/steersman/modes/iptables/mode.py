@@ -26,8 +26,10 @@ from steersman.modes.iptables.names import (
     is_kubelets,
     is_ours,
 )
-from steersman.modes.iptables.render import Features, render_node, render_service
-from steersman.modes.iptables.script import parse, write_runs
+from steersman.modes.iptables.parse import parse
+from steersman.modes.iptables.render import Features, render_service
+from steersman.modes.iptables.render_node import render_node
+from steersman.modes.iptables.script import write_runs
 from steersman.modes.specs import ModeOptions
 from steersman.netfilter.iptables.names import FILTER, RuleKey
 from steersman.netfilter.iptables.restore import LIMITS, UNCUT, Run

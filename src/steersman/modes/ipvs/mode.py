@@ -30,7 +30,7 @@ from steersman.modes.ipvs.backends import (
     busy,
     here,
 )
-from steersman.modes.ipvs.changes import rule_steps, texts
+from steersman.modes.ipvs.changes import rule_steps
 from steersman.modes.ipvs.counters import ServerCounters
 from steersman.modes.ipvs.kernel import IpvsKernel
 from steersman.modes.ipvs.objects import (
@@ -45,6 +45,7 @@ from steersman.modes.ipvs.objects import (
 )
 from steersman.modes.ipvs.probe import check_ipset, check_matches, check_scheduler, find_family
 from steersman.modes.ipvs.render import render_node, render_service
+from steersman.modes.ipvs.scripts import texts
 from steersman.modes.ipvs.tracer import IpvsTracer
 from steersman.modes.ipvs.wire import get_info, timeouts
 from steersman.modes.ipvs.words import IpvsWords

@@ -14,8 +14,9 @@ from steersman.model.kube import KINDS
 from steersman.model.plan import NodePlan
 from steersman.model.ruleset import diff
 from steersman.modes.iptables.mode import IptablesMode
-from steersman.modes.iptables.render import Features, render_node, render_service
-from steersman.modes.iptables.script import parse
+from steersman.modes.iptables.parse import parse
+from steersman.modes.iptables.render import Features, render_service
+from steersman.modes.iptables.render_node import render_node
 from steersman.netfilter.iptables.names import RuleKey
 from steersman.netfilter.iptables.saved import canonical
 from steersman.source.objects import decode_value

@@ -4,7 +4,7 @@ from __future__ import annotations
 import pytest
 
 from steersman.modes.iptables.names import TAIL_COMMENT
-from steersman.modes.iptables.script import SavedRules, parse
+from steersman.modes.iptables.parse import SavedRules, parse
 from steersman.netfilter.iptables.names import RuleKey
 
 SVC = "KUBE-SVC-XPGD46QRK7WJZT7O"

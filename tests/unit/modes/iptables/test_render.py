@@ -7,9 +7,9 @@ from steersman.model.plan import FamilySettings, LocalDetector, NodeSettings, Se
 from steersman.modes.iptables.render import (
     Features,
     local_source,
-    render_node,
     render_service,
 )
+from steersman.modes.iptables.render_node import render_node
 from steersman.netfilter.iptables.names import chain_hash
 from steersman.netfilter.iptables.saved import probability
 from tests.support.builders.plans import (

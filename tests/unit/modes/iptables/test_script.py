@@ -1,7 +1,8 @@
 from __future__ import annotations
 
 from steersman.model.ruleset import Diff, diff
-from steersman.modes.iptables.render import Features, render_node, render_service
+from steersman.modes.iptables.render import Features, render_service
+from steersman.modes.iptables.render_node import render_node
 from steersman.modes.iptables.script import write_runs
 from steersman.netfilter.iptables.names import RuleKey
 from steersman.netfilter.iptables.restore import LIMITS, Limits, Run

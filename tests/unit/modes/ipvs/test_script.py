@@ -6,9 +6,9 @@ from typing import Any
 
 from steersman.model.names import Protocol
 from steersman.model.ruleset import Diff, diff
-from steersman.modes.ipvs.changes import texts
 from steersman.modes.ipvs.mode import IpvsMode
 from steersman.modes.ipvs.objects import DEVICE, DeviceKey, MemberKey, Server, ServerKey, SetKey
+from steersman.modes.ipvs.scripts import texts
 from tests.support.modes.scripted import Scripted
 
 WEB = ServerKey(Protocol.TCP, "10.96.0.1", 80)
