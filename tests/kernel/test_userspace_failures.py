@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import os
+import threading
 from collections.abc import Callable, Sequence
 
 import msgspec
@@ -34,7 +35,7 @@ from tests.support.lab.userspace_node import (
     rendered,
     served,
 )
-from tests.support.modes.userspace_proxy import ask, client, owner, server
+from tests.support.modes.userspace_proxy import PATIENCE, ask, client, owner, server
 
 pytestmark = pytest.mark.kernel
 OTHER_HOST = "192.168.77.3"
@@ -47,18 +48,11 @@ class Failing(SubprocessExec):
     def __init__(self, fails: Fails) -> None:
         super().__init__()
         self.fails: Fails | None = fails
-        self.holds: asyncio.Event | None = None
-        """Given: nothing is written, this is set instead."""
 
-    async def run(
-        self, argv: Sequence[str], stdin: bytes = b"", *, timeout: float = 60.0
-    ) -> Result:
+    def run_tool(self, argv: Sequence[str], stdin: bytes = b"", *, timeout: float = 60.0) -> Result:
         if self.fails is not None and self.fails(argv, stdin):
             return Result(4, b"", b"Resource temporarily unavailable")
-        if self.holds is not None and stdin:
-            self.holds.set()
-            await asyncio.Event().wait()
-        return await super().run(argv, stdin, timeout=timeout)
+        return super().run_tool(argv, stdin, timeout=timeout)
 
 
 def writes(argv: Sequence[str], stdin: bytes) -> bool:
@@ -76,14 +70,14 @@ def test_ipv4_is_served_if_ipv6_cannot_be_written(variant: str) -> None:
     async def body(one: Endpoint) -> None:
         execute = Failing(writes_ipv6)
         mode = userspace_mode(execute, variant)
-        await mode.probe()
+        await mode.worker.do(mode.probe)
         for _ in range(2):
             with pytest.raises((ApplyError, BusyError)):
                 await become(mode, served(one))
             assert await ask(PORT, b"!", VIP) == b"one!"
         execute.fails = None
         await become(mode, served(one))
-        assert await mode.read() == rendered(mode, served(one))
+        assert await mode.worker.do(mode.read) == rendered(mode, served(one))
         assert await ask(PORT, b"!", VIP) == b"one!"
         await mode.aclose()
 
@@ -98,7 +92,7 @@ def test_a_failed_write_changes_nothing(variant: str) -> None:
         execute = Failing(writes)
         mode = userspace_mode(execute, variant, ModeOptions(proxy_ports=(21000, 21009)))
         execute.fails = None
-        await mode.probe()
+        await mode.worker.do(mode.probe)
         await become(mode, served(one))
         used = mode.proxy.budget.used
         sh(f"ip addr add {OTHER_HOST}/24 dev eth0")
@@ -107,17 +101,17 @@ def test_a_failed_write_changes_nothing(variant: str) -> None:
             ipv4=FamilySettings(node_ip=OTHER_HOST, local_addresses=("127.0.0.1", OTHER_HOST)),
         )
         wanted = {**mode.render_node(settings), **mode.render_service(served(one), settings)}
-        before = await mode.read()
+        before = await mode.worker.do(mode.read)
         execute.fails = writes
         for _ in range(4):
             with pytest.raises((ApplyError, BusyError)):
-                await mode.apply(diff(before, wanted))
+                await mode.worker.do(mode.apply, diff(before, wanted))
             assert mode.proxy.budget.used == used
             assert mode.proxy.listeners.items() <= before.items()
             assert await ask(PORT, b"!", VIP) == b"one!"
         execute.fails = None
-        await mode.apply(diff(await mode.read(), wanted))
-        assert await mode.read() == wanted
+        await mode.worker.do(mode.apply, diff(await mode.worker.do(mode.read), wanted))
+        assert await mode.worker.do(mode.read) == wanted
         assert await ask(PORT, b"!", VIP) == b"one!"
         await mode.aclose()
 
@@ -128,18 +122,26 @@ def test_a_cancelled_write_closes_every_new_socket() -> None:
     async def body(one: Endpoint) -> None:
         execute = Failing(lambda *_: False)
         mode = userspace_mode(execute, options=ModeOptions(proxy_ports=(21000, 21009)))
-        await mode.probe()
+        await mode.worker.do(mode.probe)
         await become(mode, served(one))
         sh(f"ip addr add {OTHER_HOST}/24 dev eth0")
         family = FamilySettings(node_ip=OTHER_HOST, local_addresses=("127.0.0.1", OTHER_HOST))
         settings = msgspec.structs.replace(SETTINGS, ipv4=family)
         wanted = {**mode.render_node(settings), **mode.render_service(served(one), settings)}
-        change = diff(await mode.read(), wanted)
-        writing = asyncio.Event()
-        execute.holds = writing
-        applying = asyncio.create_task(mode.apply(change))
+        change = diff(await mode.worker.do(mode.read), wanted)
+        loop, writing, go_on = asyncio.get_running_loop(), asyncio.Event(), threading.Event()
+
+        def is_cancelled(_argv: Sequence[str], stdin: bytes) -> bool:
+            if stdin:
+                loop.call_soon_threadsafe(writing.set)
+                go_on.wait(PATIENCE)
+            return False
+
+        execute.fails = is_cancelled
+        applying = asyncio.create_task(mode.worker.do(mode.apply, change))
         await writing.wait()
         applying.cancel()
+        go_on.set()
         with pytest.raises(asyncio.CancelledError):
             await applying
         await mode.aclose()
@@ -162,9 +164,9 @@ def test_a_node_port_is_served_at_an_address_that_is_not_usable_yet() -> None:
         key = PlanKey(owner().name, Family.IPV6)
         each = msgspec.structs.replace(served(one), key=key, frontends=(node_port,))
         mode = userspace_mode(SubprocessExec())
-        await mode.probe()
+        await mode.worker.do(mode.probe)
         wanted = {**mode.render_node(settings), **mode.render_service(each, settings)}
-        await mode.apply(diff(await mode.read(), wanted))
+        await mode.worker.do(mode.apply, diff(await mode.worker.do(mode.read), wanted))
         assert "tentative" in sh("ip addr show dev v0")
         async with asyncio.timeout(60):
             while "tentative" in sh("ip addr show dev v0"):  # noqa: ASYNC110  # it tells nobody
@@ -184,7 +186,7 @@ def test_inherited_sockets_are_served_if_rules_cannot_be_written_yet() -> None:
         async with server(b"1") as (two, _):
             plans = (served(one), datagrams(two))
             for mode in (old, new):
-                await mode.probe()
+                await mode.worker.do(mode.probe)
             await become(old, *plans)
             with pytest.raises(BusyError):
                 await become(new, *plans)
@@ -195,7 +197,7 @@ def test_inherited_sockets_are_served_if_rules_cannot_be_written_yet() -> None:
             assert await ask(PORT, b"!", VIP) == b"one!"
             execute.fails = None
             await become(new, *plans)
-            assert await new.read() == rendered(new, *plans)
+            assert await new.worker.do(new.read) == rendered(new, *plans)
             assert await ask(PORT, b"!", VIP) == b"one!"
             await new.aclose()
 
@@ -205,11 +207,11 @@ def test_inherited_sockets_are_served_if_rules_cannot_be_written_yet() -> None:
 def test_our_interface_is_created_again_if_it_was_removed() -> None:
     async def body(one: Endpoint) -> None:
         mode = userspace_mode(SubprocessExec(), "direct")
-        await mode.probe()
+        await mode.worker.do(mode.probe)
         await become(mode, served(one))
         sh(f"ip link del {DEFAULT_INTERFACE}")
         await become(mode, served(one))
-        assert await mode.read() == rendered(mode, served(one))
+        assert await mode.worker.do(mode.read) == rendered(mode, served(one))
         assert await ask(PORT, b"!", VIP) == b"one!"
         await mode.aclose()
 
@@ -219,7 +221,7 @@ def test_our_interface_is_created_again_if_it_was_removed() -> None:
 def test_an_unwanted_listener_without_its_address_is_closed() -> None:
     async def body(one: Endpoint) -> None:
         mode = userspace_mode(SubprocessExec(), "direct")
-        await mode.probe()
+        await mode.worker.do(mode.probe)
         await become(mode, served(one))
         sh(f"ip addr del {VIP}/32 dev {DEFAULT_INTERFACE}")
         await become(mode)
@@ -235,7 +237,7 @@ def test_addresses_of_the_predecessor_stay_if_another_one_is_refused() -> None:
         refused = "10.96.0.11"
         execute = Failing(lambda _, stdin: f"{refused}/32".encode() in stdin)
         old, new = (userspace_mode(e, "direct") for e in (SubprocessExec(), execute))
-        await old.probe()
+        await old.worker.do(old.probe)
         await become(old, served(one))
         more = msgspec.structs.replace(
             served(one, name="more"),

@@ -9,7 +9,6 @@ import pytest
 
 from steersman.host.exec import SubprocessExec
 from steersman.model.plan import Endpoint, Verdict
-from steersman.netfilter.conntrack.stale import delete_stale
 from tests.support.lab.namespace import sh
 from tests.support.lab.userspace import userspace_mode
 from tests.support.lab.userspace_node import (
@@ -43,10 +42,10 @@ async def asks(sock: socket.socket, patience: float = 60.0) -> bytes:
 @pytest.mark.parametrize("restarted", [False, True], ids=["without endpoints", "restarted"])
 def test_a_udp_client_that_never_pauses_is_served_again(variant: str, restarted: bool) -> None:
     async def body(_: Endpoint) -> None:
-        modes = [userspace_mode(SubprocessExec(), variant, delete_stale=delete_stale) for _ in "12"]
+        modes = [userspace_mode(SubprocessExec(), variant) for _ in "12"]
         mode = modes[0]
         for each in modes:
-            await each.probe()
+            await each.worker.do(each.probe)
         async with server(b"1") as (one, _answers):
             await become(mode)
             with socket.socket(type=socket.SOCK_DGRAM) as client:

@@ -54,7 +54,7 @@ def on_a_node(body: Callable[[Predecessor, Endpoint], Awaitable[None]]) -> None:
             proxy() as made,
         ):
             handoff = SocketHandoff(NAME, made)
-            await handoff.take_over()
+            handoff.take_over()
             udp = listener(two, protocol=Protocol.UDP)
             await made.start({TCP_KEY: listener(one), UDP_KEY: udp})
             await handoff.started()
@@ -127,7 +127,9 @@ def test_a_successor_that_dies_before_it_serves_changes_nothing() -> None:
                 await node.handoff.follow({TCP_KEY: listener(one)}, ())
             process.kill()
             await until(lambda: node.handoff.alone)
-        await node.handoff.resumed.wait()
+        changes = node.handoff.changes()
+        assert changes.judge()
+        assert not changes.judge()
         await node.serves()
         async with successor() as (_process, count):
             assert count == 2

@@ -48,7 +48,7 @@ def test_nothing_is_left_of_other_portals_of_this_mode(before: str, after: str) 
 
     async def body(one: Endpoint) -> None:
         old = userspace_mode(SubprocessExec(), before)
-        await old.probe()
+        await old.worker.do(old.probe)
         await become(old, served(one))
         assert await ask(PORT, b"!", VIP) == b"one!"
         await old.aclose()
@@ -71,7 +71,7 @@ def test_another_mode_serves_when_this_one_was_left(variant: str, other: str) ->
     async def body(one: Endpoint) -> None:
         sh("sysctl -qw net.ipv4.conf.all.route_localnet=1")
         old = userspace_mode(SubprocessExec(), variant)
-        await old.probe()
+        await old.worker.do(old.probe)
         await become(old, served(one))
         await old.aclose()
         kinds = ModeOptions(iptables_variant="" if variant == "nftables" else variant)
@@ -108,7 +108,7 @@ def test_what_may_be_left_is_known_without_the_mode(kind: str) -> None:
     async def body(one: Endpoint) -> None:
         assert seen() == set()
         old = userspace_mode(SubprocessExec(), kind)
-        await old.probe()
+        await old.worker.do(old.probe)
         await become(old, served(one))
         await old.aclose()
         assert seen() == {kind}
@@ -147,7 +147,7 @@ def test_a_mode_that_changes_nothing_cleans_nothing() -> None:
 def test_cleanup_removes_every_kind_of_portals(kind: str) -> None:
     async def body(one: Endpoint) -> None:
         old = userspace_mode(SubprocessExec(), kind)
-        await old.probe()
+        await old.worker.do(old.probe)
         await become(old, served(one))
         await old.aclose()
         assert (await clean_up(SubprocessExec(), ModeOptions())).removed["userspace"] > 0

@@ -44,7 +44,7 @@ def test_a_loop_by_a_portal_or_node_port_is_refused(
     async def body(one: Endpoint) -> None:
         mode = userspace_mode(SubprocessExec(), variant)
         mode.proxy.budget.limit = 100  # so that a loop ends some time
-        await mode.probe()
+        await mode.worker.do(mode.probe)
         for back in (Endpoint(VIP, PORT), Endpoint(HOST, NODE_PORT)):
             await become(mode, served(back))
             with pytest.raises(ConnectionResetError):

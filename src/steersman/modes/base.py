@@ -14,7 +14,7 @@ from collections.abc import (
     Mapping,
 )
 from functools import cached_property
-from typing import Any, Generic, Literal, NamedTuple, TypeVar
+from typing import Any, Generic, Literal, NamedTuple, Protocol, TypeVar
 
 import msgspec
 
@@ -147,6 +147,14 @@ class ByOthers(NamedTuple):
     state: Hashable
 
 
+class Handover(Protocol):
+    """Hands what this process has and the kernel does not keep to the next one of the same mode."""
+
+    async def wait(self) -> None:
+        """Return when the next process has it."""
+        ...
+
+
 class Mode(ABC):
     """One way of programming the kernel.
 
@@ -164,8 +172,8 @@ class Mode(ABC):
     """Whether connections are kept in a table beside conntrack, for `flush_stale` to clean."""
     writes_in_parts = False
     """Whether Services that `apply_parts` has written serve before the last part is written."""
-    hands_over_sockets = False
-    """Whether `wait_for_handoff` waits: the next process starts to serve while this one does."""
+    handover: Handover | None = None
+    """Hands sockets to the next process, which starts to serve while this one does."""
     changes_during_read = 0
     """How often the rules changed during the last `read`, if it puts up with that (for commands):
     it may have missed an object, and the others are of different moments."""
@@ -196,9 +204,6 @@ class Mode(ABC):
         Raises:
             BusyError: one cannot be set.
         """
-
-    async def wait_for_handoff(self) -> None:  # noqa: B027
-        """Return when the next process of this mode has our sockets (`hands_over_sockets`)."""
 
     def close(self) -> None:  # noqa: B027
         """Close what the other methods have opened; kernel objects stay in force."""

@@ -139,7 +139,6 @@ class Proxy:
     @property
     def open_connections(self) -> int:
         """The number of TCP connections and UDP sessions."""
-        self._stopped = [listener for listener in self._stopped if listener.open_connections]
         every = (*self._listeners.values(), *self._stopped)
         return sum(listener.open_connections for listener in every)
 

@@ -28,9 +28,10 @@ import logging
 import os
 import socket
 from collections.abc import Collection, Mapping
+from functools import cached_property
 
 from steersman.host.peers import peer
-from steersman.host.threads import to_thread_to_end
+from steersman.host.worker import Changes
 from steersman.model.errors import BusyError
 from steersman.proxy.engine import Proxy
 from steersman.proxy.listeners import FrontendKey, ListenerPlan
@@ -54,11 +55,14 @@ _SERVING = b"serving"
 
 
 class SocketHandoff:
-    """Makes sure that one process at a time changes rules and opens listeners."""
+    """Makes sure that one process at a time changes rules and opens listeners.
+
+    `take_over` and `changes` are for the mode's thread, the other methods for the event loop.
+    """
 
     def __init__(self, name: str, proxy: Proxy) -> None:
-        """Prepare to hand over a proxy's sockets under a name; "" never hands over anything."""
-        self._address = f"\0{name}" if name else ""
+        """Prepare to hand over a proxy's sockets under a name."""
+        self._address = f"\0{name}"
         self._proxy = proxy
         self._link: socket.socket | None = None
         """The connection to the predecessor, which notices if this process dies."""
@@ -69,16 +73,30 @@ class SocketHandoff:
         """Whether no successor starts or serves."""
         self.retired = asyncio.Event()
         """A successor serves."""
-        self.resumed = asyncio.Event()
-        """A successor has gone before it served; it may have changed the rules."""
 
-    async def take_over(self) -> None:
-        """Take over the predecessor's sockets; call it before the first listener is started."""
-        if self._address and not self._asked:
-            self._asked = True
-            await to_thread_to_end(self._receive)
+    @cached_property
+    def _gone(self) -> int:
+        """An eventfd that counts successors that have gone before they served."""
+        return os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
 
-    def _receive(self) -> None:
+    def changes(self) -> Changes:
+        """Hear of successors that have gone before they served: they may have changed the rules."""
+
+        def judge() -> bool:
+            with contextlib.suppress(BlockingIOError):
+                return bool(os.eventfd_read(self._gone))
+            return False
+
+        return Changes(self._gone, judge)
+
+    def take_over(self) -> None:
+        """Take over the predecessor's sockets, once, before the first listener is started. Blocks.
+
+        Call it in the thread that has listeners started.
+        """
+        if self._asked:
+            return
+        self._asked = True
         self._link, sockets = receive(self._address)
         self._proxy.inherit(sockets)
         if sockets:
@@ -86,7 +104,7 @@ class SocketHandoff:
 
     async def started(self) -> None:
         """Replace the predecessor and wait for a successor; call it once listeners serve."""
-        if not self._address or self._waiting is not None:
+        if self._waiting is not None:
             return
         if self._link is not None:
             with contextlib.suppress(OSError):  # it has gone
@@ -124,7 +142,7 @@ class SocketHandoff:
         self._proxy.reset_connections(without_endpoints)
         raise BusyError("another process is taking over")
 
-    async def wait_until_retired(self) -> None:
+    async def wait(self) -> None:
         """Return once a successor serves; at once if there is nothing to hand over."""
         if self._waiting is not None:
             await self.retired.wait()
@@ -165,11 +183,13 @@ class SocketHandoff:
         else:
             log.warning("the process that took over has gone; this one serves again")
             self.alone = True
-            self.resumed.set()
+            os.eventfd_write(self._gone, 1)
 
     def close(self) -> None:
         """Wait for no successor; one that is starting keeps the sockets it received."""
         self._proxy.inherit({})
+        if "_gone" in vars(self):
+            os.close(self._gone)
         if self._waiting is not None:
             self._waiting.cancel()
         if self._link is not None:

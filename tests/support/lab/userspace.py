@@ -8,9 +8,9 @@ from __future__ import annotations
 
 import asyncio
 import threading
-from collections.abc import Coroutine, Hashable
+from collections.abc import Awaitable, Callable, Coroutine
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any, ParamSpec, TypeVar
 
 from steersman.host.exec import Exec, SubprocessExec
 from steersman.host.netns import enter
@@ -20,10 +20,11 @@ from steersman.modes.base import Mode, Support
 from steersman.modes.specs import ModeOptions
 from steersman.modes.userspace.core import UserspaceMode
 from steersman.modes.userspace.mode import linux_portals
-from steersman.modes.userspace.rule_portals import DeleteStale
 from tests.support.ending import ENDING
 from tests.support.modes.inline import Inline
+from tests.support.modes.userspace_proxy import PATIENCE
 
+P = ParamSpec("P")
 T = TypeVar("T")
 
 
@@ -36,11 +37,11 @@ class LoopThread:
         self._thread = threading.Thread(target=self._loop.run_forever, daemon=True)
         self._thread.start()
 
-    async def call(self, work: Coroutine[Any, Any, T]) -> T:
-        return await asyncio.wrap_future(asyncio.run_coroutine_threadsafe(work, self._loop))
+    def call(self, work: Coroutine[Any, Any, T]) -> T:
+        return asyncio.run_coroutine_threadsafe(work, self._loop).result(PATIENCE)
 
     def close(self, last: Coroutine[Any, Any, Any]) -> None:
-        asyncio.run_coroutine_threadsafe(last, self._loop).result(10)
+        self.call(last)
         self._loop.call_soon_threadsafe(self._loop.stop)
         self._thread.join()
         self._loop.close()
@@ -56,8 +57,11 @@ class ThreadedMode(Mode):
         self.name, self.traits = mode.name, mode.traits
         self._thread = LoopThread(netns)
 
-    async def probe(self) -> Support:
-        return await self._thread.call(self.inner.probe())
+    def _do(self, call: Callable[P, T | Awaitable[T]], *args: P.args, **kwargs: P.kwargs) -> T:
+        return self._thread.call(self.inner.worker.do(call, *args, **kwargs))
+
+    def probe(self) -> Support:
+        return self._do(self.inner.probe)
 
     def render_node(self, settings: NodeSettings) -> Ruleset:
         return self.inner.render_node(settings)
@@ -65,14 +69,11 @@ class ThreadedMode(Mode):
     def render_service(self, plan: ServicePlan, settings: NodeSettings) -> Ruleset:
         return self.inner.render_service(plan, settings)
 
-    async def read(self) -> Ruleset:
-        return await self._thread.call(self.inner.read())
+    def read(self) -> Ruleset:
+        return self._do(self.inner.read)
 
-    async def fingerprint(self) -> Hashable | None:
-        return await self._thread.call(self.inner.worker.do(self.inner.fingerprint))
-
-    async def apply(self, change: Diff) -> None:
-        await self._thread.call(self.inner.apply(change))
+    def apply(self, change: Diff) -> None:
+        self._do(self.inner.apply, change)
 
     def close(self) -> None:
         self._thread.close(self.inner.aclose())
@@ -83,13 +84,12 @@ def userspace_mode(
     variant: str = "",
     options: ModeOptions | None = None,
     *,
-    delete_stale: DeleteStale | None = None,
     handoff: str = "",
 ) -> UserspaceMode:
     """The mode with rules of a variant (`nft`, `legacy`, `nftables`) or other portals."""
     tool = variant if variant in {"nft", "legacy"} else ""
     kind = "" if tool else variant
-    portals = linux_portals(execute, kind, iptables_variant=tool, delete_stale=delete_stale)
+    portals = linux_portals(execute, kind, iptables_variant=tool)
     return UserspaceMode("userspace", portals, options, handoff)
 
 

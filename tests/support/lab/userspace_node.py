@@ -51,7 +51,7 @@ def rendered(mode: UserspaceMode, *plans: ServicePlan) -> Ruleset:
 
 
 async def become(mode: UserspaceMode, *plans: ServicePlan) -> None:
-    await mode.apply(diff(await mode.read(), rendered(mode, *plans)))
+    await mode.worker.do(mode.apply, diff(await mode.worker.do(mode.read), rendered(mode, *plans)))
 
 
 def on_a_node(body: Callable[[Endpoint], Awaitable[None]]) -> None:

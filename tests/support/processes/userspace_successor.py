@@ -40,7 +40,7 @@ async def main(name: str, *options: str) -> None:
         drop_capabilities()
     proxy = OneSocket()
     handoff = SocketHandoff(name, proxy)
-    await handoff.take_over()
+    handoff.take_over()
     print(len(proxy._inherited), flush=True)
     while line := await asyncio.to_thread(sys.stdin.readline):
         assert line == "serve\n"

@@ -6,11 +6,12 @@ import asyncio
 import os
 import socket
 import time
-from collections.abc import AsyncIterator, Coroutine
+from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 
 import pytest
 
+from steersman.host.worker import KernelWorker
 from steersman.model.errors import ApplyError, BusyError
 from steersman.model.names import Protocol
 from steersman.model.plan import Endpoint, Verdict
@@ -42,13 +43,22 @@ Wanted = dict[FrontendKey, ListenerPlan]
 async def serving(made: Proxy, wanted: Wanted) -> AsyncIterator[SocketHandoff]:
     """What a mode does with a Proxy."""
     started = SocketHandoff(NAME, made)
-    await started.take_over()
+    await taken_over(started)
     await made.start(wanted)
     await started.started()
     try:
         yield started
     finally:
         started.close()
+
+
+async def taken_over(handoff: SocketHandoff) -> None:
+    """Take over in a thread, as a mode does: the predecessor is on this loop."""
+    worker = KernelWorker()
+    try:
+        await worker.do(handoff.take_over)
+    finally:
+        await worker.close()
 
 
 def many(to: Endpoint, count: int) -> Wanted:
@@ -163,7 +173,7 @@ async def test_a_refused_service_port_loses_no_socket_of_others() -> None:
         async with serving(old, wanted):
             after = SocketHandoff(NAME, new)
             try:
-                await after.take_over()
+                await taken_over(after)
                 with pytest.raises(ApplyError):
                     await new.start({**wanted, **taken})
                 await new.start({first: wanted[first]})
@@ -183,8 +193,8 @@ async def test_a_cancelled_successor_takes_over_at_its_next_attempt() -> None:
         async with serving(old, wanted):
             after = SocketHandoff(NAME, new)
             try:
-                await cancelled_at_once(after.take_over())
-                await after.take_over()
+                await cancelled_while_it_takes_over(after)
+                await taken_over(after)
                 await new.start(wanted)
                 assert [new.port(each) for each in wanted] == [old.port(each) for each in wanted]
             finally:
@@ -200,22 +210,31 @@ async def test_a_successor_that_is_cancelled_and_closed_lets_go(
         proxy() as new,
         serving(old, many(one, 3)) as before,
     ):
+        changes = before.changes()
         descriptors = len(os.listdir("/proc/self/fd"))
         after = SocketHandoff(NAME, new)
-        await cancelled_at_once(after.take_over())
+        await cancelled_while_it_takes_over(after)
         after.close()
         await until(lambda: "this one serves again" in caplog.text)
         assert before.alone
+        assert changes.judge()
         await until(lambda: len(os.listdir("/proc/self/fd")) == descriptors)
 
 
-async def cancelled_at_once(action: Coroutine[None, None, None]) -> None:
-    """Start something, and cancel it before another process can have answered."""
-    task = asyncio.create_task(action)
-    await asyncio.sleep(0)
+async def cancelled_while_it_takes_over(handoff: SocketHandoff) -> None:
+    """Begin to take over, and be cancelled before another process can have answered."""
+    begun, loop, worker = asyncio.Event(), asyncio.get_running_loop(), KernelWorker()
+
+    def take_over() -> None:
+        loop.call_soon_threadsafe(begun.set)
+        handoff.take_over()
+
+    task = asyncio.create_task(worker.do(take_over))
+    await begun.wait()
     task.cancel()
     with pytest.raises(asyncio.CancelledError):
         await task
+    await worker.close()
 
 
 async def test_a_slow_predecessor_is_waited_for() -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import threading
-from collections.abc import Collection, Iterable
+from collections.abc import Collection, Generator, Iterable
 
 import pytest
 
@@ -227,10 +227,10 @@ async def test_what_went_through_the_proxy_is_counted() -> None:
         await until(lambda: made.open_connections == 0)
 
         class Userspace(BareMode):
-            async def stats(self, _: Collection[ServicePlan]) -> ConnectionStats:
+            def stats(self, _: Collection[ServicePlan]) -> Generator[None, None, ConnectionStats]:
                 return made.traffic.stats()
 
-            async def node_totals(self) -> NodeTotals:
+            def node_totals(self) -> NodeTotals:
                 return made.totals()
 
         of = ServicePlan(listener(gone, one).owner, (), reachable=(gone, one))

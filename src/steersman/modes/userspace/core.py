@@ -4,23 +4,25 @@
     DirectPortals                 Service addresses are added to an interface, and sockets bind them
     LocalPortals                  sockets bind only the addresses that this machine has
 
-mode.py and windows.py choose the strategy.
+mode.py and windows.py choose the strategy. It runs in the mode's thread; the listeners are on the
+event loop, where listeners.py changes them.
 """
 
 from __future__ import annotations
 
-import asyncio
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Generator, Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from steersman.failover.watch import FailureWatch
+from steersman.host.worker import Changes
 from steersman.model.names import Family
 from steersman.model.plan import NodeSettings, ServicePlan, Traits
 from steersman.model.ruleset import Diff, Ruleset
 from steersman.model.stats import ConnectionStats, NodeTotals
 from steersman.modes.base import Mode, Requirements, Support, Tracer
 from steersman.modes.specs import ModeOptions
+from steersman.modes.userspace.listeners import Listeners
 from steersman.modes.userspace.render import (
     Portal,
     StrayKey,
@@ -48,7 +50,7 @@ class Portals(ABC):
     """Names of tables of nf_tables that the portals are in."""
 
     @abstractmethod
-    async def probe(self) -> Support:
+    def probe(self) -> Support:
         """Check whether clients can be led this way here."""
 
     def render_node(self, settings: NodeSettings) -> Ruleset:
@@ -61,11 +63,11 @@ class Portals(ABC):
         """Render the listeners and portals of one ServicePort."""
 
     @abstractmethod
-    async def read(self, listeners: Mapping[FrontendKey, ListenerPlan]) -> Ruleset:
+    def read(self, listeners: Mapping[FrontendKey, ListenerPlan]) -> Ruleset:
         """Return the listeners, and the portals in force."""
 
     @abstractmethod
-    async def apply(self, change: Diff, proxy: Proxy) -> None:
+    def apply(self, change: Diff, listeners: Listeners) -> None:
         """Change listeners and portals, in an order that refuses no client meanwhile.
 
         Raises:
@@ -88,14 +90,14 @@ class Portals(ABC):
         del families
         return ""
 
-    async def aclose(self, listeners: Iterable[FrontendKey]) -> None:  # noqa: B027 - a default
+    def close(self, listeners: Iterable[FrontendKey]) -> None:  # noqa: B027 - a default
         """Remove objects that must not outlive these listeners."""
 
 
 class UserspaceMode(Mode):
     """Proxies TCP and UDP in this process."""
 
-    hands_over_sockets = True
+    handover: SocketHandoff | None
 
     def __init__(
         self,
@@ -129,19 +131,18 @@ class UserspaceMode(Mode):
         )
         self.proxy = Proxy(PortAllocator(options.proxy_ports), options.udp_idle)
         self._candidates = candidates
-        self._handoff = SocketHandoff(handoff, self.proxy)
-        self._lock = asyncio.Lock()
+        self.handover = SocketHandoff(handoff, self.proxy) if handoff else None
 
     @property
     def variant(self) -> str:
         """`none` if this mode changes nothing on the machine."""
         return self.portals.variant
 
-    async def probe(self) -> Support:
+    def probe(self) -> Support:
         """Find the first portals that work."""
         missing: tuple[str, ...] = ()
         for portals in self._candidates:
-            support = await portals.probe()
+            support = portals.probe()
             if support.usable:  # its `missing` may still name limits, such as a family
                 self.portals = portals
                 return support
@@ -161,57 +162,50 @@ class UserspaceMode(Mode):
         """Render the listeners and portals of one ServicePort."""
         return self.portals.render_service(plan, settings)
 
-    async def read(self) -> Ruleset:
+    def read(self) -> Ruleset:
         """Return the listeners and the portals in force."""
-        async with self._lock:
-            return await self.portals.read(self.proxy.listeners)
+        return self.portals.read(self.proxy.listeners)
 
     def changed_by_others(self, key: tuple[Any, ...]) -> bool:
         """Return False for listeners, and for sockets that were looked up."""
         return key[0] not in (LISTENER, "socket")
 
-    async def wait_for_external_change(self) -> None:
-        """Return when a successor has gone: rules and listeners may be different."""
-        await self._handoff.resumed.wait()
-        self._handoff.resumed.clear()
+    def changes(self) -> Changes | None:
+        """Hear of a successor that has gone: rules and listeners may be different."""
+        return self.handover.changes() if self.handover is not None else None
 
-    async def apply(self, change: Diff) -> None:
+    def apply(self, change: Diff) -> None:
         """Change listeners and portals; while a successor starts, only existing listeners."""
-        async with self._lock:
-            wanted = listeners_of(change)
-            # While a successor starts or serves, rules and new listeners are its business.
-            if not self._handoff.alone:
-                await self._handoff.follow(wanted, left_without_endpoints(change))
-            # The first listener claims the predecessor's sockets. A mode that only removes
-            # leftovers has no listener, and must not take anything over.
-            if wanted:
-                await self._handoff.take_over()
-            await self.portals.apply(change, self.proxy)
-            if wanted:
-                await self._handoff.started()
+        wanted, on_loop = listeners_of(change), self.worker.on_loop
+        # While a successor starts or serves, rules and new listeners are its business.
+        if self.handover is not None and not self.handover.alone:
+            on_loop(self.handover.follow(wanted, left_without_endpoints(change)))
+        # The first listener claims the predecessor's sockets. A mode that only removes
+        # leftovers has no listener, and must not take anything over.
+        if self.handover is not None and wanted:
+            self.handover.take_over()
+        self.portals.apply(change, Listeners(self.proxy, on_loop))
+        if self.handover is not None and wanted:
+            on_loop(self.handover.started())
 
     def words(self) -> UserspaceWords:
         """Print sockets, rules and addresses; they may be those of another process."""
         from steersman.modes.userspace.words import UserspaceWords  # noqa: PLC0415 - rarely used
 
-        return UserspaceWords(self.portals)
+        return UserspaceWords(self.portals, self.worker)
 
     def find_leftovers(self, families: Iterable[Family]) -> str:
         """Name objects of the portals in use that are left."""
         return self.portals.find_leftovers(families)
 
-    async def stats(self, plans: Collection[ServicePlan]) -> ConnectionStats:
+    def stats(self, plans: Collection[ServicePlan]) -> Generator[None, None, ConnectionStats]:
         """Return the proxy's counters of all ServicePorts that it serves."""
         del plans
-        return await asyncio.to_thread(self.proxy.traffic.stats)
+        return self.proxy.traffic.stats()
 
-    async def node_totals(self) -> NodeTotals:
+    def node_totals(self) -> NodeTotals:
         """Return the sums over all endpoints."""
         return self.proxy.totals()
-
-    async def wait_for_handoff(self) -> None:
-        """Return once the successor serves."""
-        await self._handoff.wait_until_retired()
 
     def watch_failures(self) -> FailureWatch:
         """Watch the dials of all listeners."""
@@ -223,8 +217,9 @@ class UserspaceMode(Mode):
 
     async def aclose(self, drain: float = 0.0) -> int:
         """Stop listening and let connections end; return how many were reset after `drain` s."""
-        self._handoff.close()
+        if self.handover is not None:
+            self.handover.close()
         listeners = self.proxy.listeners  # draining forgets them
         cut = await self.proxy.drain(drain)
-        await self.portals.aclose(listeners)
+        await self.worker.do(self.portals.close, listeners)
         return cut + await super().aclose()

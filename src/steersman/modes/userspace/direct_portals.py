@@ -10,7 +10,7 @@ import json
 from abc import ABC, abstractmethod
 from collections.abc import Collection, Iterable, Mapping
 
-from steersman.host.exec import Exec, Result, run_program
+from steersman.host.exec import Result, RunTool, tool_result
 from steersman.host.facts import has_interface
 from steersman.model.addresses import canonical_ip, family_of
 from steersman.model.errors import ApplyError, BusyError
@@ -19,17 +19,15 @@ from steersman.model.plan import NodeSettings, ServicePlan
 from steersman.model.ruleset import Diff, Ruleset
 from steersman.modes.base import Support
 from steersman.modes.userspace.core import Portals
+from steersman.modes.userspace.listeners import Listeners
 from steersman.modes.userspace.render import (
     ADDRESS,
     Portal,
     StrayKey,
-    left_without_endpoints,
     listeners_of,
     portals_of,
-    removed_listeners,
     render_direct,
 )
-from steersman.proxy.engine import Proxy
 from steersman.proxy.listeners import FrontendKey, ListenerPlan
 
 _ONLY_OWN = (
@@ -52,11 +50,11 @@ class Addresses(ABC):
     """Whether the interface is ours: then unknown addresses are leftovers, and ours may stay."""
 
     @abstractmethod
-    async def probe(self) -> Support:
+    def probe(self) -> Support:
         """Check whether addresses can be added."""
 
     @abstractmethod
-    async def present(self) -> frozenset[str]:
+    def present(self) -> frozenset[str]:
         """Return the canonical addresses of the interface.
 
         Raises:
@@ -64,7 +62,7 @@ class Addresses(ABC):
         """
 
     @abstractmethod
-    async def add(self, addresses: Collection[str]) -> None:
+    def add(self, addresses: Collection[str]) -> None:
         """Add addresses that can be bound at once. Idempotent.
 
         Raises:
@@ -72,7 +70,7 @@ class Addresses(ABC):
         """
 
     @abstractmethod
-    async def remove(self, addresses: Collection[str]) -> None:
+    def remove(self, addresses: Collection[str]) -> None:
         """Remove addresses. Idempotent."""
 
 
@@ -81,27 +79,27 @@ class LinuxAddresses(Addresses):
 
     dedicated = True
 
-    def __init__(self, execute: Exec, interface: str = DEFAULT_INTERFACE) -> None:
+    def __init__(self, run: RunTool, interface: str = DEFAULT_INTERFACE) -> None:
         """Use an interface, which is created when the first address is added."""
         self.interface = interface
-        self._execute = execute
+        self._run = run
         self._created = False
 
-    async def probe(self) -> Support:
+    def probe(self) -> Support:
         """Create the interface, to see whether that works, and remove it again."""
         try:
-            existed = await self._exists()
-            await self._create()
+            existed = self._exists()
+            self._create()
             if not existed:
                 self._created = False
-                await self._ip("link", "del", self.interface)
+                self._ip("link", "del", self.interface)
         except (ApplyError, BusyError) as error:
             return Support(usable=False, missing=(f"{error}.",))
         return Support(usable=True)
 
-    async def present(self) -> frozenset[str]:
+    def present(self) -> frozenset[str]:
         """Return the addresses of the interface but for IPv6 link-local ones."""
-        result = await self._ip("-json", "address", "show", "dev", self.interface)
+        result = self._ip("-json", "address", "show", "dev", self.interface)
         if result.returncode:
             self._created = False  # another program may have removed it
             return frozenset()
@@ -110,20 +108,20 @@ class LinuxAddresses(Addresses):
         found = {address for text in texts if (address := canonical_ip(text))}
         return frozenset(a for a in found if not a.startswith("fe80:"))
 
-    async def add(self, addresses: Collection[str]) -> None:
+    def add(self, addresses: Collection[str]) -> None:
         """Add addresses without duplicate address detection, which would delay their use."""
-        await self._create()
-        result = await self._batch("replace", addresses)
+        self._create()
+        result = self._batch("replace", addresses)
         if result.returncode:  # it has stopped at the first one that is refused
-            present = await self.present()
+            present = self.present()
             refused = next((each for each in addresses if each not in present), "an address")
             _check(result, f"{refused} cannot be added to {self.interface}")
 
-    async def remove(self, addresses: Collection[str]) -> None:
+    def remove(self, addresses: Collection[str]) -> None:
         """Remove addresses; those that are gone already are no error."""
-        await self._batch("del", addresses)
+        self._batch("del", addresses)
 
-    async def _batch(self, verb: str, addresses: Collection[str]) -> Result:
+    def _batch(self, verb: str, addresses: Collection[str]) -> Result:
         """Change addresses, many by one process; stop at the first one that cannot be added."""
         lines = []
         for address in addresses:
@@ -134,31 +132,31 @@ class LinuxAddresses(Addresses):
         result = Result(0, b"", b"")
         for start in range(0, len(lines), _AT_ONCE):
             text = "".join(lines[start : start + _AT_ONCE])
-            result = await self._ip(*keep_going, "-batch", "-", stdin=text)
+            result = self._ip(*keep_going, "-batch", "-", stdin=text)
             if result.returncode and verb != "del":
                 break
         return result
 
-    async def _create(self) -> None:
+    def _create(self) -> None:
         if self._created:
             return
         # Kernels differ in which kinds they have: try one after the other.
-        if not await self._exists():
+        if not self._exists():
             for kind in _KINDS:
-                result = await self._ip("link", "add", self.interface, "type", kind)
+                result = self._ip("link", "add", self.interface, "type", kind)
                 if not result.returncode:
                     break
             _check(result, f"interface {self.interface} cannot be made")
-        up = await self._ip("link", "set", self.interface, "up")
+        up = self._ip("link", "set", self.interface, "up")
         _check(up, f"interface {self.interface} cannot be brought up")
         self._created = True
 
-    async def _exists(self) -> bool:
-        return not (await self._ip("link", "show", "dev", self.interface)).returncode
+    def _exists(self) -> bool:
+        return not (self._ip("link", "show", "dev", self.interface)).returncode
 
-    async def _ip(self, *words: str, stdin: str = "") -> Result:
+    def _ip(self, *words: str, stdin: str = "") -> Result:
         argv, data = ["ip", *words], stdin.encode()
-        return await run_program(self._execute, argv, data, package="iproute2", timeout=_TIMEOUT)
+        return tool_result(self._run, argv, data, package="iproute2", timeout=_TIMEOUT)
 
 
 def _check(result: Result, problem: str) -> None:
@@ -175,7 +173,7 @@ class LocalPortals(Portals):
         self._refusing: dict[FrontendKey, Portal] = {}
         """Destinations without a socket, so that the kernel refuses their clients."""
 
-    async def probe(self) -> Support:
+    def probe(self) -> Support:
         """Name the destinations that are not served."""
         return Support(usable=True, missing=(_ONLY_OWN,))
 
@@ -184,20 +182,18 @@ class LocalPortals(Portals):
         own = settings.family(plan.key.family).local_addresses
         return render_direct(plan, settings, frozenset(own))
 
-    async def read(self, listeners: Mapping[FrontendKey, ListenerPlan]) -> Ruleset:
+    def read(self, listeners: Mapping[FrontendKey, ListenerPlan]) -> Ruleset:
         """Return the listeners and the destinations that are refused."""
         return {**listeners, **self._refusing}
 
-    async def apply(self, change: Diff, proxy: Proxy) -> None:
+    def apply(self, change: Diff, listeners: Listeners) -> None:
         """Start listeners and stop others."""
-        replaced = await proxy.start(listeners_of(change))
-        proxy.reset_connections(left_without_endpoints(change))
-        proxy.stop([*replaced.values(), *proxy.take(removed_listeners(change))])
+        listeners.finish(listeners.start(change), change)
         for key in change.removed:
             self._refusing.pop(key, None)
         self._refusing.update(portals_of(change))
 
-    async def aclose(self, listeners: Iterable[FrontendKey]) -> None:
+    def close(self, listeners: Iterable[FrontendKey]) -> None:
         """Forget the destinations that are refused."""
         del listeners
         self._refusing.clear()
@@ -213,19 +209,19 @@ class DirectPortals(LocalPortals):
         super().__init__()
         self._addresses = addresses
 
-    async def probe(self) -> Support:
+    def probe(self) -> Support:
         """Check whether addresses can be added."""
-        return await self._addresses.probe()
+        return self._addresses.probe()
 
     def render_service(self, plan: ServicePlan, settings: NodeSettings) -> Ruleset:
         """Render the listeners at any address."""
         return render_direct(plan, settings)
 
-    async def read(self, listeners: Mapping[FrontendKey, ListenerPlan]) -> Ruleset:
+    def read(self, listeners: Mapping[FrontendKey, ListenerPlan]) -> Ruleset:
         """Return the listeners, "" for one whose address is gone, and unknown addresses."""
         objects = {**listeners, **self._refusing}
         # A listener whose address another program removed gets no clients, so it is incomplete.
-        present = await self._addresses.present()
+        present = self._addresses.present()
         found: dict[FrontendKey | StrayKey, object] = {
             key: value if key.node_port or key.address in present else ""
             for key, value in objects.items()
@@ -243,29 +239,27 @@ class DirectPortals(LocalPortals):
             return []
         return [StrayKey(ADDRESS, key.family, self._addresses.interface, key.address)]
 
-    async def apply(self, change: Diff, proxy: Proxy) -> None:
+    def apply(self, change: Diff, listeners: Listeners) -> None:
         """Add addresses, change listeners, remove addresses that nothing needs any more."""
         # Addresses come first, because sockets bind them, and go last.
-        before = _service_addresses({**proxy.listeners, **self._refusing})
+        before = _service_addresses([*listeners.keys, *self._refusing])
         fresh = _service_addresses({**listeners_of(change), **portals_of(change)})
         try:
             if fresh:
-                await self._addresses.add(sorted(fresh))
-            await super().apply(change, proxy)
+                self._addresses.add(sorted(fresh))
+            super().apply(change, listeners)
         except (ApplyError, BusyError):
             # On an interface of our own another process may need them; `read` finds the strays.
             if not self._addresses.dedicated:
-                await self._remove_unneeded(fresh, proxy.listeners)
+                self._remove_unneeded(fresh, listeners.keys)
             raise
         strays = {key.text for key in change.removed if isinstance(key, StrayKey)}
-        await self._remove_unneeded(before | strays, proxy.listeners)
+        self._remove_unneeded(before | strays, listeners.keys)
 
-    async def _remove_unneeded(
-        self, addresses: Iterable[str], listeners: Iterable[FrontendKey]
-    ) -> None:
+    def _remove_unneeded(self, addresses: Iterable[str], listeners: Iterable[FrontendKey]) -> None:
         needed = _service_addresses([*listeners, *self._refusing])
         if unneeded := sorted(set(addresses) - needed):
-            await self._addresses.remove(unneeded)
+            self._addresses.remove(unneeded)
 
     def find_leftovers(self, families: Iterable[Family]) -> str:
         """Look for an interface of our own."""
@@ -274,12 +268,12 @@ class DirectPortals(LocalPortals):
         left = self._addresses.dedicated and has_interface(name)
         return f"the interface {name} is left" if left else ""
 
-    async def aclose(self, listeners: Iterable[FrontendKey]) -> None:
+    def close(self, listeners: Iterable[FrontendKey]) -> None:
         """Remove the addresses, unless the successor may use them on an interface of our own."""
         addresses = _service_addresses([*listeners, *self._refusing])
         self._refusing.clear()
         if not self._addresses.dedicated:
-            await self._remove_unneeded(addresses, ())
+            self._remove_unneeded(addresses, ())
 
 
 def _service_addresses(keys: Iterable[FrontendKey]) -> set[str]:

@@ -13,11 +13,11 @@ from itertools import chain
 from typing import NamedTuple
 
 from steersman.host.exec import Exec
-from steersman.host.threads import to_thread_to_end
 from steersman.model.addresses import join_host_port
+from steersman.model.errors import BusyError
 from steersman.model.names import Family
 from steersman.model.plan import Verdict
-from steersman.modes.base import Probed, Support
+from steersman.modes.base import Support
 from steersman.modes.userspace import (
     ALL_CHAINS,
     CHAINS,
@@ -28,7 +28,7 @@ from steersman.modes.userspace import (
     NAT,
 )
 from steersman.modes.userspace.render import BASE, STRAY, BaseKey, Key, Portal, StrayKey
-from steersman.modes.userspace.rule_portals import DeleteStale, RulePortals
+from steersman.modes.userspace.rule_portals import RulePortals
 from steersman.netfilter.iptables import saved
 from steersman.netfilter.iptables.restore import Run
 from steersman.netfilter.iptables.tool import Iptables, choose_tool, legacy_left
@@ -224,39 +224,30 @@ def _deletions(lines: Iterable[str]) -> list[str]:
 class IptablesPortals(RulePortals[Rule]):
     """The portals of this node, written by iptables."""
 
-    def __init__(
-        self,
-        execute: Exec,
-        variant: str = "",
-        delete_stale: DeleteStale | None = None,
-        *,
-        leftovers: bool = False,
-    ) -> None:
+    def __init__(self, execute: Exec, variant: str = "", *, leftovers: bool = False) -> None:
         """Make portals; nothing is run before `probe`.
 
         Args:
             execute: runs programs.
             variant: `nft`, `legacy`, or "" for the one in use here.
-            delete_stale: deletes stale conntrack entries; None keeps them.
             leftovers: only to remove leftovers: probing must create no table.
         """
-        super().__init__(delete_stale)
+        super().__init__()
         self._execute = execute
         self._variant = variant
         self._leftovers = leftovers
-        self._iptables = Probed[Iptables](self.probe)
+        self._iptables: Iptables | None = None
+        """None before a successful `probe`."""
         self._found: dict[Family, FoundRules] = {}
         """As of the last `read_rules`."""
 
-    async def probe(self) -> Support:
+    def probe(self) -> Support:
         """Find the iptables to use."""
-        choice = await to_thread_to_end(
-            choose_tool, self._execute, self._variant, leftovers=self._leftovers
-        )
+        choice = choose_tool(self._execute, self._variant, leftovers=self._leftovers)
         if choice.tool is None:
             return Support(usable=False, missing=choice.missing)
         self.families, self.variant = choice.families, choice.tool.variant
-        self._iptables.found = Iptables(self._execute, choice.tool, _LOCK_WAIT)
+        self._iptables = Iptables(self._execute, choice.tool, _LOCK_WAIT)
         return Support(usable=True, missing=choice.missing)
 
     def find_leftovers(self, families: Iterable[Family]) -> str:
@@ -265,12 +256,20 @@ class IptablesPortals(RulePortals[Rule]):
             return legacy_left(families)
         return chains_left(lambda table, chain: (table, chain) in ALL_CHAINS, families)
 
-    async def read_rules(self) -> dict[Key, Portal | str]:
+    def _probed(self) -> Iptables:
+        """Return the iptables to use. Raise BusyError if none works."""
+        if self._iptables is None:
+            support = self.probe()
+            if self._iptables is None:
+                raise BusyError(" ".join(support.missing))
+        return self._iptables
+
+    def read_rules(self) -> dict[Key, Portal | str]:
         """Return the portals whose rules are all there, and other rules in our chains."""
         found: dict[Key, Portal | str] = {}
-        iptables = await self._iptables.get()
+        iptables = self._probed()
         for family in self.families:
-            kernel = self._found[family] = parse(await to_thread_to_end(iptables.save, int(family)))
+            kernel = self._found[family] = parse(iptables.save(int(family)))
             if kernel.complete:
                 found[BaseKey(BASE, family)] = ""
             elif kernel.chains or kernel.jumps:
@@ -289,7 +288,7 @@ class IptablesPortals(RulePortals[Rule]):
         """Return the key of a rule whose portal is not known."""
         return StrayKey(STRAY, family, part.table, part.line)
 
-    async def write_rules(
+    def write_rules(
         self,
         family: Family,
         gone: Set[Key],
@@ -298,7 +297,7 @@ class IptablesPortals(RulePortals[Rule]):
         base: bool,
     ) -> None:
         """Write rules by iptables-restore."""
-        iptables = await self._iptables.get()
+        iptables = self._probed()
         if family not in self.families:
             return
         kernel = self._found.get(family, FoundRules())
@@ -321,4 +320,4 @@ class IptablesPortals(RulePortals[Rule]):
             removed = chain(self.written.all_parts(old), strays)
             text = write(removed, chain.from_iterable(changed.values()))
         if text:
-            await to_thread_to_end(iptables.restore, Run(int(family), text))
+            iptables.restore(Run(int(family), text))

@@ -11,8 +11,6 @@ from steersman.modes.specs import ModeOptions
 from steersman.modes.userspace.core import Portals, UserspaceMode
 from steersman.modes.userspace.iptables_portals import IptablesPortals
 from steersman.modes.userspace.nft_portals import NftPortals
-from steersman.modes.userspace.rule_portals import DeleteStale
-from steersman.netfilter.conntrack.stale import delete_stale
 
 NAME = "userspace"
 _HANDOFF_NAME = "steersman-userspace"
@@ -25,7 +23,6 @@ def create(execute: Exec, options: ModeOptions) -> UserspaceMode:
         execute,
         options.portals or ("" if os.geteuid() == 0 else "none"),
         iptables_variant=options.iptables_variant,
-        delete_stale=delete_stale,
         leftovers=options.leftovers,
     )
 
@@ -42,7 +39,6 @@ def linux_portals(
     kind: str = "",
     *,
     iptables_variant: str = "",
-    delete_stale: DeleteStale | None = None,
     leftovers: bool = False,
 ) -> Sequence[Portals]:
     """Return the portals to try, in this order.
@@ -51,7 +47,6 @@ def linux_portals(
         execute: runs programs.
         kind: `iptables`, `nftables`, `direct`, `none`, or "" for the first rules that work.
         iptables_variant: `nft`, `legacy`, or "" for this machine's default.
-        delete_stale: deletes stale conntrack entries; None keeps them.
         leftovers: only to remove leftovers: probing must create no table.
     """
     if kind in ("none", "direct"):
@@ -59,8 +54,8 @@ def linux_portals(
 
         if kind == "none":
             return (direct.LocalPortals(),)
-        return (direct.DirectPortals(direct.LinuxAddresses(execute)),)
-    iptables = IptablesPortals(execute, iptables_variant, delete_stale, leftovers=leftovers)
-    nft = NftPortals(execute, delete_stale)
+        return (direct.DirectPortals(direct.LinuxAddresses(execute.run_tool)),)
+    iptables = IptablesPortals(execute, iptables_variant, leftovers=leftovers)
+    nft = NftPortals(execute.run_tool)
     by_kind: dict[str, tuple[Portals, ...]] = {"iptables": (iptables,), "nftables": (nft,)}
     return by_kind.get(kind, (iptables, nft))

@@ -19,14 +19,14 @@ from collections.abc import Collection, Iterable, Iterator, Mapping, Set
 from itertools import chain
 from typing import NamedTuple
 
-from steersman.host.exec import Exec, Result, run_program
+from steersman.host.exec import Result, RunTool, tool_result
 from steersman.model.errors import ApplyError, BusyError
 from steersman.model.names import Family
 from steersman.model.plan import Verdict
 from steersman.modes.base import Support
 from steersman.modes.userspace import TABLE
 from steersman.modes.userspace.render import BASE, STRAY, BaseKey, Key, Portal, StrayKey
-from steersman.modes.userspace.rule_portals import DeleteStale, RulePortals
+from steersman.modes.userspace.rule_portals import RulePortals
 from steersman.netfilter.nft.tables import table_left
 from steersman.proxy.listeners import FrontendKey
 
@@ -240,20 +240,20 @@ class NftPortals(RulePortals[Object]):
     variant = "nftables"
     own_tables = frozenset({TABLE})
 
-    def __init__(self, execute: Exec, delete_stale: DeleteStale | None = None) -> None:
+    def __init__(self, run: RunTool) -> None:
         """Make portals; nothing is run before `probe`."""
-        super().__init__(delete_stale)
-        self._execute = execute
+        super().__init__()
+        self._run = run
         self.families = tuple(Family)
 
-    async def probe(self) -> Support:
+    def probe(self) -> Support:
         """Check whether nft can be used.
 
         This lists nothing: nft reads all rules for `list tables`, again and again while other
         programs change them, so that on a busy node it only ends by its timeout.
         """
         try:
-            result = await self._nft("--check", "-f", "-", stdin=_PROBE)
+            result = self._nft("--check", "-f", "-", stdin=_PROBE)
         except BusyError as error:
             return Support(usable=False, missing=(f"{error}.",))
         if result.returncode:
@@ -264,11 +264,11 @@ class NftPortals(RulePortals[Object]):
         """Look for our tables."""
         return table_left(TABLE, families)
 
-    async def read_rules(self) -> dict[Key, Portal | str]:
+    def read_rules(self) -> dict[Key, Portal | str]:
         """Return the portals whose objects are all there, and other objects in our tables."""
         found: dict[Key, Portal | str] = {}
         for family in self.families:
-            result = await self._nft("-nn", "list", "table", *table_of(family).split())
+            result = self._nft("-nn", "list", "table", *table_of(family).split())
             if result.returncode and _NO_TABLE not in result.message:
                 raise BusyError(f"nft cannot list the portals: {result.message}")
             listed = "" if result.returncode else result.stdout.decode(errors="replace")
@@ -294,7 +294,7 @@ class NftPortals(RulePortals[Object]):
         at = (part.map, part.text) if isinstance(part, Element) else ("", part.name)
         return StrayKey(STRAY, family, *at)
 
-    async def write_rules(
+    def write_rules(
         self,
         family: Family,
         gone: Set[Key],
@@ -316,14 +316,14 @@ class NftPortals(RulePortals[Object]):
                 removed = chain(strays, self.written.all_parts(old))
                 text = change(family, removed, chain.from_iterable(new.values()))
                 # A refusal means that the kernel does not have what this process wrote.
-                if not text or not (await self._nft("-f", "-", stdin=text)).returncode:
+                if not text or not (self._nft("-f", "-", stdin=text)).returncode:
                     return
             kept = [key for key in self.written.of(family) if key not in gone and key not in new]
             text = whole(family, chain(self.written.all_parts(kept), *new.values()))
-        result = await self._nft("-f", "-", stdin=text)
+        result = self._nft("-f", "-", stdin=text)
         if result.returncode:
             raise ApplyError(f"nft: {result.message or f'exit status {result.returncode}'}")
 
-    async def _nft(self, *words: str, stdin: str = "") -> Result:
+    def _nft(self, *words: str, stdin: str = "") -> Result:
         argv, data = ["nft", *words], stdin.encode()
-        return await run_program(self._execute, argv, data, package="nftables", timeout=_TIMEOUT)
+        return tool_result(self._run, argv, data, package="nftables", timeout=_TIMEOUT)

@@ -14,6 +14,7 @@ from pathlib import Path
 
 from steersman.host.exec import Exec
 from steersman.host.listening import sockets
+from steersman.host.worker import KernelWorker
 from steersman.model.addresses import join_host_port
 from steersman.model.tracing import TraceStep, WatchedFlow
 from steersman.modes.netfilter_tracer import NetfilterTracer
@@ -35,6 +36,7 @@ class RelayTracer(NetfilterTracer):
         super().__init__(
             execute, lambda table, chain: table.endswith(_TABLE) or chain.startswith(_CHAINS)
         )
+        self._worker = KernelWorker()
         self._before: frozenset[int] = frozenset()
 
     async def start(self, flow: WatchedFlow) -> None:
@@ -48,7 +50,7 @@ class RelayTracer(NetfilterTracer):
         entry = await self.connection(self.flow)
         port = entry.endpoint_port if entry else self.flow.port
         # Before the programs that print rules run: a session of UDP may end within 250 ms.
-        dialled = await asyncio.to_thread(self._dialled, port)
+        dialled = await self._worker.do(self._dialled, port)
         steps = await super().steps()
         if any(step.ends for step in steps if step.direction == "original"):
             return steps
@@ -57,9 +59,14 @@ class RelayTracer(NetfilterTracer):
             if time.monotonic() > ends:
                 break
             await asyncio.sleep(_PAUSE)
-            dialled = await asyncio.to_thread(self._dialled, port)
+            dialled = await self._worker.do(self._dialled, port)
         at = sum(step.direction == "original" for step in steps)
         return (*steps[:at], *dialled, *steps[at:])
+
+    async def aclose(self) -> None:
+        """Stop following the packet."""
+        await super().aclose()
+        await self._worker.close()
 
     def _dialled(self, port: int) -> tuple[TraceStep, ...]:
         """Return the connections that the process behind a port has opened since `start`."""

@@ -11,18 +11,9 @@ from __future__ import annotations
 
 import logging
 from abc import abstractmethod
-from collections.abc import (
-    Awaitable,
-    Callable,
-    Collection,
-    Hashable,
-    Iterable,
-    Iterator,
-    Mapping,
-    Set,
-)
+from collections.abc import Collection, Hashable, Iterable, Iterator, Mapping, Set
 from itertools import chain
-from typing import Generic, TypeAlias, TypeVar
+from typing import Generic, TypeVar
 
 from steersman.model.conntrack import Stale, pack_socket
 from steersman.model.names import Family, Protocol
@@ -30,23 +21,19 @@ from steersman.model.plan import NodeSettings, ServicePlan
 from steersman.model.ruleset import Diff, Ruleset
 from steersman.modes.userspace import render
 from steersman.modes.userspace.core import Portals
+from steersman.modes.userspace.listeners import Listeners
 from steersman.modes.userspace.render import (
     BaseKey,
     Key,
     Portal,
     StrayKey,
-    left_without_endpoints,
-    listeners_of,
     part_of,
     portals_of,
-    removed_listeners,
 )
-from steersman.proxy.engine import Proxy
+from steersman.netfilter.conntrack.stale import delete_now
 from steersman.proxy.listeners import LISTENER, PORTAL, FrontendKey, ListenerPlan
 
 T = TypeVar("T", bound=Hashable)
-DeleteStale: TypeAlias = Callable[[Stale], Awaitable[object]]
-"""Deletes stale conntrack entries."""
 log = logging.getLogger(__name__)
 
 
@@ -107,13 +94,11 @@ class RulePortals(Portals, Generic[T]):
     families: tuple[Family, ...] = ()
     """Families whose rules can be written; () before `probe`."""
 
-    def __init__(self, delete_stale: DeleteStale | None) -> None:
-        """Make portals; without `delete_stale` old conntrack entries stay."""
-        self._delete_stale = delete_stale
+    def __init__(self) -> None:
         self.written: WrittenPortals[T] = WrittenPortals()
 
     @abstractmethod
-    async def read_rules(self) -> Mapping[Key, Portal | str]:
+    def read_rules(self) -> Mapping[Key, Portal | str]:
         """Return the portals in force, and strays. See `Mode.read`."""
 
     @abstractmethod
@@ -130,7 +115,7 @@ class RulePortals(Portals, Generic[T]):
         return [self.stray(key.family, part) for part in parts]
 
     @abstractmethod
-    async def write_rules(
+    def write_rules(
         self,
         family: Family,
         gone: Set[Key],
@@ -158,58 +143,49 @@ class RulePortals(Portals, Generic[T]):
         families = self.families or settings.families
         return render.render_redirect(plan, settings) if plan.key.family in families else {}
 
-    async def read(self, listeners: Mapping[FrontendKey, ListenerPlan]) -> Ruleset:
+    def read(self, listeners: Mapping[FrontendKey, ListenerPlan]) -> Ruleset:
         """Return the listeners, the portals in force and strays."""
-        return {**listeners, **await self.read_rules()}
+        return {**listeners, **self.read_rules()}
 
-    async def apply(self, change: Diff, proxy: Proxy) -> None:
+    def apply(self, change: Diff, listeners: Listeners) -> None:
         """Start listeners, lead the rules to them, stop the others."""
         for family in Family:  # each has rules of its own, which can fail on their own
             if part := part_of(change, family):
-                await self._apply_family(family, part, proxy)
+                self._apply_family(family, part, listeners)
 
-    async def _apply_family(self, family: Family, change: Diff, proxy: Proxy) -> None:
-        wanted = listeners_of(change)
-        before = proxy.plans(wanted)
-        replaced = await proxy.start(wanted)
+    def _apply_family(self, family: Family, change: Diff, listeners: Listeners) -> None:
+        started = listeners.start(change)
         try:
             # Lead the rules to the listeners. A portal is written again if its listener is
             # changed, because its port may be another one now.
             portals = portals_of(change)
-            for key in wanted:
+            for key in started.wanted:
                 portal = self.written.portal(key.of(PORTAL))
                 if portal is not None and key.of(PORTAL) not in change.removed:
                     portals.setdefault(key.of(PORTAL), portal)
             gone = {key for key in change.removed if key[0] != LISTENER and key not in portals}
             new = {
-                key: self.parts_of(key, portal, proxy.port(key.of(LISTENER)))
+                key: self.parts_of(key, portal, listeners.port(key.of(LISTENER)))
                 for key, portal in portals.items()
             }
             base = any(isinstance(key, BaseKey) for key in change.added)
-            await self.write_rules(family, gone, new, base=base)
+            self.write_rules(family, gone, new, base=base)
             if family in self.families:
                 self.written.remove(key for key in gone if isinstance(key, FrontendKey))
                 for key, parts in new.items():
                     self.written.add(key, portals[key], parts)
-        except BaseException:  # a cancellation, too: it is followed by a clean-up
-            # Go back. The predecessor's rules may lead to the sockets that it handed over.
-            proxy.put_back(replaced)
-            fresh = [k for k in wanted if k not in before and not proxy.inherits(k, wanted[k])]
-            proxy.stop(proxy.take(fresh))
-            await proxy.start(before)
+        except Exception:
+            listeners.go_back(started)
             raise
-        # Stop the listeners that no rule leads to.
-        proxy.reset_connections(left_without_endpoints(change))
-        proxy.stop([*replaced.values(), *proxy.take(removed_listeners(change))])
+        listeners.finish(started, change)
         # UDP clients that never pause follow their conntrack entry, and not a new portal.
-        opened = {key.of(PORTAL) for key in wanted if key not in before or key in replaced}
-        opened |= portals_of(change).keys()
+        opened = {key.of(PORTAL) for key in started.opened} | portals_of(change).keys()
         in_force = {key: self.written.portal(key) for key in opened}
-        ports = {key: proxy.port(key.of(LISTENER)) for key in opened}
+        ports = {key: listeners.port(key.of(LISTENER)) for key in opened}
         stale = stale_flows(family, in_force, ports)
-        if self._delete_stale is not None and stale:
+        if stale:
             try:
-                await self._delete_stale(stale)
+                delete_now(stale)
             except OSError as error:
                 log.warning(
                     "UDP clients of new portals may still reach their former destination: %s", error

@@ -5,12 +5,12 @@ It imports nothing that only Linux has; tests/unit/host/test_windows.py checks t
 
 from __future__ import annotations
 
-import asyncio
 import os
 import re
+import time
 from collections.abc import Collection
 
-from steersman.host.exec import Exec, Result
+from steersman.host.exec import Exec, Result, RunTool
 from steersman.host.windows import (
     HOST_PREFIXES,
     SERVICE_INTERFACE,
@@ -35,7 +35,7 @@ _POLLS = 20
 
 def create(execute: Exec, options: ModeOptions) -> UserspaceMode:
     """Build the mode for registry.py, on the interface that the environment names."""
-    addresses = NetshAddresses(execute, service_interface(os.environ))
+    addresses = NetshAddresses(execute.run_tool, service_interface(os.environ))
     mode = UserspaceMode(NAME, [DirectPortals(addresses)], options)
     mode.proxy.dns_search = options.dns_search
     return mode
@@ -47,23 +47,23 @@ class NetshAddresses(Addresses):
     dedicated = False
 
     def __init__(
-        self, execute: Exec, interface: str = SERVICE_INTERFACE, poll_seconds: float = 0.5
+        self, run: RunTool, interface: str = SERVICE_INTERFACE, poll_seconds: float = 0.5
     ) -> None:
         """Use an interface.
 
         Args:
-            execute: runs netsh.
+            run: runs netsh.
             interface: name of the interface.
             poll_seconds: time between two looks for an address that was added.
         """
         self.interface = interface
-        self._execute = execute
+        self._run = run
         self._poll_seconds = poll_seconds
 
-    async def probe(self) -> Support:
+    def probe(self) -> Support:
         """Check whether the interface exists."""
         try:
-            result = await self._netsh(Family.IPV4, "show")
+            result = self._netsh(Family.IPV4, "show")
         except BusyError as error:
             return Support(usable=False, missing=(f"{error}.",))
         if result.returncode:
@@ -72,54 +72,54 @@ class NetshAddresses(Addresses):
             return Support(usable=False, missing=(f"{missing}; {advice}",))
         return Support(usable=True)
 
-    async def present(self) -> frozenset[str]:
+    def present(self) -> frozenset[str]:
         """Return the addresses of the interface."""
         found: set[str] = set()
         for family in Family:
-            found |= await self._present(family)
+            found |= self._present(family)
         return frozenset(found)
 
-    async def add(self, addresses: Collection[str]) -> None:
+    def add(self, addresses: Collection[str]) -> None:
         """Add addresses without a network, so that nothing else is routed there; wait for them."""
         for address in addresses:
-            await self._add(address)
+            self._add(address)
 
-    async def _add(self, address: str) -> None:
+    def _add(self, address: str) -> None:
         family = family_of(address)
-        if address in await self._present(family):
+        if address in self._present(family):
             return
         # netsh takes the mask of an IPv4 address as a parameter of its own.
         words = [f"address={address}{HOST_PREFIXES[family]}"]
         if family is Family.IPV4:
             words = [f"address={address}", "mask=255.255.255.255"]
-        result = await self._netsh(family, "add", *words)
+        result = self._netsh(family, "add", *words)
         if result.returncode:
             said = " ".join(result.stdout.decode(errors="replace").split())  # netsh's errors
             why = said or result.message or f"exit status {result.returncode}"
             raise ApplyError(f"netsh: {address} on {self.interface!r}: {why}")
         for _ in range(_POLLS):
-            if address in await self._present(family):
+            if address in self._present(family):
                 return
-            await asyncio.sleep(self._poll_seconds)
+            time.sleep(self._poll_seconds)
         raise BusyError(f"netsh: {address} does not appear on {self.interface!r}")
 
-    async def remove(self, addresses: Collection[str]) -> None:
+    def remove(self, addresses: Collection[str]) -> None:
         """Remove addresses."""
         for address in addresses:
-            await self._netsh(family_of(address), "delete", f"address={address}")
+            self._netsh(family_of(address), "delete", f"address={address}")
 
-    async def _present(self, family: Family) -> set[str]:
-        result = await self._netsh(family, "show")
+    def _present(self, family: Family) -> set[str]:
+        result = self._netsh(family, "show")
         words = _WORD.findall(result.stdout.decode(errors="replace"))
         addresses = {address for word in words if (address := canonical_ip(word))}
         return {address for address in addresses if family_of(address) is family}
 
-    async def _netsh(self, family: Family, verb: str, *more: str) -> Result:
+    def _netsh(self, family: Family, verb: str, *more: str) -> Result:
         noun = "addresses" if verb == "show" else "address"
         where = f"{_INTERFACE_WORDS[family]}={self.interface}"
         argv = ["netsh", "interface", _CONTEXTS[family], verb, noun, where, *more]
         try:
-            return await self._execute.run(argv, timeout=30.0)
+            return self._run(argv, timeout=30.0)
         except FileNotFoundError:
             raise BusyError("there is no netsh: this mode is for Windows") from None
         except TimeoutError as error:

@@ -6,12 +6,12 @@ the wanted rules are made with the port that the kernel's rule for the same dest
 
 from __future__ import annotations
 
-import asyncio
 import re
 from collections.abc import Collection, Hashable, Mapping
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from steersman.host.listening import ListeningSocket, listening_sockets
+from steersman.host.worker import KernelWorker
 from steersman.model.addresses import join_host_port
 from steersman.model.names import Family
 from steersman.model.plan import FrontendKind, ServicePlan
@@ -103,20 +103,20 @@ _KINDS = {
 class UserspaceWords(KernelWords):
     """Sockets, and the rules or addresses that lead clients to them."""
 
-    def __init__(self, portals: Portals) -> None:
-        """Describe what portals find in the kernel; to them all of it is unknown."""
+    def __init__(self, portals: Portals, worker: KernelWorker) -> None:
+        """Describe what portals find in the kernel, in this thread; all of it is unknown there."""
         self._portals = portals
+        self._worker = worker
 
-        async def read() -> Ruleset:
-            found = dict(await portals.read({}))
-            sockets = await asyncio.to_thread(listening_sockets)
-            return {**found, **{SocketKey("socket", each): "" for each in sockets}}
+        def read() -> Ruleset:
+            found = portals.read({})
+            return {**found, **{SocketKey("socket", each): "" for each in listening_sockets()}}
 
-        super().__init__(read)
+        super().__init__(lambda: worker.do(read))
 
     async def leftovers(self) -> Ruleset:
         """Return the rules and addresses."""
-        return await self._portals.read({})
+        return await self._worker.do(self._portals.read, {})
 
     def wanted(self, rendered: Ruleset, kernel: Ruleset) -> Ruleset:
         """Return the rules and sockets of rendered portals and listeners."""

@@ -84,6 +84,22 @@ async def delete_stale(stale: Stale, confirm: Confirm | None = None) -> Cleanup:
     return Cleanup(deleted, failed, search.complete, seconds)
 
 
+def delete_now(stale: Stale) -> None:
+    """Delete the stale entries of a family, as far as the kernel lets them go. It blocks.
+
+    Raises:
+        OSError: the entries cannot be listed; some may have been deleted.
+    """
+    with (
+        Netlink(NETLINK_NETFILTER) as listing,
+        Netlink(NETLINK_NETFILTER) as deleting,
+        Netlink(NETLINK_ROUTE) as routes,
+    ):
+        search = _Search(listing, routes, stale)
+        while found := search.chunk():
+            delete_entries(deleting, found)
+
+
 def _timed(call: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> tuple[T, float]:
     """Return a result, and the CPU seconds that it took this thread."""
     began = time.thread_time()

@@ -210,13 +210,13 @@ class Daemon:
             newcomer = await asyncio.shield(self._lock.newcomer)
             mode = self.engine.mode
             log.warning("another instance is taking over: %s", newcomer)
-            if not mode.hands_over_sockets or newcomer.mode != mode.name or self.switcher.running:
+            if mode.handover is None or newcomer.mode != mode.name or self.switcher.running:
                 break  # the lock is released only when nothing is written any more
             # The newcomer starts to serve beside this process, and fetches the sockets.
             self._lock.release()
             with suppress(TimeoutError):
                 async with asyncio.timeout(_HANDOFF):
-                    await mode.wait_for_handoff()
+                    await mode.handover.wait()
                     break
             try:
                 await self._lock.claim()

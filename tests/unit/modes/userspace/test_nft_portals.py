@@ -131,25 +131,25 @@ class Recorded:
         self.result = result
         self.commands: list[list[str]] = []
 
-    async def run(self, argv: Sequence[str], _stdin: bytes = b"", **_: object) -> Result:
+    def __call__(self, argv: Sequence[str], stdin: bytes = b"", *, timeout: float = 60.0) -> Result:
         self.commands.append(list(argv))
         return self.result
 
 
 @pytest.mark.parametrize(("status", "usable"), [(0, True), (1, False)])
-async def test_nft_is_tried_without_reading_the_rules_of_others(status: int, usable: bool) -> None:
+def test_nft_is_tried_without_reading_the_rules_of_others(status: int, usable: bool) -> None:
     """Any list of tables makes nft 1.0 read every rule and set, until nobody changes them."""
     execute = Recorded(Result(status, b"", b"Operation not permitted"))
-    support = await NftPortals(execute).probe()  # type: ignore[arg-type]
+    support = NftPortals(execute).probe()
     assert support.usable is usable
     assert all("Operation not permitted" in sentence for sentence in support.missing)
     assert not any("list" in command for command in execute.commands)
 
 
-async def test_only_a_missing_table_means_that_there_are_no_portals() -> None:
+def test_only_a_missing_table_means_that_there_are_no_portals() -> None:
     """Otherwise all portals would be written again after a moment of contention."""
     missing = Recorded(Result(1, b"", b"Error: No such file or directory\nlist table ip x"))
-    assert await NftPortals(missing).read_rules() == {}  # type: ignore[arg-type]
+    assert NftPortals(missing).read_rules() == {}
     busy = Recorded(Result(1, b"", b"Error: cache initialization failed: Interrupted system call"))
     with pytest.raises(BusyError, match="Interrupted system call"):
-        await NftPortals(busy).read_rules()  # type: ignore[arg-type]
+        NftPortals(busy).read_rules()

@@ -7,11 +7,12 @@ from __future__ import annotations
 
 import asyncio
 import os
+import threading
 from collections.abc import Sequence
 
 import pytest
 
-from steersman.host.exec import Result
+from steersman.host.exec import Result, SubprocessExec
 from steersman.host.windows import SERVICE_INTERFACE, service_interface
 from steersman.model.errors import ApplyError, BusyError
 from steersman.model.failover import Backend, Observation
@@ -30,7 +31,6 @@ from steersman.modes.userspace.core import UserspaceMode
 from steersman.modes.userspace.direct_portals import DirectPortals
 from steersman.modes.userspace.windows import NetshAddresses, create
 from steersman.proxy.listeners import ListenerPlan
-from tests.support.modes.scripted import OnLoop
 from tests.support.modes.userspace_proxy import (
     PATIENCE,
     answering,
@@ -51,7 +51,7 @@ ADDRESS = """    IP Address:                           {address}
 """
 
 
-class Netsh(OnLoop):
+class Netsh:
     """Plays netsh: addresses appear when they have been looked for a few times."""
 
     def __init__(self, delay: int = 1) -> None:
@@ -59,11 +59,12 @@ class Netsh(OnLoop):
         self.addresses: dict[str, int] = {"172.20.0.1": 0}
         self.delay = delay
         self.refuse = ""
+        self.go_on = threading.Event()
+        self.go_on.set()
 
-    async def run(
-        self, argv: Sequence[str], stdin: bytes = b"", *, timeout: float = 60.0
-    ) -> Result:
+    def __call__(self, argv: Sequence[str], stdin: bytes = b"", *, timeout: float = 60.0) -> Result:
         self.calls.append(argv)
+        assert self.go_on.wait(PATIENCE)
         verb = argv[3]
         address = argv[6].removeprefix("address=").partition("/")[0] if verb != "show" else ""
         if self.refuse == verb:
@@ -109,15 +110,15 @@ PORT = 20_000 + os.getpid() % 6_000 * 2
 async def test_a_service_address_is_added_served_and_removed() -> None:
     netsh = Netsh()
     mode = mode_of(netsh)
-    assert (await mode.probe()).usable
+    assert (await mode.worker.do(mode.probe)).usable
     async with endpoint(answering(b"one")) as one:
         want = mode.render_service(served(one, port=PORT), SETTINGS)
-        await mode.apply(diff(await mode.read(), want))
+        await mode.worker.do(mode.apply, diff(await mode.worker.do(mode.read), want))
         assert VIP in netsh.addresses
-        assert await mode.read() == want
+        assert await mode.worker.do(mode.read) == want
         assert await ask(PORT, b"!", VIP) == b"one!"
         assert await ask(PORT + 1, b"!") == b"one!"
-        await mode.apply(diff(await mode.read(), {}))
+        await mode.worker.do(mode.apply, diff(await mode.worker.do(mode.read), {}))
         with pytest.raises(ConnectionRefusedError):
             await ask(PORT, b"!", VIP)
         await until(lambda: mode.proxy.open_connections == 0)
@@ -137,15 +138,37 @@ async def test_a_service_address_is_added_served_and_removed() -> None:
     await mode.aclose()
 
 
+async def test_clients_are_served_while_netsh_runs() -> None:
+    netsh = Netsh()
+    mode = mode_of(netsh)
+    async with endpoint(answering(b"one")) as one:
+        want = mode.render_service(served(one, port=PORT), SETTINGS)
+        await mode.worker.do(mode.apply, diff({}, want))
+        netsh.go_on.clear()
+        more = mode.render_service(served(one, port=PORT + 2), SETTINGS)
+        applying = asyncio.create_task(mode.worker.do(mode.apply, diff({}, more)))
+        calls = len(netsh.calls)
+        await until(lambda: len(netsh.calls) > calls)
+        assert await ask(PORT, b"!", VIP) == b"one!"
+        applying.cancel()
+        await asyncio.sleep(0)
+        assert not applying.done(), "netsh runs still"
+        netsh.go_on.set()
+        with pytest.raises(asyncio.CancelledError):
+            await applying
+        assert await mode.worker.do(mode.read) == {**want, **more}
+    await mode.aclose()
+
+
 async def test_an_address_that_others_removed_is_added_again() -> None:
     netsh = Netsh()
     mode = mode_of(netsh)
     want = mode.render_service(served(Endpoint("127.0.0.1", 1), port=PORT), SETTINGS)
-    await mode.apply(diff(await mode.read(), want))
+    await mode.worker.do(mode.apply, diff(await mode.worker.do(mode.read), want))
     del netsh.addresses[VIP]
-    change = diff(await mode.read(), want)
+    change = diff(await mode.worker.do(mode.read), want)
     assert [key.address for key in change.changed] == [VIP]
-    await mode.apply(change)
+    await mode.worker.do(mode.apply, change)
     assert VIP in netsh.addresses
     await mode.aclose()
     assert VIP not in netsh.addresses
@@ -155,13 +178,14 @@ async def test_a_rejected_address_has_no_socket() -> None:
     netsh = Netsh()
     mode = mode_of(netsh)
     want = mode.render_service(served(port=PORT, verdict=Verdict.REJECT), SETTINGS)
-    await mode.apply(diff(await mode.read(), want))
+    await mode.worker.do(mode.apply, diff(await mode.worker.do(mode.read), want))
     assert VIP in netsh.addresses
-    assert await mode.read() == want
+    assert await mode.worker.do(mode.read) == want
     with pytest.raises(ConnectionRefusedError):
         await ask(PORT, b"!", VIP)
-    await mode.apply(diff(want, {}))
+    await mode.worker.do(mode.apply, diff(want, {}))
     assert VIP not in netsh.addresses
+    await mode.aclose()
 
 
 async def test_connections_are_reset_with_the_last_endpoint_if_the_plan_says_so() -> None:
@@ -169,15 +193,15 @@ async def test_connections_are_reset_with_the_last_endpoint_if_the_plan_says_so(
     async with endpoint(answering(b"one")) as one:
         for kept in ((one,), None):
             want = mode.render_service(served(one, port=PORT, kept=kept), SETTINGS)
-            await mode.apply(diff(await mode.read(), want))
+            await mode.worker.do(mode.apply, diff(await mode.worker.do(mode.read), want))
             ends = [await asyncio.open_connection(*at) for at in ((VIP, PORT), (VIP, PORT + 1))]
             for reader, _ in ends:
                 assert await reader.readexactly(3) == b"one"
             left = None if kept is None else ()
             none = served(port=PORT, verdict=Verdict.REJECT, kept=left)
             want = mode.render_service(none, SETTINGS)
-            await mode.apply(diff(await mode.read(), want))
-            assert await mode.read() == want
+            await mode.worker.do(mode.apply, diff(await mode.worker.do(mode.read), want))
+            assert await mode.worker.do(mode.read) == want
             for reader, writer in ends:
                 writer.write(b"?")
                 if kept is None:
@@ -194,7 +218,7 @@ async def test_dials_are_seen_to_fail() -> None:
     gone = await refusing()
     async with endpoint(answering(b"one")) as one, asyncio.timeout(PATIENCE):
         want = mode.render_service(served(gone, one, port=PORT), SETTINGS)
-        await mode.apply(diff(await mode.read(), want))
+        await mode.worker.do(mode.apply, diff(await mode.worker.do(mode.read), want))
         failures = mode.watch_failures()
         assert await ask(PORT, b"!", VIP) == b"one!"
         [first, *_] = await failures.receive()
@@ -209,37 +233,37 @@ async def test_an_address_of_two_ports_stays_for_the_second() -> None:
     mode = mode_of(netsh)
     one = mode.render_service(served(Endpoint("127.0.0.1", 1), port=PORT), SETTINGS)
     two = mode.render_service(served(Endpoint("127.0.0.1", 1), port=PORT + 2), SETTINGS)
-    await mode.apply(diff({}, {**one, **two}))
-    await mode.apply(diff(one, {}))
+    await mode.worker.do(mode.apply, diff({}, {**one, **two}))
+    await mode.worker.do(mode.apply, diff(one, {}))
     assert VIP in netsh.addresses
     await mode.aclose()
     assert VIP not in netsh.addresses
 
 
-async def test_a_refusal_of_netsh_is_an_error_with_its_output() -> None:
+def test_a_refusal_of_netsh_is_an_error_with_its_output() -> None:
     netsh = Netsh()
     netsh.refuse = "add"
     with pytest.raises(ApplyError, match="already exists"):
-        await NetshAddresses(netsh, poll_seconds=0).add([VIP])
+        NetshAddresses(netsh, poll_seconds=0).add([VIP])
     netsh.refuse = "show"
-    support = await NetshAddresses(netsh).probe()
+    support = NetshAddresses(netsh).probe()
     assert not support.usable
     assert "INTERFACE_TO_ADD_SERVICE_IP" in support.missing[0]
 
 
-async def test_an_address_that_never_appears_is_tried_again_later() -> None:
+def test_an_address_that_never_appears_is_tried_again_later() -> None:
     with pytest.raises(BusyError, match="does not appear"):
-        await NetshAddresses(Netsh(delay=1000), poll_seconds=0).add([VIP])
+        NetshAddresses(Netsh(delay=1000), poll_seconds=0).add([VIP])
 
 
-async def test_the_mode_cannot_run_without_netsh() -> None:
-    class Nothing(OnLoop):
-        async def run(
+def test_the_mode_cannot_run_without_netsh() -> None:
+    class Nothing(SubprocessExec):
+        def run_tool(
             self, argv: Sequence[str], stdin: bytes = b"", *, timeout: float = 60.0
         ) -> Result:
             raise FileNotFoundError(argv[0])
 
-    support = await create(Nothing(), ModeOptions()).probe()
+    support = create(Nothing(), ModeOptions()).probe()
     assert not support.usable
     assert "for Windows" in support.missing[0]
 
@@ -249,9 +273,9 @@ def test_the_interface_can_be_named() -> None:
     assert service_interface({"INTERFACE_TO_ADD_SERVICE_IP": "Ethernet 2"}) == "Ethernet 2"
 
 
-async def test_ipv6_has_its_own_words() -> None:
+def test_ipv6_has_its_own_words() -> None:
     netsh = Netsh()
-    await NetshAddresses(netsh, "E", poll_seconds=0).add(["fd00::1"])
+    NetshAddresses(netsh, "E", poll_seconds=0).add(["fd00::1"])
     assert [
         "netsh",
         "interface",

@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 
 from steersman.host.exec import SubprocessExec
+from steersman.host.worker import KernelWorker
 from steersman.model.names import Family
 from steersman.model.plan import FamilySettings, NodeSettings
 from steersman.modes.userspace.core import Portals
@@ -22,7 +23,9 @@ SETTINGS = NodeSettings(
     ipv4=FamilySettings(node_ip="192.168.0.2", local_addresses=("127.0.0.1", "192.168.0.2")),
 )
 BOTH = pytest.mark.parametrize(
-    "portals", [NftPortals(SubprocessExec()), IptablesPortals(SubprocessExec())], ids=["nft", "ipt"]
+    "portals",
+    [NftPortals(SubprocessExec().run_tool), IptablesPortals(SubprocessExec())],
+    ids=["nft", "ipt"],
 )
 
 
@@ -56,7 +59,7 @@ def test_ports_of_many_listeners_are_found_at_once(
 
     number = re.compile(r"(.*[^\d])(\d{1,5})")
     monkeypatch.setattr("steersman.modes.userspace.words._LAST_NUMBER", Counted())
-    wanted = UserspaceWords(portals).wanted(rendered, kernel)
+    wanted = UserspaceWords(portals, KernelWorker()).wanted(rendered, kernel)
     assert kernel.keys() <= wanted.keys()
     assert {wanted[key] for key in kernel} == {"as printed"}
     ports = {key.socket.port for key in wanted.keys() - kernel.keys()}
@@ -68,6 +71,6 @@ def test_ports_of_many_listeners_are_found_at_once(
 def test_a_destination_without_a_rule_has_no_port(portals: Portals) -> None:
     rendered, kernel = world(portals, 3)
     gone = {key: value for key, value in kernel.items() if "10.96.0.1" not in key.text}
-    wanted = UserspaceWords(portals).wanted(rendered, gone)
+    wanted = UserspaceWords(portals, KernelWorker()).wanted(rendered, gone)
     ports = {key.socket.port for key in wanted if key[0] == "socket"}
     assert ports == {0, 20_000, 20_002}
