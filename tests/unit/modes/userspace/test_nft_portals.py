@@ -11,10 +11,10 @@ from steersman.host.exec import Result
 from steersman.model.errors import BusyError
 from steersman.model.names import Family, Protocol
 from steersman.model.plan import LocalDetector, Verdict
-from steersman.modes.userspace.nft_portals import (
+from steersman.modes.userspace.nft_portals import NftPortals
+from steersman.modes.userspace.nft_rules import (
     Chain,
     Element,
-    NftPortals,
     change,
     objects,
     parse,

@@ -7,7 +7,7 @@ from msgspec.structs import replace
 from steersman.model.names import Family, Protocol
 from steersman.model.plan import LocalDetector, Verdict
 from steersman.modes.userspace import ALL_CHAINS, FIREWALL
-from steersman.modes.userspace.iptables_portals import (
+from steersman.modes.userspace.iptables_rules import (
     ALL_JUMPS,
     ALL_UNGUARDED,
     FoundRules,
