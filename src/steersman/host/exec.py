@@ -10,7 +10,8 @@ A program with input is a writer. If its caller is cancelled (SIGTERM), it gets 
 so that a script is carried out as a whole. A writer that does not finish in time is killed; the
 next start repairs the rest, as it does after kill -9.
 
-A tool that a KernelWorker's thread runs (`run_tool`) cannot be cancelled: its deadline ends it.
+All that holds for a tool that a KernelWorker's thread runs (`run_tool`), too: the thread looks
+several times a second whether its caller was cancelled.
 """
 
 from __future__ import annotations
@@ -24,7 +25,8 @@ import signal
 import subprocess
 import sys
 import threading
-from collections.abc import AsyncIterator, Iterator, Mapping, Sequence
+import time
+from collections.abc import AsyncIterator, Callable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple, Protocol
 
 from steersman.model.errors import BusyError
@@ -32,6 +34,7 @@ from steersman.model.errors import BusyError
 log = logging.getLogger(__name__)
 
 _GRACE = 1.0  # seconds for a writer to finish after its caller was cancelled
+_LOOK = 0.1  # seconds between two looks whether the caller of a tool was cancelled
 _REAPED = 0.5  # seconds within which a killed program ends, unless it is stuck in the kernel
 _PATH = (
     ""
@@ -95,6 +98,16 @@ class RunTool(Protocol):
         ...
 
 
+class Caller(threading.local):
+    """What a thread knows of the caller of its tools."""
+
+    is_cancelled: Callable[[], bool] = staticmethod(lambda: False)
+    """Whether it needs no result any more."""
+
+
+caller = Caller()
+
+
 class SubprocessExec:
     """Runs programs as child processes."""
 
@@ -139,7 +152,9 @@ class SubprocessExec:
         return Result(process.returncode, stdout, stderr, process.pid)
 
     def run_tool(self, argv: Sequence[str], stdin: bytes = b"", *, timeout: float = 60.0) -> Result:
-        """Run a program to its end, see `Exec.run_tool`."""
+        """Run a program to its end, see `Exec.run_tool`; a cancelled caller ends it."""
+        if caller.is_cancelled():
+            raise InterruptedError(errno.EINTR, f"{argv[0]} is not run: its caller is cancelled")
         with _errors_named(argv[0]):
             process = subprocess.Popen(
                 [*self.prefix, *argv],
@@ -149,16 +164,23 @@ class SubprocessExec:
                 env=self._environment,
                 **_OWN_GROUP,
             )
-        try:
-            stdout, stderr = process.communicate(stdin or None, timeout)
-        except subprocess.TimeoutExpired:
-            _kill(process)
+        deadline, given, cancelled = time.monotonic() + timeout, stdin or None, False
+        while True:
+            if not cancelled and caller.is_cancelled():
+                cancelled = True
+                deadline = min(deadline, time.monotonic() + (_GRACE if stdin else 0.0))
+            left = max(deadline - time.monotonic(), 0.0)
             try:
-                process.communicate(timeout=_REAPED)
+                stdout, stderr = process.communicate(given, min(left, _LOOK))
+                break
             except subprocess.TimeoutExpired:
-                _warn_of(argv[0], process.pid)
-                threading.Thread(target=process.communicate, daemon=True, name="reaper").start()
-            raise TimeoutError(f"{argv[0]} did not end within {timeout:g} s") from None
+                given = None  # it is on its way
+                if left <= _LOOK:
+                    _end(argv[0], process)
+                    if cancelled:
+                        text = f"{argv[0]} was ended with its caller"
+                        raise InterruptedError(errno.EINTR, text) from None
+                    raise TimeoutError(f"{argv[0]} did not end within {timeout:g} s") from None
         return Result(process.returncode, stdout, stderr, process.pid)
 
     async def _start(self, argv: Sequence[str], *, fed: bool) -> asyncio.subprocess.Process:
@@ -229,6 +251,16 @@ def _kill(process: asyncio.subprocess.Process | subprocess.Popen[bytes]) -> None
             process.kill()
         else:
             os.killpg(process.pid, signal.SIGKILL)
+
+
+def _end(program: str, process: subprocess.Popen[bytes]) -> None:
+    """Kill a tool, and wait for its end for no longer than the kernel needs."""
+    _kill(process)
+    try:
+        process.communicate(timeout=_REAPED)
+    except subprocess.TimeoutExpired:
+        _warn_of(program, process.pid)
+        threading.Thread(target=process.communicate, daemon=True, name="reaper").start()
 
 
 @contextlib.asynccontextmanager

@@ -9,8 +9,9 @@ and every call of it that touches the kernel runs in that thread. A job is a gen
     do_slowly   yields None          one step at a time while no call waits: scrapes, long lists
 
 The thread sleeps until one of the three is due. It ends what it has begun, as a system call cannot
-be cancelled, and a cancelled caller waits for that end. So once no task is left, nothing is written
-any more, and nobody uses a descriptor that is about to be closed.
+be cancelled, and a cancelled caller waits for that end. (A program that hangs is killed: exec.py.)
+So once no task is left, nothing is written any more, and nobody uses a descriptor that is about to
+be closed.
 """
 
 from __future__ import annotations
@@ -24,6 +25,8 @@ from collections import deque
 from collections.abc import Awaitable, Callable, Coroutine, Generator
 from contextlib import suppress
 from typing import Any, Generic, NamedTuple, ParamSpec, TypeVar
+
+from steersman.host.exec import caller
 
 P = ParamSpec("P")
 T = TypeVar("T")
@@ -222,6 +225,7 @@ class KernelWorker:
 
     def _advance(self, job: _Job[Any]) -> None:
         """Run a job up to where it waits, or to its end."""
+        caller.is_cancelled = lambda: job.cancelled
         try:
             if job.cancelled:
                 job.steps.close()

@@ -15,6 +15,7 @@ import pytest
 
 from steersman.host import exec as exec_module
 from steersman.host.exec import Result, SubprocessExec, run_program, tool_result
+from steersman.host.worker import KernelWorker
 from steersman.model.errors import BusyError
 from tests.support.processes.steersman import NOBODY
 
@@ -173,6 +174,52 @@ async def test_a_writer_that_does_not_finish_is_killed(
     with pytest.raises(asyncio.CancelledError):
         await task
     assert state(int((tmp_path / "pid").read_text())) in ("Z", "")
+
+
+@pytest.mark.parametrize("stdin", [b"", b"x"], ids=["reader", "writer"])
+async def test_a_tool_that_hangs_is_killed_if_its_caller_is_cancelled(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, stdin: bytes
+) -> None:
+    monkeypatch.setattr(exec_module, "_GRACE", 0.01)
+    worker, said = KernelWorker(), list[str]()
+
+    def call() -> None:
+        script = f"echo $$ > {tmp_path}/new; mv {tmp_path}/new {tmp_path}/pid; exec sleep 600"
+        for argv in (["sh", "-c", script], ["touch", f"{tmp_path}/more"]):
+            try:
+                SubprocessExec().run_tool(argv, stdin, timeout=600.0)
+            except InterruptedError as error:
+                said.append(str(error.strerror))
+
+    task = asyncio.create_task(worker.do(call))
+    await started(tmp_path / "pid")
+    task.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await task
+    assert said == ["sh was ended with its caller", "touch is not run: its caller is cancelled"]
+    assert state(int((tmp_path / "pid").read_text())) == ""
+    assert not (tmp_path / "more").exists()
+    assert await worker.do(SubprocessExec().run_tool, ["true"])  # for the next caller
+    await worker.close()
+
+
+async def test_a_tool_that_writes_may_finish_if_its_caller_is_cancelled(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(exec_module, "_GRACE", 60.0)
+    worker = KernelWorker()
+    gate = f"while [ ! -e {tmp_path}/go ]; do sleep 0.01; done"
+    script = f"touch {tmp_path}/on; {gate}; cat > {tmp_path}/read"
+    run = SubprocessExec().run_tool
+    task = asyncio.create_task(worker.do(run, ["sh", "-c", script], b"x" * 1_000_000))
+    await started(tmp_path / "on")
+    task.cancel()
+    await asyncio.wait((task,), timeout=0)
+    (tmp_path / "go").touch()
+    with pytest.raises(asyncio.CancelledError):
+        await task
+    assert (tmp_path / "read").stat().st_size == 1_000_000
+    await worker.close()
 
 
 async def test_a_program_that_cannot_be_executed_is_named(run: Run, tmp_path: Path) -> None:
