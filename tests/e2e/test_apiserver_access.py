@@ -23,6 +23,8 @@ from tests.support.apiserver.certificates import Authority
 from tests.support.apiserver.reading import WORLD, reading, service, timing, until
 from tests.support.apiserver.server import ApiServer
 
+pytestmark = pytest.mark.usefixtures("each_http")
+
 
 @pytest.fixture(scope="module")
 def authority() -> Authority:

@@ -22,6 +22,8 @@ from tests.support.apiserver.reading import (
 )
 from tests.support.apiserver.server import ApiServer
 
+pytestmark = pytest.mark.usefixtures("each_http")
+
 FAULTS: tuple[tuple[str, dict[str, Any]], ...] = (
     ("http_403", {"what": "status", "status": 403}),
     ("http_410", {"what": "status", "status": 410}),
@@ -116,7 +118,9 @@ async def test_the_world_is_never_emptied(reason: str, fault: dict[str, Any]) ->
         assert r.source.stats.kind("Service").relists >= 1
 
 
-async def test_a_dropped_watch_resumes_where_it_was(caplog: pytest.LogCaptureFixture) -> None:
+async def test_a_dropped_watch_resumes_where_it_was(
+    caplog: pytest.LogCaptureFixture, each_http: str
+) -> None:
     caplog.set_level(logging.INFO, "steersman.source")
     async with ApiServer(WORLD) as server, reading(server) as r:
         await r.synced()
@@ -128,7 +132,10 @@ async def test_a_dropped_watch_resumes_where_it_was(caplog: pytest.LogCaptureFix
         assert server.requests("Service", "watch")[-1].query["resourceVersion"] == version
         assert r.source.stats.kind("Service").lists == 1
     # All kinds lose their watch, and the first of them logs it.
-    broke = ": the connection broke in the middle of an answer; keeping previous state"
+    broke = {
+        "HTTP/1.1": ": the connection broke in the middle of an answer; keeping previous state",
+        "HTTP/2": ": the server broke off its answer: INTERNAL_ERROR; keeping previous state",
+    }[each_http]
     assert [line for line in caplog.messages if broke in line]
 
 

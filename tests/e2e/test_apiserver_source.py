@@ -29,6 +29,8 @@ from tests.support.apiserver.reading import (
 from tests.support.apiserver.remote import ServerThread, control
 from tests.support.apiserver.server import ApiServer
 
+pytestmark = pytest.mark.usefixtures("each_http")
+
 MODES = pytest.mark.parametrize(
     ("watch_list", "protobuf"), [("on", True), ("on", False), ("off", True), ("ignore", False)]
 )

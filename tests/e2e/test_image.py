@@ -204,8 +204,8 @@ def test_every_module_can_be_imported(root: Path) -> None:
     """What was left out of Python's library is used nowhere, neither by us nor by packages."""
     code = """
 import importlib, pkgutil
-import h11, jinja2, msgspec, rich, steersman, yaml
-for package in (h11, jinja2, msgspec, rich, steersman, yaml):
+import h11, h2, hpack, hyperframe, jinja2, msgspec, rich, steersman, yaml
+for package in (h11, h2, hpack, hyperframe, jinja2, msgspec, rich, steersman, yaml):
     for each in pkgutil.walk_packages(package.__path__, package.__name__ + "."):
         if not each.name.endswith("__main__"):
             try:

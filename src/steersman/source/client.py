@@ -205,13 +205,15 @@ class ApiClient:
             proxy = access.proxy_url or environment_proxy(server, os.environ) or ""
             try:
                 tls = None
+                # The context is for an https proxy, too, with which HTTP/1.1 is spoken.
+                http2 = not proxy.startswith("https:")
                 if secure:
-                    tls = self._tls.current(await self._credentials.key_pair())
+                    tls = self._tls.current(await self._credentials.key_pair(), http2=http2)
                     own = await self._credentials.headers()
                 else:
                     own = self._credentials.withheld(server)
-                    if proxy.startswith("https:"):
-                        tls = self._tls.current(None)
+                    if not http2:
+                        tls = self._tls.current(None, http2=False)
                 async with asyncio.timeout(timing.connect + timing.answer):
                     response = await self._http.request(
                         server + path,

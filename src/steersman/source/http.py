@@ -1,7 +1,9 @@
-"""HTTP/1.1 requests on asyncio, with connections that are used again; aiohttp takes 12 MB.
+"""HTTP requests on asyncio, with connections that are used again; aiohttp takes 12 MB.
 
-    HttpClient   sends requests, and keeps idle connections by their Route
+    HttpClient   sends requests, and keeps connections by their Route
     Response     status and headers of an answer; its body is read as it arrives
+
+If TLS negotiates HTTP/2, all requests share one connection. In HTTP/1.1 each request has one.
 
 Redirects are not followed, and there are no cookies.
 """
@@ -14,14 +16,24 @@ import socket
 import ssl
 import zlib
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
+from functools import partial
+from typing import TYPE_CHECKING
 from urllib.parse import quote, urlencode, urlsplit
 
-import h11
-
 from steersman.host.connect import connect_tcp
-from steersman.source.http_connection import AGENT, Connection, HttpError, UnansweredError
+from steersman.source.http_connection import (
+    AGENT,
+    Answer,
+    Connection,
+    HttpError,
+    Request,
+    UnansweredError,
+)
 from steersman.source.route import Headers, Route
 from steersman.source.tls import tls_words
+
+if TYPE_CHECKING:
+    from steersman.source.http2_connection import Http2Connection
 
 _PIECE = 256 << 10
 """Bytes decompressed at a time, in about a millisecond."""
@@ -30,47 +42,20 @@ _PIECE = 256 << 10
 class Response:
     """An answer; its body is still to be read."""
 
-    def __init__(
-        self, head: h11.Response, connection: Connection, keep: Callable[[Connection], None]
-    ) -> None:
-        """Wrap a head; `keep` takes the connection once the body was read."""
-        self.status = head.status_code
+    def __init__(self, answer: Answer) -> None:
+        """Wrap an answer of any version of HTTP."""
+        self.status = answer.status
         self.headers: dict[str, str] = {}
         """By name in lower case; values of the same name are joined by commas."""
-        for name, value in head.headers:
+        for name, value in answer.headers:
             key, text = name.decode(), value.decode(errors="replace")
             self.headers[key] = f"{self.headers[key]}, {text}" if key in self.headers else text
         given = self.headers.get("content-type", "application/octet-stream")
         self.content_type = given.partition(";")[0].strip().lower()
         """Without parameters, in lower case."""
-        self._keep = keep
-        self._connection: Connection | None = connection
-        self._failure: HttpError | None = None
-
-    async def read(self) -> bytes:
-        """Return all bytes of the body that have come, at least one; b"" at its end.
-
-        Raises:
-            HttpError: the connection broke, or is silent; all that came before it was returned.
-        """
-        pieces: list[bytes] = []
-        try:
-            while self._connection is not None:
-                event = self._connection.next_event()
-                if isinstance(event, h11.Data):
-                    pieces.append(event.data)
-                elif isinstance(event, h11.EndOfMessage):
-                    self._finish(self._connection)
-                elif pieces:
-                    break
-                else:
-                    await self._connection.receive()
-        except HttpError as error:
-            self.close()
-            self._failure = error
-        if self._failure is not None and not pieces:
-            raise self._failure
-        return b"".join(pieces)
+        self.read = answer.read
+        self.wait_up_to = answer.wait_up_to
+        self.close = answer.close
 
     async def chunks(self) -> AsyncIterator[bytes]:
         """Yield the body as it arrives, decompressed in small pieces.
@@ -106,25 +91,6 @@ class Response:
         if not gzip.eof:
             raise _unreadable("it ended within compressed data")
 
-    def _finish(self, connection: Connection) -> None:
-        connection.finish()
-        self._connection = None
-        if connection.usable:
-            self._keep(connection)
-        else:
-            connection.close()
-
-    def wait_up_to(self, seconds: float) -> None:
-        """Change how long the server may be silent."""
-        if self._connection is not None:
-            self._connection.patience = seconds
-
-    def close(self) -> None:
-        """End it; its connection is closed unless the body was read to its end."""
-        if self._connection is not None:
-            self._connection.close()
-            self._connection = None
-
 
 def _unreadable(why: str) -> HttpError:
     return HttpError("connection", f"the body of an answer cannot be read: {why}")
@@ -149,6 +115,9 @@ class HttpClient:
         self._seconds = connect
         self._dial = dial
         self._kept: dict[Route, list[Connection]] = {}
+        self._shared: dict[Route, list[Http2Connection]] = {}
+        self._opening: dict[Route, asyncio.Future[HttpError | None]] = {}
+        self._single: set[tuple[str, int]] = set()  # https servers without HTTP/2
         self._closed = False
 
     async def request(
@@ -181,38 +150,26 @@ class HttpClient:
         except ValueError as error:
             raise HttpError("connect", str(error)) from None
         request = self._request(route, url, params or {}, headers, body)
-        # Those that have ended meanwhile are of no use.
-        kept = [connection for connection in self._kept.pop(route, ()) if connection.usable]
-        again = kept.pop() if kept else None
-        if kept:
-            self._kept[route] = kept
-        while True:
-            connection = again or await self._connect(route)
-            try:
-                head = await connection.ask(request, body, patience)
-            except UnansweredError:
-                connection.close()
-                # The server may have closed the kept connection at the moment it was used. A GET
-                # request changes nothing, so that it can be sent again.
-                if again is None or body is not None:
-                    raise
-                again = None
-            except BaseException:
-                connection.close()
+        connection, used = await self._connection(route, fresh=False)
+        try:
+            return Response(await connection.ask(request, patience))
+        except UnansweredError as error:
+            # The server may have closed the connection at the moment it was used again. A GET
+            # request changes nothing, so that it can be sent again.
+            if not used or (body is not None and not error.unprocessed):
                 raise
-            else:
-                return Response(head, connection, lambda clean: self._keep(route, clean))
+        connection, _ = await self._connection(route, fresh=True)
+        return Response(await connection.ask(request, patience))
 
     def _request(
         self, route: Route, url: str, params: Mapping[str, str], own: Headers, body: bytes | None
-    ) -> h11.Request:
-        """Return the head of a request."""
+    ) -> Request:
+        """Return a request."""
         parts = urlsplit(url)
         query = "&".join(filter(None, (parts.query, urlencode(params, quote_via=quote))))
         target = quote(parts.path or "/", safe="/%:@!$&'()*+,;=~") + (f"?{query}" if query else "")
         names = {name.lower() for name, _ in own}
-        headers = [("Host", route.server.header)]
-        headers += [each for each in self._headers if each[0].lower() not in names]
+        headers = [each for each in self._headers if each[0].lower() not in names]
         headers += own
         if route.proxy and not route.server.tls:  # an https server is reached through a tunnel
             target = f"http://{route.server.header}{target}"
@@ -221,13 +178,59 @@ class HttpClient:
             headers.append(("Content-Length", str(len(body))))
         for name, value in headers:
             if any(char < " " or char == "\x7f" for char in value):
-                # h11's own message would show the value, which may be a password.
+                # The library's own message would show the value, which may be a password.
                 why = f"the value of {name} has a line break or another control character"
                 raise HttpError("credentials", why)
-        encoded = [(name.encode(), value.strip().encode()) for name, value in headers]
-        return h11.Request(method="GET" if body is None else "POST", target=target, headers=encoded)
+        return Request(
+            method="GET" if body is None else "POST",
+            scheme="https" if route.server.tls else "http",
+            host=route.server.header,
+            target=target,
+            headers=[(name.encode(), value.strip().encode()) for name, value in headers],
+            body=body,
+        )
 
-    async def _connect(self, route: Route) -> Connection:
+    async def _connection(
+        self, route: Route, *, fresh: bool
+    ) -> tuple[Connection | Http2Connection, bool]:
+        """Return a connection for one more request, and whether it was used before.
+
+        While the first connection to an https server is opened, other requests wait: if the server
+        speaks HTTP/2, they share it.
+
+        Args:
+            fresh: use no idle connection in HTTP/1.1.
+        """
+        while True:
+            # Those that have ended meanwhile are of no use.
+            for shared in self._shared.get(route, ()):
+                if shared.usable:
+                    return shared, True
+            kept = [connection for connection in self._kept.pop(route, ()) if connection.usable]
+            again = kept.pop() if kept and not fresh else None
+            if kept:
+                self._kept[route] = kept
+            if again is not None:
+                return again, True
+            opening = self._opening.get(route)
+            if opening is None:
+                break
+            if (error := await asyncio.shield(opening)) is not None:
+                raise HttpError(error.reason, str(error))
+        if route.server.tls is None or route.server[:2] in self._single:
+            return await self._connect(route), False
+        self._opening[route] = opening = asyncio.get_running_loop().create_future()
+        failure: HttpError | None = None
+        try:
+            return await self._connect(route), False
+        except HttpError as error:
+            failure = error
+            raise
+        finally:
+            del self._opening[route]
+            opening.set_result(failure)
+
+    async def _connect(self, route: Route) -> Connection | Http2Connection:
         """Open a connection.
 
         Raises:
@@ -240,7 +243,7 @@ class HttpClient:
                 sock = await self._dial(hop.host, hop.port)
                 try:
                     _, made = await loop.create_connection(
-                        lambda: Connection(str(route.server)),
+                        lambda: Connection(str(route.server), partial(self._keep, route)),
                         sock=sock,
                         ssl=hop.tls,
                         server_hostname=hop.name or None,
@@ -255,7 +258,7 @@ class HttpClient:
                     except BaseException:
                         made.close()
                         raise
-                return made
+                return self._begin(route, made)
         except ssl.SSLError as error:
             raise HttpError("tls", tls_words(error, where)) from error
         except OSError as error:
@@ -266,6 +269,27 @@ class HttpClient:
             why = os.strerror(number) if number > 0 else error.strerror or str(error)
             why = why or "the connection broke"
             raise HttpError("connect", f"cannot connect to {where}: {why}") from error
+
+    def _begin(self, route: Route, made: Connection) -> Connection | Http2Connection:
+        """Speak the version of HTTP that was negotiated."""
+        if made.negotiated != "h2":
+            self._single.add(route.server[:2])
+            made.begin()
+            return made
+        # Not every server offers it, and it takes more than a megabyte.
+        from steersman.source.http2_connection import Http2Connection  # noqa: PLC0415
+
+        self._single.discard(route.server[:2])
+        shared = Http2Connection(str(route.server))
+        made.hand_over(shared)
+        open_ones = {
+            each: [c for c in found if not c.ended] for each, found in self._shared.items()
+        }
+        self._shared = {each: found for each, found in open_ones.items() if found}
+        self._shared.setdefault(route, []).append(shared)
+        if self._closed:
+            shared.retire()
+        return shared
 
     def _keep(self, route: Route, connection: Connection) -> None:
         if self._closed:
@@ -281,5 +305,9 @@ class HttpClient:
         for kept in self._kept.values():
             for connection in kept:
                 connection.close()
+        for shared in self._shared.values():
+            for each in shared:
+                each.retire()
         self._kept.clear()
+        self._shared.clear()
         await asyncio.sleep(0)  # until their descriptors are closed

@@ -9,7 +9,8 @@ from __future__ import annotations
 
 import asyncio
 import ssl
-from typing import Any
+from collections.abc import Callable, Sequence
+from typing import Any, NamedTuple, Protocol
 
 import h11
 
@@ -24,7 +25,8 @@ MAX_HEAD = 64 << 10
 KEPT = 15.0
 """Seconds that an idle connection is kept."""
 _MOST_HELD = 128 << 10
-_MOST_INFORMATIONAL = 10  # answers of 1xx before the answer
+MOST_INFORMATIONAL = 10
+"""Answers of 1xx before the answer."""
 _SHOWN = 60  # bytes of something that is not HTTP, for the message
 
 
@@ -44,15 +46,94 @@ class HttpError(Exception):
 class UnansweredError(HttpError):
     """The connection ended before the first byte of an answer."""
 
+    def __init__(self, reason: str, message: str, *, unprocessed: bool = False) -> None:
+        """Make an error; `unprocessed` if the server says that it did nothing."""
+        super().__init__(reason, message)
+        self.unprocessed = unprocessed
+
+
+class Request(NamedTuple):
+    """A request, for each version of HTTP."""
+
+    method: str
+    scheme: str
+    host: str
+    target: str
+    """Path and query; a whole URL for a proxy."""
+    headers: Sequence[tuple[bytes, bytes]]
+    """Without Host."""
+    body: bytes | None
+
+
+class Answer(Protocol):
+    """An answer whose body is still to be read, of each version of HTTP."""
+
+    status: int
+    headers: Sequence[tuple[bytes, bytes]]
+    """Names are in lower case."""
+
+    async def read(self) -> bytes:
+        """Return all bytes of the body that have come, at least one; b"" at its end.
+
+        Raises:
+            HttpError: the connection broke, or is silent; all that came before it was returned.
+        """
+        ...
+
+    def wait_up_to(self, seconds: float) -> None:
+        """Change how long the server may be silent."""
+        ...
+
+    def close(self) -> None:
+        """End it, whatever is under way."""
+        ...
+
+
+class Arrivals:
+    """Lets one task wait until something arrives."""
+
+    def __init__(self, patience: float = 0.0) -> None:
+        """Set the seconds that the server may be silent."""
+        self.patience = patience
+        self._waiter: asyncio.Future[None] | None = None
+
+    def wake(self) -> None:
+        """End the wait."""
+        if self._waiter is not None and not self._waiter.done():
+            self._waiter.set_result(None)
+
+    async def wait(self) -> None:
+        """Wait for `wake`.
+
+        Raises:
+            HttpError: nothing came in time.
+        """
+        self._waiter = asyncio.get_running_loop().create_future()
+        try:
+            async with asyncio.timeout(self.patience):
+                await self._waiter
+        except TimeoutError:
+            why = f"the server stopped sending: nothing came for {self.patience:g} s"
+            raise HttpError("timeout", why) from None
+        finally:
+            self._waiter = None
+
 
 class Connection(asyncio.Protocol):
     """A connection, which serves one request at a time."""
 
     transport: asyncio.Transport
 
-    def __init__(self, where: str) -> None:
-        """Create the protocol; `where` is the server, for messages."""
+    def __init__(self, where: str, keep: Callable[[Connection], None]) -> None:
+        """Create the protocol.
+
+        Args:
+            where: the server, for messages.
+            keep: takes the connection after each answer.
+        """
         self._where = where
+        self._keep = keep
+        self._connecting = True
         self._http = h11.Connection(h11.CLIENT)
         self._busy = False  # between a request and the end of its answer
         self._begun = b""  # the first bytes of the answer
@@ -60,13 +141,12 @@ class Connection(asyncio.Protocol):
         self._held = 0  # bytes of these
         self._paused = False
         self._ended = False  # the server sends no more
+        self._lost = False
         self._all_taken = False  # and all that it sent was read
         self._reusable = True
         self._failure: Exception | None = None
         self._idle: asyncio.TimerHandle | None = None  # closes it if nobody uses it
-        self.patience = 0.0
-        """Seconds that the server may be silent."""
-        self._waiter: asyncio.Future[None] | None = None
+        self.arrivals = Arrivals()
 
     # What the transport calls
 
@@ -77,7 +157,7 @@ class Connection(asyncio.Protocol):
 
     def data_received(self, data: bytes) -> None:
         """Keep bytes until they are taken."""
-        if not self._busy:
+        if not self._busy and not self._connecting:
             self.close()  # unexpected: the next request must not take it for its answer
             return
         self._begun = self._begun or data[:_SHOWN]
@@ -86,22 +166,18 @@ class Connection(asyncio.Protocol):
         if self._held > _MOST_HELD and not self._paused:
             self._paused = True
             self.transport.pause_reading()
-        self._wake()
+        self.arrivals.wake()
 
     def eof_received(self) -> None:
         """Note the end; asyncio then closes the connection."""
         self._ended = True
-        self._wake()
+        self.arrivals.wake()
 
     def connection_lost(self, error: Exception | None) -> None:
         """Note the end, and whether it was a reset."""
-        self._ended, self._failure = True, error
+        self._ended, self._lost, self._failure = True, True, error
         self._stop_idling()
-        self._wake()
-
-    def _wake(self) -> None:
-        if self._waiter is not None and not self._waiter.done():
-            self._waiter.set_result(None)
+        self.arrivals.wake()
 
     # What a request calls
 
@@ -120,18 +196,50 @@ class Connection(asyncio.Protocol):
         self._stop_idling()
         self.transport.abort()
 
-    async def ask(self, request: h11.Request, body: bytes | None, patience: float) -> h11.Response:
-        """Send a request; return the head of the answer.
+    @property
+    def negotiated(self) -> str:
+        """The protocol that TLS has negotiated; "" for none."""
+        secured = self.transport.get_extra_info("ssl_object")
+        return (secured and secured.selected_alpn_protocol()) or ""
+
+    def begin(self) -> None:
+        """Speak HTTP/1.1 from now on."""
+        self._connecting = False
+        if self._received:
+            self.close()  # nobody has asked for anything
+
+    def hand_over(self, other: asyncio.Protocol) -> None:
+        """Give the connection to another protocol, with all that has happened on it."""
+        self.transport.set_protocol(other)
+        other.connection_made(self.transport)
+        if data := self._take():
+            other.data_received(data)
+        if self._lost:
+            other.connection_lost(self._failure)
+
+    async def ask(self, request: Request, patience: float) -> Exchange:
+        """Send a request; return the answer.
 
         Raises:
-            HttpError: there is none; an UnansweredError if not a byte came.
+            HttpError: there is none, and the connection is closed; an UnansweredError if not a
+                byte came.
         """
+        headers = [(b"Host", request.host.encode()), *request.headers]
+        head = h11.Request(method=request.method, target=request.target, headers=headers)
+        try:
+            return Exchange(await self._ask(head, request.body, patience), self, self._keep)
+        except BaseException:
+            self.close()
+            raise
+
+    async def _ask(self, request: h11.Request, body: bytes | None, patience: float) -> h11.Response:
+        """Send a request; return the head of the answer. Raises as `ask`."""
         self._stop_idling()
-        self._busy, self._begun, self.patience = True, b"", patience
+        self._busy, self._begun, self.arrivals.patience = True, b"", patience
         self._http = http = h11.Connection(h11.CLIENT, max_incomplete_event_size=MAX_HEAD)
         events = (request, h11.Data(data=body or b""), h11.EndOfMessage())
         self.transport.write(b"".join(http.send(event) or b"" for event in events))
-        for _ in range(_MOST_INFORMATIONAL):
+        for _ in range(MOST_INFORMATIONAL):
             while (event := self.next_event()) is h11.NEED_DATA:
                 await self.receive()
             if isinstance(event, h11.Response):
@@ -161,7 +269,8 @@ class Connection(asyncio.Protocol):
         Raises:
             HttpError: nothing came in time, or the connection broke.
         """
-        await self._more()
+        if not self._received and not self._ended:
+            await self.arrivals.wait()
         data = self._take()
         self._all_taken = not data
         if self._all_taken and self._failure is not None:
@@ -186,24 +295,6 @@ class Connection(asyncio.Protocol):
             self._paused = False
             self.transport.resume_reading()
         return data
-
-    async def _more(self) -> None:
-        """Wait until there is something to take, or the connection has ended.
-
-        Raises:
-            HttpError: nothing came in time.
-        """
-        if self._received or self._ended:
-            return
-        self._waiter = asyncio.get_running_loop().create_future()
-        try:
-            async with asyncio.timeout(self.patience):
-                await self._waiter
-        except TimeoutError:
-            why = f"the server stopped sending: nothing came for {self.patience:g} s"
-            raise HttpError("timeout", why) from None
-        finally:
-            self._waiter = None
 
     def _stop_idling(self) -> None:
         if self._idle is not None:
@@ -233,7 +324,7 @@ class Connection(asyncio.Protocol):
         server, loop = route.server, asyncio.get_running_loop()
         headers = [("Host", str(server)), ("User-Agent", AGENT), *route.proxy_headers]
         request = h11.Request(method="CONNECT", target=str(server), headers=headers)
-        head = await self.ask(request, None, patience)
+        head = await self._ask(request, None, patience)
         why = ""
         if not 200 <= head.status_code < 300:
             why = f"answers {head.status_code} {head.reason.decode('latin-1')}"
@@ -244,10 +335,64 @@ class Connection(asyncio.Protocol):
         if why:
             raise HttpError("connect", f"cannot connect to {server}: proxy {route.proxy} {why}")
         assert server.tls is not None
-        self._busy = False
+        self._busy, self._connecting = False, True
         self._stop_idling()
         secured = await loop.start_tls(
             self.transport, self, server.tls, server_hostname=server.name
         )
         assert secured is not None
         self.transport = secured
+
+
+class Exchange:
+    """An answer in HTTP/1.1; implements `Answer`."""
+
+    def __init__(
+        self, head: h11.Response, connection: Connection, keep: Callable[[Connection], None]
+    ) -> None:
+        """Wrap a head; `keep` takes the connection once the body was read."""
+        self.status = head.status_code
+        self.headers: Sequence[tuple[bytes, bytes]] = list(head.headers)
+        self._keep = keep
+        self._connection: Connection | None = connection
+        self._failure: HttpError | None = None
+
+    async def read(self) -> bytes:
+        """Return all bytes of the body that have come: see Answer."""
+        pieces: list[bytes] = []
+        try:
+            while self._connection is not None:
+                event = self._connection.next_event()
+                if isinstance(event, h11.Data):
+                    pieces.append(event.data)
+                elif isinstance(event, h11.EndOfMessage):
+                    self._finish(self._connection)
+                elif pieces:
+                    break
+                else:
+                    await self._connection.receive()
+        except HttpError as error:
+            self.close()
+            self._failure = error
+        if self._failure is not None and not pieces:
+            raise self._failure
+        return b"".join(pieces)
+
+    def _finish(self, connection: Connection) -> None:
+        connection.finish()
+        self._connection = None
+        if connection.usable:
+            self._keep(connection)
+        else:
+            connection.close()
+
+    def wait_up_to(self, seconds: float) -> None:
+        """Change how long the server may be silent."""
+        if self._connection is not None:
+            self._connection.arrivals.patience = seconds
+
+    def close(self) -> None:
+        """End it; its connection is closed unless the body was read to its end."""
+        if self._connection is not None:
+            self._connection.close()
+            self._connection = None

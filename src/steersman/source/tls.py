@@ -44,11 +44,15 @@ class TlsContexts:
 
     def __init__(self, access: ClusterAccess) -> None:
         self._access = access
-        self._inputs: tuple[bytes, KeyPair | None] | None = None
+        self._inputs: tuple[bytes, KeyPair | None, bool] | None = None
         self._context: ssl.SSLContext | None = None
 
-    def current(self, pair: KeyPair | None) -> ssl.SSLContext:
+    def current(self, pair: KeyPair | None, *, http2: bool = True) -> ssl.SSLContext:
         """Return a context for the current certificate authority and this client certificate.
+
+        Args:
+            pair: the client certificate, None for none.
+            http2: offer HTTP/2, unless DISABLE_HTTP2 is set, as for client-go.
 
         Raises:
             TlsError: the authority or the certificate cannot be read or used.
@@ -62,9 +66,11 @@ class TlsContexts:
             # The file is being written; trusting the system's authorities instead is not meant.
             raise TlsError(f"certificate authority: {ca.path or 'the text'} is empty")
         # Making a context parses all authorities, which takes milliseconds.
-        inputs = (authority, pair)
+        inputs = (authority, pair, http2)
         if self._context is None or inputs != self._inputs:
             self._context = _context(authority, pair, insecure=self._access.insecure)
+            if http2 and not os.environ.get("DISABLE_HTTP2"):
+                self._context.set_alpn_protocols(["h2", "http/1.1"])
             self._inputs = inputs
         return self._context
 

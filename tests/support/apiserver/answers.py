@@ -9,6 +9,7 @@ import uuid
 from aiohttp import web
 
 from tests.support.apiserver import protobuf
+from tests.support.apiserver.http2 import SUBJECT
 from tests.support.apiserver.world import Object, Selector, continue_token, status
 
 GZIP_ABOVE = 128 << 10
@@ -31,6 +32,8 @@ def selector_of(request: web.Request) -> Selector:
 
 
 def subject_of(request: web.Request) -> str:
+    if subject := request.headers.get(SUBJECT):
+        return subject
     certificate = request.get_extra_info("peercert") or {}
     return str(dict(pair for (pair,) in certificate.get("subject", ())).get("commonName", ""))
 

@@ -123,7 +123,7 @@ async def reading(
     """Run a source while the block runs."""
     if isinstance(target, ApiServer):
         target.protobuf = target.protobuf and protobuf
-        target = ClusterAccess(servers=(target.url,))
+        target = target.access
     source = ApiServerSource(target, NODE, timing=timing, **how)
     store = WatchedStore()
     task = asyncio.create_task(source.run(store))

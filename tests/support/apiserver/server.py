@@ -16,16 +16,19 @@ import json
 import random
 import signal
 import ssl
+import tempfile
 import time
 from collections.abc import Iterable
 from contextlib import suppress
 from dataclasses import asdict, dataclass, field
+from functools import cache
 from pathlib import Path
 from types import TracebackType
-from typing import Any, Self
+from typing import Any, ClassVar, NamedTuple, Self
 
 from aiohttp import web
 
+from steersman.source.kubeconfig import ClusterAccess, Material
 from tests.support.apiserver import events as apiserver_events
 from tests.support.apiserver import pods, protobuf
 from tests.support.apiserver.answers import (
@@ -43,6 +46,7 @@ from tests.support.apiserver.answers import (
     verb_of,
     wants_protobuf,
 )
+from tests.support.apiserver.http2 import Front
 from tests.support.apiserver.reviews import RIGHTS, TOKENS, Reviews
 from tests.support.apiserver.world import (
     KINDS,
@@ -114,6 +118,9 @@ class Watcher:
 class ApiServer:
     """Serves a World on a loopback port."""
 
+    http2: ClassVar[bool] = False
+    """Speak HTTP/2 where there is TLS, and at `access` in any case."""
+
     def __init__(
         self,
         objects: Iterable[Object] = (),
@@ -146,6 +153,8 @@ class ApiServer:
         self._encoded: dict[tuple[Selector, bool], tuple[Change, bytes]] = {}
         self._connections: set[asyncio.Transport] = set()
         self._host, self._port, self._tls = host, port, tls
+        self.front: Front | None = None
+        """Speaks HTTP/2."""
         self.load(objects)
 
     async def __aenter__(self) -> Self:
@@ -166,12 +175,24 @@ class ApiServer:
         return self
 
     async def _listen(self) -> None:
+        behind = self.http2 and self._tls is not None
         self._site = web.TCPSite(
-            self._runner, self._host, self._port, ssl_context=self._tls, reuse_address=True
+            self._runner,
+            "127.0.0.1" if behind else self._host,
+            0 if behind else self._port,
+            ssl_context=None if behind else self._tls,
+            reuse_address=True,
         )
         await self._site.start()
-        if self._port == 0:
-            self._port = self._runner.addresses[0][1]
+        inner: int = self._runner.addresses[0][1]
+        if self._port == 0 and not behind:
+            self._port = inner
+        if self.http2:
+            port = self._port if behind else self.front.port if self.front else 0
+            tls = self._tls or _certified().context
+            self.front = await Front(inner, self._host, port, tls).listen()
+            if behind:
+                self._port = self.front.port
 
     async def __aexit__(
         self,
@@ -180,6 +201,8 @@ class ApiServer:
         trace: TracebackType | None,
     ) -> None:
         self.drop()
+        if self.front is not None:
+            await self.front.close()
         await self._runner.cleanup()
 
     @property
@@ -187,9 +210,19 @@ class ApiServer:
         host = f"[{self._host}]" if ":" in self._host else self._host
         return f"{'https' if self._tls else 'http'}://{host}:{self._port}"
 
+    @property
+    def access(self) -> ClusterAccess:
+        """How a client reaches a server without a TLS context: in HTTP/2 if that is on."""
+        if self.front is None:
+            return ClusterAccess(servers=(self.url,))
+        url = f"https://127.0.0.1:{self.front.port}"
+        return ClusterAccess(servers=(url,), ca=Material(data=_certified().ca))
+
     async def stop_listening(self) -> None:
         """Be down: refuse connections, drop those there are."""
         await self._site.stop()
+        if self.front is not None:
+            await self.front.close()
         self.drop()
 
     async def listen_again(self) -> None:
@@ -518,6 +551,21 @@ class ApiServer:
             text = encoded_event(event, watcher.request) if event else b""
             known = self._encoded[key] = (change, text)
         return known[1]
+
+
+class _Certified(NamedTuple):
+    ca: bytes
+    context: ssl.SSLContext
+
+
+@cache
+def _certified() -> _Certified:
+    """A certificate for loopback, made once in each process."""
+    from tests.support.apiserver.certificates import Authority  # noqa: PLC0415 - takes 0.2 s
+
+    authority = Authority()
+    with tempfile.TemporaryDirectory() as folder:
+        return _Certified(authority.pem, authority.server_context(Path(folder)))
 
 
 def _now() -> float:

@@ -60,3 +60,16 @@ def test_without_verification_no_authority_is_loaded(monkeypatch: pytest.MonkeyP
     assert not loaded
     TlsContexts(ClusterAccess(servers=("https://x",))).current(None)
     assert len(loaded) == 1
+
+
+@pytest.mark.parametrize(
+    ("http2", "disabled", "offered"), [(True, "", True), (False, "", False), (True, "1", False)]
+)
+def test_http_2_is_offered_unless_disabled(
+    http2: bool, disabled: str, offered: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("DISABLE_HTTP2", disabled)
+    offers: list[list[str]] = []
+    monkeypatch.setattr(ssl.SSLContext, "set_alpn_protocols", lambda _, names: offers.append(names))
+    TlsContexts(ClusterAccess(servers=("https://x",))).current(None, http2=http2)
+    assert offers == ([["h2", "http/1.1"]] if offered else [])
