@@ -104,7 +104,7 @@ async def in_rules(text: str) -> bool:
 def test_few_descriptors_are_kept_for_rules(tmp_path: Path) -> None:
     async def body() -> None:
         folder = manifests(tmp_path / "m", *world())
-        through = ("prlimit", "--nofile=20:20")
+        through = ("prlimit", "--nofile=24:24")
         async with steersman(tmp_path, f"--manifests={folder}", through=through) as proxy:
             await until(lambda: in_rules("10.244.0.5:"))
             manifests(folder, *world("10.244.0.6"))

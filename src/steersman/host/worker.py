@@ -161,7 +161,8 @@ class KernelWorker:
         """Start the thread if there is none."""
         if self._thread is not None:
             return
-        self._selector = selectors.DefaultSelector()
+        # Unlike epoll, poll takes no descriptor.
+        self._selector = getattr(selectors, "PollSelector", selectors.DefaultSelector)()
         self._alarm = receiver, sender = socket.socketpair()
         for end in self._alarm:
             end.setblocking(False)
