@@ -14,6 +14,7 @@ from msgspec.structs import replace
 from steersman.compile.failover import read_check
 from steersman.compile.findings import FindingCollector
 from steersman.compile.service import PROTOCOLS
+from steersman.model import codes
 from steersman.model.addresses import canonical_ip
 from steersman.model.findings import Finding, listed, quoted
 from steersman.model.kube import Annotations, EndpointSlice, Service
@@ -55,7 +56,7 @@ def with_options(
         or given.eject
     ):
         return plans, wrong
-    problems = FindingCollector("Service", service.metadata)
+    problems = FindingCollector("Service", codes.ANNOTATION, service.metadata)
     for name, word, known in (
         ("load-balancing", given.load_balancing, _BALANCING),
         ("proxy-protocol", given.proxy_protocol, _PROXY_PROTOCOLS),
@@ -75,7 +76,9 @@ def with_options(
         words = ", ".join(SCHEDULER_FLAGS)
         problems.add(field, f"{listed(unknown)}: unknown and ignored; write {words}")
     if len(parts) > MAX_FLAGS:
-        problems.add(field, f"has more than {MAX_FLAGS} entries; the rest is ignored")
+        problems.add(
+            field, f"has more than {MAX_FLAGS} entries; the rest is ignored", code=codes.LIMIT
+        )
     scheduler = given.ipvs_scheduler or ""
     if scheduler not in _SCHEDULERS:
         scheduler = ""
@@ -115,7 +118,7 @@ def with_weights(
         given = slice_.metadata.annotations
         if given is None or not given.weight:
             continue
-        problems = FindingCollector("EndpointSlice", slice_.metadata)
+        problems = FindingCollector("EndpointSlice", codes.ANNOTATION, slice_.metadata)
         by_address = _parse_weights(given.weight, problems)
         default = by_address.get("", 1)
         weights = {
@@ -159,5 +162,9 @@ def _parse_weights(text: str, problems: FindingCollector) -> Mapping[str, int]:
         hint = f"write a number from 1 to {_MAX_WEIGHT}, or ADDRESS=NUMBER with commas between"
         problems.add(field, f"{listed(wrong)}: ignored; {hint}")
     if len(parts) > MAX_WEIGHT_ENTRIES:
-        problems.add(field, f"has more than {MAX_WEIGHT_ENTRIES} entries; the rest is ignored")
+        problems.add(
+            field,
+            f"has more than {MAX_WEIGHT_ENTRIES} entries; the rest is ignored",
+            code=codes.LIMIT,
+        )
     return found

@@ -26,6 +26,7 @@ from typing import NamedTuple, TypeAlias
 
 from steersman.compile.findings import FindingCollector
 from steersman.compile.service_plan import FIELDS
+from steersman.model import codes
 from steersman.model.addresses import canonical_ip, join_host_port
 from steersman.model.findings import Finding, Severity
 from steersman.model.kube import Service
@@ -224,7 +225,7 @@ class _Explainer:
     """Collects Findings about the conflicts of one Service; looks up each thing only once."""
 
     def __init__(self, service: Service, claims: ClaimIndex, service_of: ServiceOf) -> None:
-        self.problems = FindingCollector("Service", service.metadata)
+        self.problems = FindingCollector("Service", codes.DESTINATION_HELD, service.metadata)
         self._name = service.metadata.object_name
         self._claims = claims
         self._service_of = service_of
@@ -273,7 +274,7 @@ class _Explainer:
             reason += " balancers may get the wrong answer; give one of them another port"
             reason = self._health[health] = reason.format(min(names)) if names else ""
         if reason:
-            self.problems.add("spec.healthCheckNodePort", reason)
+            self.problems.add("spec.healthCheckNodePort", reason, code=codes.HEALTH_CHECK_PORT)
 
 
 def _holder_among(

@@ -29,6 +29,7 @@ from msgspec import structs
 
 from steersman.compile.findings import FindingCollector
 from steersman.compile.service import MAX_PORT, PROTOCOLS, PortKey, PortSpec
+from steersman.model import codes
 from steersman.model.addresses import canonical_ip, special_range
 from steersman.model.failover import Ejection
 from steersman.model.findings import Finding, Severity, quoted
@@ -119,12 +120,12 @@ def limited_slices(
             reason = f"the Service's slices list more than {MAX_LISTED} endpoints; this one and"
             reason += " those after it are ignored"
             name = f"EndpointSlice {slice_.metadata.object_name}"
-            findings.append(Finding(name, "endpoints", reason, Severity.ERROR))
+            findings.append(Finding(name, "endpoints", reason, Severity.ERROR, codes.LIMIT))
             break
         if slice_.address_type not in ADDRESS_TYPES:
             reason = f"{quoted(slice_.address_type)} is not served; write IPv4 or IPv6"
             name = f"EndpointSlice {slice_.metadata.object_name}"
-            findings.append(Finding(name, "addressType", reason))
+            findings.append(Finding(name, "addressType", reason, code=codes.ENDPOINT))
         out.append(slice_)
     return out, tuple(findings)
 
@@ -160,7 +161,7 @@ def read_endpoints(
         if labels is not None and labels.headless is not None:
             continue
         # `targets`: by port of the slice, the endpoints found so far, by their printed form.
-        problems = FindingCollector("EndpointSlice", slice_.metadata)
+        problems = FindingCollector("EndpointSlice", codes.ENDPOINT, slice_.metadata)
         ports = _ports(slice_, problems)
         if wanted is not None:
             ports = [each for each in ports if each[0] in wanted] or ports[:1]
@@ -184,7 +185,7 @@ def read_endpoints(
             if room < 0:
                 reason = "the Service has more endpoints, counted over all its ports, than the"
                 reason += f" {MAX_ENDPOINTS} that are served; the others are ignored"
-                problems.add(f"endpoints[{index}]", reason, Severity.ERROR)
+                problems.add(f"endpoints[{index}]", reason, Severity.ERROR, codes.LIMIT)
                 break
             local = entry.node_name == here
             host = f"[{ip}]" if ":" in ip else ip

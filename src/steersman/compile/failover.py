@@ -11,6 +11,7 @@ from msgspec import structs
 from steersman.compile.endpoints import limited_slices, read_endpoints
 from steersman.compile.findings import FindingCollector
 from steersman.compile.service import port_names
+from steersman.model import codes
 from steersman.model.addresses import canonical_ip
 from steersman.model.failover import Backend, Check
 from steersman.model.findings import Finding, quoted
@@ -46,7 +47,7 @@ def read_check(service: Service) -> tuple[Check | None, tuple[Finding, ...]]:
         given.probe or given.probe_interval or given.probe_failures or given.probe_successes
     ):
         return None, ()
-    problems = FindingCollector("Service", service.metadata)
+    problems = FindingCollector("Service", codes.ANNOTATION, service.metadata)
 
     def refuse(name: str, word: str, hint: str) -> None:
         field = f"metadata.annotations[steersman/{name}]"

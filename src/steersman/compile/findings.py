@@ -18,6 +18,7 @@ from itertools import chain, islice
 
 import msgspec
 
+from steersman.model import codes
 from steersman.model.findings import Finding, Severity, clipped, printable
 from steersman.model.kube import ObjectMeta
 from steersman.model.names import ObjectName
@@ -37,6 +38,7 @@ class _FieldProblems(msgspec.Struct):
     field: str
     reason: str
     severity: Severity
+    code: str
     others: dict[tuple[str, str], None]
     """(field, reason) of the other problems, in order."""
 
@@ -47,26 +49,30 @@ class FindingCollector:
     All entries of a list are one field: the first problem is described, the others are counted.
     """
 
-    __slots__ = ("_kind", "_meta", "_problems")
+    __slots__ = ("_code", "_kind", "_meta", "_problems")
 
-    def __init__(self, kind: str, meta: ObjectMeta | None = None) -> None:
+    def __init__(self, kind: str, code: str, meta: ObjectMeta | None = None) -> None:
         self._kind = kind
+        self._code = code
         self._meta = meta
         self._problems: dict[tuple[str, Severity], _FieldProblems] = {}
 
-    def add(self, field: str, reason: str, severity: Severity = Severity.WARNING) -> None:
+    def add(
+        self, field: str, reason: str, severity: Severity = Severity.WARNING, code: str = ""
+    ) -> None:
         """Add a problem of a field.
 
         Args:
             field: path of the field, such as `spec.ports[0].port`.
             reason: the problem, and how to fix it.
             severity: ERROR if a part of the object is not served.
+            code: of the kind of problem; "" for that of the collector.
         """
         # Without indices all entries of a list are one field.
         key = _INDEX.sub("[]", field), severity
         first = self._problems.get(key)
         if first is None:
-            self._problems[key] = _FieldProblems(field, reason, severity, {})
+            self._problems[key] = _FieldProblems(field, reason, severity, code or self._code, {})
         elif (first.field, first.reason) != (field, reason):
             first.others[field, reason] = None
 
@@ -83,7 +89,7 @@ class FindingCollector:
                 fields = dict.fromkeys(field for field, _ in first.others if field != first.field)
                 named = ", ".join([*fields][:_NAMED]) + (", ..." if len(fields) > _NAMED else "")
                 reason += f" (and {len(first.others)} more{': ' if fields else ''}{named})"
-            found.append(Finding(name, first.field, reason, first.severity))
+            found.append(Finding(name, first.field, reason, first.severity, first.code))
         return tuple(found)
 
 
@@ -184,7 +190,7 @@ class FindingIndex:
 def _count_finding(about: str, reason: str, unlisted: Mapping[Severity, int]) -> Finding:
     """Return the Finding that reports the number of unlisted ones."""
     severity = Severity.ERROR if unlisted.get(Severity.ERROR) else Severity.WARNING
-    return Finding(about, "", f"{sum(unlisted.values())} more {reason}", severity)
+    return Finding(about, "", f"{sum(unlisted.values())} more {reason}", severity, codes.LIMIT)
 
 
 def _safe(finding: Finding) -> Finding:
@@ -194,4 +200,5 @@ def _safe(finding: Finding) -> Finding:
         printable(clipped(finding.field, _NAME)),
         printable(clipped(finding.reason, _REASON)),
         finding.severity,
+        finding.code,
     )

@@ -7,6 +7,7 @@ from collections.abc import Iterable, Mapping
 import msgspec
 
 from steersman.compile.findings import FindingCollector
+from steersman.model import codes
 from steersman.model.addresses import canonical_cidr, canonical_ip, family_of, in_cidr, is_loopback
 from steersman.model.findings import Finding, Severity
 from steersman.model.inputs import DetectLocalMode, HostFacts, NodeConfig, Snapshot
@@ -105,7 +106,7 @@ def detectors(
             field, texts = "podCIDRs", node.pod_cidrs if node else ()
         case _:
             field, texts = "clusterCIDRs", config.cluster_cidrs
-    problems = FindingCollector("configuration")
+    problems = FindingCollector("configuration", codes.CONFIGURATION)
     out = dict.fromkeys(Family, LocalDetector())
     for index, text in enumerate(texts):
         cidr = canonical_cidr(text.strip())
@@ -146,7 +147,7 @@ def node_settings(
         traits=traits,
     )
     # The rest only reports problems of the configuration.
-    problems = FindingCollector("configuration")
+    problems = FindingCollector("configuration", codes.CONFIGURATION)
     if not families:
         reason = "this machine has none of the families to serve: nothing is programmed"
         problems.add("families", f"{reason}; enable IPv6 in the kernel", Severity.ERROR)

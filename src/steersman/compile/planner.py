@@ -30,6 +30,7 @@ from steersman.compile.findings import FindingIndex
 from steersman.compile.node import node_settings, zone_of
 from steersman.compile.service import ParsedService, parse_steps
 from steersman.compile.service_plan import plan_service, without_frontends
+from steersman.model import codes
 from steersman.model.addresses import is_loopback
 from steersman.model.change_log import ChangeLog
 from steersman.model.findings import Finding, Severity
@@ -232,7 +233,9 @@ class Planner:
     def _fail(self, name: ObjectName, error: Exception) -> None:
         reason = f"cannot be planned ({type(error).__name__}: {error}): a defect of"
         reason += " steersman, please report it; its previous rules stay in force"
-        self._findings.put(name, (Finding(f"Service {name}", "", reason, Severity.ERROR),))
+        self._findings.put(
+            name, (Finding(f"Service {name}", "", reason, Severity.ERROR, codes.DEFECT),)
+        )
         self.failed.add(name)
 
     def _plan_alone(

@@ -13,6 +13,7 @@ from typing import TypeAlias, TypeVar
 import msgspec
 
 from steersman.compile.findings import FindingCollector
+from steersman.model import codes
 from steersman.model.addresses import canonical_cidr, canonical_ip, family_of, special_range
 from steersman.model.findings import Finding, Severity, quoted
 from steersman.model.kube import LoadBalancerIngress, Service, ServiceSpec
@@ -155,7 +156,7 @@ def parse_steps(
     if not service.is_served:
         return ParsedService(service)
     # A family is served if the Service has a clusterIP of it.
-    problems = FindingCollector("Service", service.metadata)
+    problems = FindingCollector("Service", codes.SERVICE_FIELD, service.metadata)
     cluster_ips = _cluster_ips(service.spec, families, problems)
     if not cluster_ips:
         return ParsedService(service, (), problems.findings)
@@ -167,7 +168,7 @@ def parse_steps(
             if vip in others:  # the first kind of an address counts, and its rules
                 reason = f"{vip} is also the clusterIP or an externalIP: source ranges do not"
                 reason += " guard it; give it to one of them only"
-                problems.add("status.loadBalancer.ingress", reason)
+                problems.add("status.loadBalancer.ingress", reason, code=codes.SOURCE_RANGES)
     # Ports, without those that the mode cannot forward.
     ports = yield from _numbered_ports(service, problems)
     if common.external_ips or common.load_balancer_vips:
@@ -179,7 +180,8 @@ def parse_steps(
         if len(ports) < count:
             reason = "SCTP cannot be forwarded in this mode; the port is not served, use another"
             name = f"Service {service.metadata.object_name}"
-            findings += (Finding(name, "spec.ports", f"{reason} mode", Severity.ERROR),)
+            reason += " mode"
+            findings += (Finding(name, "spec.ports", reason, Severity.ERROR, codes.SCTP),)
     # One ServicePort for each port and family.
     specs: list[tuple[PlanKey, PortSpec]] = []
     for family, address in cluster_ips.items():
@@ -207,7 +209,7 @@ def port_names(
     """Return the names of a Service's ports in each family in which it is served."""
     if not service.is_served:
         return {}
-    problems = FindingCollector("Service", service.metadata)
+    problems = FindingCollector("Service", codes.SERVICE_FIELD, service.metadata)
     names = tuple([name for name, _, _ in _to_end(_numbered_ports(service, problems))])
     return dict.fromkeys(_cluster_ips(service.spec, families, problems), names)
 
@@ -239,7 +241,7 @@ def _cluster_ips(
         family = _FAMILIES.get(word)
         if family is None:
             reason = f"{quoted(word)} is not IPv4 or IPv6; ignored"
-            problems.add(f"spec.ipFamilies[{index}]", reason)
+            problems.add(f"spec.ipFamilies[{index}]", reason, code=codes.CLUSTER_IP)
             continue
         if family not in families or family in out:
             continue
@@ -251,7 +253,8 @@ def _cluster_ips(
             out[family] = address
         elif address is not None:
             reason = f"{address} is not {family.kubernetes}, as spec.ipFamilies[{index}] says"
-            problems.add(field, f"{reason}; not served in this family", Severity.ERROR)
+            reason += "; not served in this family"
+            problems.add(field, reason, Severity.ERROR, codes.CLUSTER_IP)
     return out
 
 
@@ -259,10 +262,10 @@ def _cluster_ip(field: str, text: str, problems: FindingCollector) -> str | None
     address = canonical_ip(text)
     if address is None:
         reason = f"{quoted(text)} is not an IP address; the Service is not served there until it is"
-        problems.add(field, reason, Severity.ERROR)
+        problems.add(field, reason, Severity.ERROR, codes.CLUSTER_IP)
     elif word := _never_a_service(address):
         reason = f"{address} is {word}, which no clusterIP may be; the Service is not served there"
-        problems.add(field, reason, Severity.ERROR)
+        problems.add(field, reason, Severity.ERROR, codes.CLUSTER_IP)
         return None
     return address
 
@@ -286,7 +289,7 @@ def _numbered_ports(
     listed = service.spec.ports or []
     if len(listed) > MAX_PORTS:
         reason = f"has {len(listed)} entries, of which {MAX_PORTS} are served; divide the Service"
-        problems.add("spec.ports", reason, Severity.ERROR)
+        problems.add("spec.ports", reason, Severity.ERROR, codes.LIMIT)
         listed = listed[:MAX_PORTS]
     for i, port in enumerate(listed):
         if i % STEP == STEP - 1:
@@ -317,7 +320,7 @@ def _within_limits(common: PortSpec, ports: int, problems: FindingCollector) -> 
     def cut(addresses: tuple[str, ...], most: int, field: str) -> tuple[str, ...]:
         if len(addresses) > most:
             reason = f"has {len(addresses)} entries, of which {most} are served with so many ports"
-            problems.add(field, f"{reason}; divide the Service", Severity.ERROR)
+            problems.add(field, f"{reason}; divide the Service", Severity.ERROR, codes.LIMIT)
         return addresses[:most]
 
     # Each address is a Frontend of each port; each source range is a rule of each of those.
@@ -479,10 +482,11 @@ def _source_ranges(
             ranges[cidr] = None
         elif text.strip():
             reason = f"{quoted(text)} is not a CIDR such as 192.0.2.0/24; it admits no client"
-            problems.add(f"spec.loadBalancerSourceRanges[{i}]", reason)
+            field = f"spec.loadBalancerSourceRanges[{i}]"
+            problems.add(field, reason, code=codes.SOURCE_RANGES)
     if texts and not ranges:
         reason = "no valid CIDR is left: everyone may use the load balancer; correct the list"
-        problems.add("spec.loadBalancerSourceRanges", reason)
+        problems.add("spec.loadBalancerSourceRanges", reason, code=codes.SOURCE_RANGES)
     return tuple(ranges)
 
 

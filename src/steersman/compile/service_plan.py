@@ -34,6 +34,7 @@ from steersman.compile.endpoints import (
 )
 from steersman.compile.findings import FindingCollector
 from steersman.compile.service import MAX_PORT, ParsedService, PortSpec, closes_connections
+from steersman.model import codes
 from steersman.model.addresses import family_of, networks_of
 from steersman.model.failover import Ejection
 from steersman.model.findings import Finding, Severity
@@ -239,7 +240,7 @@ def without_own_addresses(
     else on this node (kubernetes issues 75290, 93175, 127410).
     """
     # Node ports have the address "", which is never one of the node's.
-    problems = FindingCollector("Service", service.metadata)
+    problems = FindingCollector("Service", codes.ADDRESS_OF_THE_NODE, service.metadata)
     out = dict(plans)
     for key, plan in plans.items():
         own = settings.family(key.family).local_addresses

@@ -8,6 +8,7 @@ from collections.abc import Iterable
 import msgspec
 
 from steersman.config.go import Duration
+from steersman.model import codes
 from steersman.model.findings import Finding, Severity
 
 ROOT = "KubeProxyConfiguration"
@@ -55,11 +56,12 @@ def findings(error: ConfigError, name: str) -> tuple[Finding, ...]:
     """
     if not isinstance(error, Invalid):
         reason = f"{error}; keeping the previous configuration"
-        return (Finding(name, "", reason, Severity.ERROR),)
+        return (Finding(name, "", reason, Severity.ERROR, codes.CONFIGURATION),)
     found = []
     for broken in error.errors:
         reason = f"{broken.kind} {broken.value}: {broken.detail}" if broken.value else broken.detail
-        found.append(Finding(ROOT, broken.path.removeprefix(f"{ROOT}."), reason, Severity.ERROR))
+        field = broken.path.removeprefix(f"{ROOT}.")
+        found.append(Finding(ROOT, field, reason, Severity.ERROR, codes.CONFIGURATION))
     return tuple(found)
 
 

@@ -32,10 +32,12 @@ class Finding(msgspec.Struct, frozen=True, gc=False, order=True):
     reason: str
     """The problem, and how to fix it."""
     severity: Severity = Severity.WARNING
+    code: str = ""
+    """Stays the same for a kind of problem (model/codes.py); "" from a node without codes."""
 
     def __str__(self) -> str:
         where = f"{self.object} {self.field}" if self.field else self.object
-        return f"{where}: {self.reason}"
+        return f"{where}: {self.reason}" + (f" [{self.code}]" if self.code else "")
 
 
 def worst(findings: Iterable[Finding], most: int, characters: int) -> tuple[Finding, ...]:

@@ -83,6 +83,8 @@ def explain_problems(explainer: FlowExplainer, namespace: str = "") -> ProblemsA
         words = f"{finding.field}: {finding.reason}" if finding.field else finding.reason
         if about not in (text, finding.object):  # an EndpointSlice: say which one
             words = str(finding)
+        elif finding.code:
+            words += f" [{finding.code}]"
         found.setdefault(about, []).append((finding.severity, words))
     for key, plan in world.plan.services.items():
         if namespace in ("", key.name.namespace):

@@ -17,6 +17,7 @@ from steersman.compile.node import facts_of_node, is_this_machine, missing_clust
 from steersman.compile.planner import compile_all
 from steersman.config import Parsed, ProxyConfig
 from steersman.host.facts import read_facts
+from steersman.model import codes
 from steersman.model.findings import Finding
 from steersman.model.plan import NodePlan
 from steersman.model.ruleset import Diff, Ruleset, diff
@@ -123,9 +124,9 @@ async def _read(config: ProxyConfig, origin: Origin) -> World:
         known = ", ".join(each.metadata.name for each in store.nodes[:3]) or "none"
         reason = f"is not among the Nodes that were read ({known}): its addresses and zone are not"
         reason += " known; --hostname-override names the node that is meant"
-        findings += (Finding(f"Node {node.node_name}", "", reason),)
+        findings += (Finding(f"Node {node.node_name}", "", reason, code=codes.UNKNOWN_NODE),)
     if problem := missing_cluster_cidr(node):
-        findings += (Finding("configuration", "clusterCIDR", problem),)
+        findings += (Finding("configuration", "clusterCIDR", problem, code=codes.CONFIGURATION),)
     if not is_this_machine(node.node_name, snapshot.node, facts):
         facts = facts_of_node(node.node_name, snapshot.node)
     plan = compile_all(snapshot, node, facts, mode.traits)

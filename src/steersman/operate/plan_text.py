@@ -20,6 +20,7 @@ import msgspec
 
 from steersman.config import parse_command_line, to_mode_options
 from steersman.config.errors import ConfigError, Invalid
+from steersman.model import codes
 from steersman.model.addresses import canonical_ip, family_of
 from steersman.model.findings import Finding, clipped, printable
 from steersman.model.inputs import Snapshot
@@ -206,9 +207,7 @@ class _Overlay:
                 self.notes.append(text)
         findings = combined.findings.get(_PLACE, ())
         # The API server assigns what a file would lack for ever.
-        findings = tuple(
-            f for f in findings if not (f.field == "spec.clusterIP" and "is missing" in f.reason)
-        )
+        findings = tuple(f for f in findings if f.code != codes.CLUSTER_IP)
         snapshot = msgspec.structs.replace(
             self._world.snapshot, services=self._services, slices=self._slices
         )

@@ -13,18 +13,13 @@ from typing import Literal, NamedTuple, TypeAlias
 
 import msgspec
 
+from steersman.model import codes
 from steersman.model.drift import FIGHT_SECONDS, Drift
 from steersman.model.findings import Finding, Severity, clipped, printable
 from steersman.model.node_state import NodeState
 from steersman.operate.answer import Answer, Block, Line, QuestionError, Style, age_text
 from steersman.operate.fleet_view import Disagreement, SeenNode
-from steersman.operate.remedies import (
-    Remedy,
-    about,
-    remedy_for_condition,
-    remedy_for_finding,
-    remedy_named,
-)
+from steersman.operate.remedies import about, code_of_condition
 
 Level: TypeAlias = Literal["error", "warning", "unknown"]
 """How bad a Problem is: traffic fails, some may fail, or it cannot be known."""
@@ -80,6 +75,8 @@ class Problem(msgspec.Struct, frozen=True, rename="camel"):
     """The Service as `namespace/name`, if it is about one."""
     evidence: tuple[str, ...] = ()
     """Lines that prove it; the first ones, if there are many."""
+    code: str = ""
+    """Of the kind of problem, such as `SM1003`; "" for a result of doctor."""
     remedy: str = ""
     docs: str = ""
     """A page of the documentation."""
@@ -151,7 +148,7 @@ class Problems(Answer, frozen=True, kw_only=True):
         styles: dict[str, Style] = {"error": "bad", "warning": "warn", "unknown": "dim"}
         for each in self.problems:
             where = " ".join(part for part in (each.object, each.field) if part)
-            text = f"{each.severity:8} {where}: {each.text}"
+            text = f"{each.severity:8} {where}: {each.text}" + f" [{each.code}]" * bool(each.code)
             yield Line(printable(text), styles[each.severity])
             yield Line(f"on {named_nodes(each.nodes)}", indent=9)
             for line in each.evidence if wide else each.evidence[:2]:
@@ -249,6 +246,7 @@ class _Key(NamedTuple):
 class _Same(msgspec.Struct):
     """The nodes and the evidence of one Problem, while nodes are read."""
 
+    code: str
     remedy: str
     docs: str
     nodes: dict[str, None]
@@ -272,15 +270,15 @@ class _Collector:
         self,
         key: _Key,
         nodes: Iterable[str],
-        remedy: Remedy | str,
+        code: str,
         evidence: Iterable[str] = (),
         since: float = 0.0,
     ) -> _Same:
         """Add a problem of some nodes, and return it."""
         same = self._same.get(key)
         if same is None:
-            text, docs = (remedy, "") if isinstance(remedy, str) else (remedy.remedy, remedy.docs)
-            same = self._same[key] = _Same(text, docs, {}, {}, since)
+            row = codes.remedy_of(code)
+            same = self._same[key] = _Same(code, row.remedy, row.docs, {}, {}, since)
         same.nodes.update(dict.fromkeys(nodes))
         same.since = min(filter(None, (same.since, since)), default=0.0)
         for line in evidence:
@@ -294,7 +292,7 @@ class _Collector:
             return
         level: Level = "error" if finding.severity is Severity.ERROR else "warning"
         key = _Key(level, "finding", finding.object, finding.field, finding.reason)
-        same = self.add(key, (node,), remedy_for_finding(finding))
+        same = self.add(key, (node,), finding.code)
         if (object_ := about(finding)) is not None:
             same.namespace, same.service = object_.namespace, object_.service
             same.command = object_.command
@@ -312,7 +310,7 @@ class _Collector:
             key = _Key("error", "node", "Node", "", "cannot be reached; its last state is shown")
         last = f", last heard of {age_text(now - node.heard)} ago" if node.heard else ""
         reason = f"{node.name}: {node.problem or 'asked just now'}{last}"
-        self.add(key, (node.name,), remedy_named("unreachable"), (reason,), node.since)
+        self.add(key, (node.name,), codes.UNREACHABLE, (reason,), node.since)
 
     def note_state(self, name: str, state: NodeState) -> None:
         """Note the conditions, the drift and the Findings of a node."""
@@ -326,10 +324,8 @@ class _Collector:
             text = f"is {condition.status}: {condition.reason}"
             key = _Key(level, "node", f"Condition {condition.type}", "", text)
             line = f"{name}: {condition.message}"
-            self.add(key, (name,), remedy_for_condition(condition), (line,), condition.since)
-        fights = next(
-            (f for f in state.findings if (f.object, f.field) == ("the node", "rules")), None
-        )
+            self.add(key, (name,), code_of_condition(condition), (line,), condition.since)
+        fights = next((f for f in state.findings if f.code == codes.REWRITTEN_RULES), None)
         if fights is not None or state.drift is not None:
             self.note_drift(name, state, fights)
         for finding in state.findings:
@@ -358,31 +354,31 @@ class _Collector:
             lines += [f"{name}: {line}" for line in drift.examples]
         if fights is not None:
             lines.append(f"{name}: {fights.reason}")
-        remedy = remedy_named("drift" if fights is None else "rewritten-rules")
-        self.add(_Key(level, "drift", "Rules", "", text), (name,), remedy, lines, drift.at)
+        code = codes.DRIFT if fights is None else codes.REWRITTEN_RULES
+        self.add(_Key(level, "drift", "Rules", "", text), (name,), code, lines, drift.at)
 
     def note_disagreement(self, each: Disagreement) -> None:
         """Note each Service that some nodes serve differently, or that it is not known which."""
-        remedy = remedy_named("disagreement")
+        code = codes.DISAGREEMENT
         for service in each.services:
             text = f"is served differently than on most nodes, such as {each.reference}"
             key = _Key("error", "disagreement", f"Service {service}", "", text)
-            same = self.add(key, each.nodes, remedy)
+            same = self.add(key, each.nodes, code)
             same.service, same.namespace = service, service.partition("/")[0]
         if (more := each.number - len(each.services)) > 0 or not each.services:
             text = f"have other Services or endpoints than most nodes, such as {each.reference}"
             lines = [each.problem] if each.problem else []
             lines += [f"{more} more Services differ"] if more > 0 and each.services else []
             key = _Key("error", "disagreement", "Nodes", "", text)
-            self.add(key, each.nodes, remedy, lines)
+            self.add(key, each.nodes, code, lines)
 
     def note_doctor(self, result: DoctorResult) -> None:
         """Note a result of doctor that is not good."""
         about_what = f"Service {result.question}" if "/" in result.question else "Node"
         level = next(level for level in LEVELS if level == result.verdict)
         key = _Key(level, "doctor", about_what, result.title, result.text)
-        same = self.add(key, (result.node,), result.remedy, result.evidence, result.at)
-        same.docs = same.docs or "doctor.md"
+        same = self.add(key, (result.node,), "", result.evidence, result.at)
+        same.remedy, same.docs = result.remedy, "doctor.md"
         if about_what != "Node":
             same.service = result.question.partition(":")[0]
             same.namespace = same.service.partition("/")[0]
@@ -404,6 +400,7 @@ class _Collector:
                 namespace=same.namespace,
                 service=same.service,
                 evidence=evidence,
+                code=same.code,
                 remedy=same.remedy,
                 docs=same.docs,
                 command=same.command,

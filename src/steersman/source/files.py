@@ -23,6 +23,7 @@ from typing import NamedTuple
 
 from steersman.host.files import FileEvent, Inotify, Polling, read_file
 from steersman.host.threads import in_thread
+from steersman.model import codes
 from steersman.model.findings import Finding, Severity
 from steersman.model.kube import KubeObject
 from steersman.model.names import ObjectName
@@ -193,7 +194,7 @@ def _open_watch(handler: EventHandler, directories: Iterable[Path]) -> Inotify |
 
 def _polling(handler: EventHandler, error: OSError) -> Polling:
     reason = f"{error}: manifests are polled; raise the sysctls fs.inotify.max_user_*"
-    handler.report("inotify", [Finding("inotify", "", reason)])
+    handler.report("inotify", [Finding("inotify", "", reason, code=codes.POLLED_FILES)])
     return Polling(_POLL_SECONDS)
 
 
@@ -294,4 +295,4 @@ def _real(path: Path) -> Path:
 
 
 def _fault(path: Path, reason: str, field: str = "") -> Finding:
-    return Finding(str(path), field, reason, Severity.ERROR)
+    return Finding(str(path), field, reason, Severity.ERROR, codes.FILE)

@@ -15,6 +15,7 @@ from typing import Any, NamedTuple
 
 import msgspec
 
+from steersman.model import codes
 from steersman.model.addresses import canonical_ip, family_of
 from steersman.model.findings import Finding, Severity
 from steersman.model.kube import (
@@ -87,7 +88,7 @@ def combine_manifests(files: Mapping[str, Manifest]) -> CombinedManifests:
                 objects[kind][name] = obj
             else:
                 reason = f"is also in {first}, which counts: remove it from {where}"
-                found.append(Finding(f"{kind} {name}", "", reason))
+                found.append(Finding(f"{kind} {name}", "", reason, code=codes.FILE))
 
     # Endpoints without EndpointSlices get a Finding.
     have_slices = {
@@ -99,7 +100,7 @@ def combine_manifests(files: Mapping[str, Manifest]) -> CombinedManifests:
         for name, where in files[path].endpoints:
             if name not in have_slices:
                 reason = f"Endpoints are not read: write an EndpointSlice instead ({where})"
-                found.append(Finding(f"Endpoints {name}", "", reason))
+                found.append(Finding(f"Endpoints {name}", "", reason, code=codes.ENDPOINTS_OBJECT))
     return CombinedManifests(
         objects, {path: tuple(each) for path, each in findings.items() if each}
     )
@@ -167,7 +168,7 @@ def _read_object(value: Any, where: str) -> Located | ObjectName | Finding | Non
     kind = value.get("kind") if isinstance(value, dict) else None
     if not isinstance(kind, str):
         reason = "is missing: this is not a Kubernetes object"
-        return Finding(where, "kind", reason, Severity.ERROR)
+        return Finding(where, "kind", reason, Severity.ERROR, codes.FILE)
 
     # Skip kinds of other groups (Knative has a `Service`, too), report other versions of our group.
     version, wanted = value.get("apiVersion"), _API_VERSIONS.get(kind, ())
@@ -178,7 +179,7 @@ def _read_object(value: Any, where: str) -> Located | ObjectName | Finding | Non
         if (group, slash) != wanted[0].rpartition("/")[:2]:
             return None
         reason = f"{version} is not read: use {wanted[0]}"
-        return Finding(f"{kind} in {where}", "apiVersion", reason, Severity.ERROR)
+        return Finding(f"{kind} in {where}", "apiVersion", reason, Severity.ERROR, codes.FILE)
 
     # Like kubectl, put an object without a namespace into `default`.
     meta = value.get("metadata")
@@ -235,9 +236,10 @@ def _remarks(located: Located) -> Iterator[Finding]:
             "is missing and nothing assigns one to a manifest, so it is not served: write an "
             f"unused address of the Service range (or None for a headless one) ({located.where})"
         )
-        yield Finding(name, "spec.clusterIP", reason, Severity.ERROR)
+        yield Finding(name, "spec.clusterIP", reason, Severity.ERROR, codes.CLUSTER_IP)
     if isinstance(obj, EndpointSlice) and not (
         obj.metadata.labels and obj.metadata.labels.service_name
     ):
         reason = f"is missing: the slice belongs to no Service and is ignored ({located.where})"
-        yield Finding(name, "metadata.labels[kubernetes.io/service-name]", reason)
+        field = "metadata.labels[kubernetes.io/service-name]"
+        yield Finding(name, field, reason, code=codes.SLICE_OF_NO_SERVICE)

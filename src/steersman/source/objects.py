@@ -10,6 +10,7 @@ from typing import Any
 
 import msgspec
 
+from steersman.model import codes
 from steersman.model.findings import Finding, Severity
 from steersman.model.kube import KINDS, KubeObject
 from steersman.source.framing import Message
@@ -103,6 +104,7 @@ def _checked(kind: str, obj: KubeObject) -> KubeObject | Finding:
         f"metadata.{missing}",
         f"is missing; every {kind} needs one",
         Severity.ERROR,
+        codes.MALFORMED,
     )
 
 
@@ -119,4 +121,5 @@ def _finding(kind: str, value: Any, message: str) -> Finding:
         field,
         f"{reason}; the object is ignored until it is corrected",
         Severity.ERROR,
+        codes.MALFORMED,
     )

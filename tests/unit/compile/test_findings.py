@@ -6,6 +6,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from steersman.compile.findings import IN_TOTAL, PER_SERVICE, FindingCollector, FindingIndex
+from steersman.model import codes
 from steersman.model.findings import Finding, Severity
 from steersman.model.kube import ObjectMeta
 from steersman.model.names import ObjectName
@@ -19,7 +20,7 @@ def finding(field: str, about: str = "Service shop/web", severity: Severity = WA
 
 
 def test_the_entries_of_a_list_are_one_finding() -> None:
-    problems = FindingCollector("Service", ObjectMeta("web", "shop"))
+    problems = FindingCollector("Service", codes.SERVICE_FIELD, ObjectMeta("web", "shop"))
     assert problems.findings == ()
     for index in range(6):
         problems.add(f"spec.externalIPs[{index}]", f"{index} is odd")
@@ -27,13 +28,13 @@ def test_the_entries_of_a_list_are_one_finding() -> None:
     problems.add("spec.ports[0].nodePort", "is odd")  # said twice
     problems.add("status", "one is odd")
     problems.add("status", "two is odd")
-    problems.add("status", "not served", ERROR)
+    problems.add("status", "not served", ERROR, codes.REFUSED)
     assert list(map(str, problems.findings)) == [
         "Service shop/web spec.externalIPs[0]: 0 is odd (and 5 more: spec.externalIPs[1], "
-        "spec.externalIPs[2], spec.externalIPs[3], ...)",
-        "Service shop/web spec.ports[0].nodePort: is odd",
-        "Service shop/web status: one is odd (and 1 more)",
-        "Service shop/web status: not served",
+        "spec.externalIPs[2], spec.externalIPs[3], ...) [SM1011]",
+        "Service shop/web spec.ports[0].nodePort: is odd [SM1011]",
+        "Service shop/web status: one is odd (and 1 more) [SM1011]",
+        "Service shop/web status: not served [SM1002]",
     ]
 
 

@@ -61,7 +61,8 @@ def test_a_refused_configuration_is_shown_as_findings() -> None:
     ]
     (finding,) = findings(ConfigError("failed to decode: x"), "/etc/config.yaml")
     assert (
-        str(finding) == "/etc/config.yaml: failed to decode: x; keeping the previous configuration"
+        str(finding)
+        == "/etc/config.yaml: failed to decode: x; keeping the previous configuration [SM3001]"
     )
 
 

@@ -410,7 +410,7 @@ def test_all_that_a_service_may_have() -> None:
         "    10.244.2.13:8080   shop/web-3   node-b   "
         "for policy Cluster in: ready; for policy Local out: on another node",
         "  warning: Service shop/front spec.loadBalancerSourceRanges[1]: 'bad' is not a CIDR such "
-        "as 192.0.2.0/24; it admits no client",
+        "as 192.0.2.0/24; it admits no client [SM1008]",
     ]
     there = ask(asked(value, slice_, *NODES), what="shop/front", node="node-b")
     assert "      from outside: to 10.244.2.13:8080 on this node" in text(there)

@@ -3,6 +3,7 @@ from __future__ import annotations
 import msgspec
 import pytest
 
+from steersman.model import codes
 from steersman.model.drift import Drift, Writer
 from steersman.model.findings import Finding, Severity
 from steersman.model.node_state import Condition, NodeState
@@ -19,9 +20,20 @@ from steersman.operate.problems import (
 )
 
 NOW = 1_000_000.0
-BAD_PORT = Finding("Service shop/cart", "spec.ports[0].port", "70000 must be 1", Severity.ERROR)
-BAD_WORD = Finding("Service shop/cart", "spec.type", "'Foo' is unknown and was ignored")
-FIGHT = Finding("the node", "rules", "another program rewrites our rules every 12 s: nft")
+BAD_PORT = Finding(
+    "Service shop/cart",
+    "spec.ports[0].port",
+    "70000 must be 1",
+    Severity.ERROR,
+    codes.SERVICE_FIELD,
+)
+BAD_WORD = Finding(
+    "Service shop/cart", "spec.type", "'Foo' is unknown and was ignored", code=codes.SERVICE_FIELD
+)
+FIGHT = Finding(
+    *("the node", "rules", "another program rewrites our rules every 12 s: nft"),
+    code=codes.REWRITTEN_RULES,
+)
 NOT_SYNCED = Condition("Synced", "False", "SyncFailed", "timed out after 5 s", NOW - 60)
 
 

@@ -1,55 +1,18 @@
 from __future__ import annotations
 
+import ast
 import re
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
+from steersman.model import codes
 from steersman.model.findings import Finding
 from steersman.model.node_state import Condition
-from steersman.operate.remedies import (
-    REMEDIES,
-    about,
-    remedy_for_condition,
-    remedy_for_finding,
-    remedy_named,
-)
+from steersman.operate.remedies import about, code_of_condition
 
 ROOT = Path(__file__).parents[3]
-CASES = {
-    "defect": Finding("Service a/b", "", "cannot be planned (X): a defect, please report it"),
-    "refused-by-the-kernel": Finding(
-        "Service a/b", "port a/b (TCP, IPv4)", "m: the kernel refuses"
-    ),
-    "destination-held": Finding("Service a/b", "spec.clusterIP", "x belongs to the older Service"),
-    "address-of-the-node": Finding(
-        "Service a/b", "spec.externalIPs", "x is an address of this node"
-    ),
-    "limit": Finding("Findings", "", "12 more Findings are not listed"),
-    "sctp": Finding("Service a/b", "spec.ports", "SCTP cannot be forwarded in this mode"),
-    "health-check-port": Finding("Service a/b", "spec.healthCheckNodePort", "30000 is also"),
-    "source-ranges": Finding("Service a/b", "spec.loadBalancerSourceRanges[0]", "x is not a CIDR"),
-    "annotation": Finding(
-        "Service a/b", "metadata.annotations[steersman/metrics]", "'x' is unknown"
-    ),
-    "cluster-ip": Finding("Service a/b", "spec.clusterIPs[0]", "'x' is not an IP address"),
-    "slice-of-no-service": Finding("EndpointSlice a/b", "metadata.labels[x]", "is missing"),
-    "endpoint": Finding("EndpointSlice a/b", "endpoints[0].addresses[0]", "'x' is not an IPv4"),
-    "endpoints-object": Finding("Endpoints a/b", "", "Endpoints are not read"),
-    "service-field": Finding("Service a/b", "spec.type", "'Foo' is unknown and was ignored"),
-    "rewritten-rules": Finding("the node", "rules", "another program rewrites our rules"),
-    "fallback-mode": Finding("the node", "mode", "mode m cannot run here; n serves instead."),
-    "mode-of-a-switch": Finding("the node", "mode", "m serves since a switch; a restart brings n"),
-    "leftovers": Finding("leftovers", "", "m: the kernel refuses its rules (busy)"),
-    "unknown-node": Finding("Node worker-1", "", "is not among the Nodes"),
-    "configuration": Finding("KubeProxyConfiguration", "mode", "Invalid value"),
-    "file": Finding("/etc/x y.yaml", "", "cannot be read"),
-}
-
-
-@pytest.mark.parametrize("name", CASES)
-def test_findings_have_a_remedy(name: str) -> None:
-    assert remedy_for_finding(CASES[name]).name == name
 
 
 @pytest.mark.parametrize(
@@ -57,6 +20,7 @@ def test_findings_have_a_remedy(name: str) -> None:
     [
         (Condition("Synced", "False", "Waiting", "waiting for Services"), "waiting"),
         (Condition("Synced", "False", "SyncFailed", "timed out"), "sync-failed"),
+        (Condition("KernelMatches", "Unknown", "NotSynced", "no sync"), "sync-failed"),
         (
             Condition("SourceConnected", "False", "NotConnected", "x is not reached"),
             "not-connected",
@@ -66,19 +30,36 @@ def test_findings_have_a_remedy(name: str) -> None:
     ],
 )
 def test_conditions_have_a_remedy(condition: Condition, name: str) -> None:
-    assert remedy_for_condition(condition).name == name
+    assert codes.remedy_of(code_of_condition(condition)).name == name
 
 
-def test_every_remedy_is_reached() -> None:
-    others = {"waiting", "sync-failed", "not-connected", "not-healthy", "other-condition"}
-    others |= {"unreachable", "disagreement", "drift"}
-    assert CASES.keys() | others == {each.name for each in REMEDIES}
-    assert {remedy_named(name).name for name in others} == others
+def test_codes_and_names_are_unique() -> None:
+    assert all(re.fullmatch(r"SM[1-9][0-9]{3}", each.code) for each in codes.REMEDIES)
+    assert len({each.code for each in codes.REMEDIES}) == len(codes.REMEDIES)
+    assert len({each.name for each in codes.REMEDIES}) == len(codes.REMEDIES)
+    constants = {v for k, v in vars(codes).items() if k.isupper() and isinstance(v, str)}
+    assert constants == {each.code for each in codes.REMEDIES}
+    assert codes.remedy_of("SM0000").name == codes.remedy_of("").name == "unknown"
 
 
-@pytest.mark.parametrize("text", ["Service in /etc/x.yaml", "/etc/x.yaml", "Service a/b c/d"])
-def test_other_texts_are_files(text: str) -> None:
-    assert remedy_for_finding(Finding(text, "", "x")).name == "file"
+def calls() -> Iterator[tuple[str, str]]:
+    """Every call in the program that makes a Finding: where, and its arguments."""
+    for path in sorted((ROOT / "src/steersman").rglob("*.py")):
+        for node in ast.walk(ast.parse(path.read_text())):
+            if isinstance(node, ast.Call) and getattr(node.func, "id", "") == "Finding":
+                yield f"{path.name}:{node.lineno}", ast.unparse(node)
+
+
+def test_every_finding_has_a_code() -> None:
+    found = dict(calls())
+    assert len(found) > 20
+    kept = "Finding(printable("  # a copy of a Finding
+    without = [
+        f"{where} {text}"
+        for where, text in found.items()
+        if not (re.search(r"\bcodes\.[A-Z_]+|code\)$", text) or text.startswith(kept))
+    ]
+    assert not without
 
 
 def test_only_names_of_objects_become_commands() -> None:
@@ -94,9 +75,9 @@ def test_only_names_of_objects_become_commands() -> None:
 
 def test_the_documentation_has_every_row_and_page() -> None:
     text = (ROOT / "docs/problems.md").read_text()
-    rows = re.findall(r"^\| `([a-z-]+)` \| .* \| (.*) \|$", text, re.MULTILINE)
-    assert dict(rows) == {each.name: each.remedy for each in REMEDIES}
-    for each in REMEDIES:
+    rows = re.findall(r"^\| `([a-z-]+)` \| `(SM\d+)` \| .* \| (.*) \|$", text, re.MULTILINE)
+    assert rows == [(each.name, each.code, each.remedy) for each in codes.REMEDIES]
+    for each in codes.REMEDIES:
         page, _, section = each.docs.partition(", section ")
         file = ROOT / page if page == "CONTRIBUTING.md" else ROOT / "docs" / page
         assert file.is_file(), each.docs

@@ -276,7 +276,7 @@ async def test_a_repair_is_logged_counted_and_an_event(
         await here.disturb()
     assert "1 kernel object (1 missing), such as + node" in caplog.text
     assert "iptables-restor (pid 77): repaired" in caplog.text
-    assert here.events == ["rules of Services were changed by iptables-restor: repaired"]
+    assert here.events == ["rules of Services were changed by iptables-restor: repaired [SM4003]"]
 
     def value(name: str) -> float | None:
         return value_of(here.metrics.collect(), name, {})

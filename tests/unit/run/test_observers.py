@@ -10,6 +10,7 @@ from typing import Any
 import msgspec
 import pytest
 
+from steersman.model import codes
 from steersman.model.names import Family, ObjectName, PlanKey, Protocol, ServicePortName
 from steersman.model.plan import Action, Frontend, FrontendKind, ServicePlan, Verdict
 from steersman.modes.specs import SPECS
@@ -203,7 +204,11 @@ async def test_findings_are_a_metric() -> None:
     meta = {"namespace": "shop", "name": "bad"}
     told.world.store.upsert(make("Service", {"metadata": meta, "spec": spec}))
     await told.sync()
-    assert told.metric("steersman_findings", severity="error") == 1
+    assert told.metric("steersman_findings", severity="error", code=codes.CLUSTER_IP) == 1
+    assert told.metric("steersman_findings", severity="warning", code="") == 0
+    told.world.store.delete("Service", ObjectName("shop", "bad"))
+    await told.sync()
+    assert told.metric("steersman_findings", severity="error", code=codes.CLUSTER_IP) == 0
 
 
 async def test_an_observer_that_raises_fails_nothing_and_nobody_else(

@@ -7,6 +7,7 @@ from collections.abc import Iterable
 from email.utils import parsedate_to_datetime
 from typing import Final
 
+from steersman.model import codes
 from steersman.model.addresses import in_cidr, join_host_port
 from steersman.model.plan import Pool, Verdict
 from steersman.netfilter.failure_log import TABLE_PREFIX
@@ -80,7 +81,7 @@ def _refused(context: Context, owners: int) -> CheckResult:
     """Report rules that the kernel refuses: an error if they are the question's or the node's."""
     asked = context.question.service
     mine = {"the node", *([f"Service {asked}"] if asked else [])}
-    found = [each for each in context.world.findings if "kernel refuses" in each.reason]
+    found = [each for each in context.world.findings if each.code == codes.REFUSED]
     say = error if not asked or mine & {each.object for each in found} else warning
     return say(
         f"the kernel refuses the rules of {owners} of their owners (Services, or the node)",
@@ -195,7 +196,7 @@ async def failover(context: Context) -> Iterable[CheckResult]:
     results = [
         warning(each.reason, remedy="docs/failover.md says what that needs of the kernel")
         for each in context.world.findings
-        if (each.object, each.field) == ("the node", "failover")
+        if each.code == codes.FAILOVER
     ]
     watched = []
     for family, name in await asyncio.to_thread(context.list_tables):

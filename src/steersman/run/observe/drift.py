@@ -11,6 +11,7 @@ import time
 from collections import deque
 from collections.abc import Callable
 
+from steersman.model import codes
 from steersman.model.drift import Drift, fight
 from steersman.model.findings import Finding, Severity
 from steersman.run.observe.events import Recorder
@@ -80,7 +81,7 @@ class DriftLog:
         # The text of an Event has no number, so that the recorder drops repetitions.
         programs = sorted({writer.program for writer in drift.writers})
         who = ", ".join(programs) or "an unknown program"
-        note = f"rules of Services were changed by {who}: {outcome}"
+        note = f"rules of Services were changed by {who}: {outcome} [{codes.DRIFT}]"
         self._recorder.node("Warning", "RulesChangedByOthers", "CompareRules", note)
         if drift.at - self._logged_at < _QUIET:
             self._unlogged += 1
@@ -96,11 +97,12 @@ class DriftLog:
         now = self._wall()
         if (drift := self.not_repaired) is not None:
             text = f"{drift.what}, changed by {drift.who}; they are not repaired yet, see the log"
-            self._store.report("drift", (Finding("the node", "rules", text, Severity.ERROR),))
+            error = Finding("the node", "rules", text, Severity.ERROR, codes.REWRITTEN_RULES)
+            self._store.report("drift", (error,))
             return
         text = fight(self.repairs, now)
         if text and now - self._found_at < _QUIET:
             return  # the numbers in the text change all the time
         self._found_at = now if text else float("-inf")
-        found = (Finding("the node", "rules", text),) if text else ()
+        found = (Finding("the node", "rules", text, code=codes.REWRITTEN_RULES),) if text else ()
         self._store.report("drift", found)

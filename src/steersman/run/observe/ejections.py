@@ -8,6 +8,7 @@ from collections.abc import Callable, Iterable
 from msgspec.structs import replace
 
 from steersman.compile.failover import entries_of
+from steersman.model import codes
 from steersman.model.addresses import join_host_port
 from steersman.model.failover import Backend, Ejection
 from steersman.model.findings import Finding
@@ -129,6 +130,7 @@ class Ejections:
                 f"Service {name}",
                 f"endpoint {join_host_port(each.backend.ip, each.backend.port)}",
                 f"is ejected on this node: {each.why}",
+                code=codes.EJECTED,
             )
             for name in sorted(ejected)
             for each in ejected[name]
@@ -136,14 +138,14 @@ class Ejections:
         if len(findings) > _MOST_FINDINGS:
             more = len(findings) - _MOST_FINDINGS
             text = f"{more} more endpoints are ejected; see steersman services"
-            findings[_MOST_FINDINGS:] = [Finding("the node", "failover", text)]
+            findings[_MOST_FINDINGS:] = [Finding("the node", "failover", text, code=codes.EJECTED)]
         if self.limits:
-            findings.append(Finding("the node", "failover", self.limits))
+            findings.append(Finding("the node", "failover", self.limits, code=codes.FAILOVER))
         if self.problem:
             text = f"failing endpoints are not ejected: {self.problem}"
             if checks:
                 text += "; only checks (steersman/probe) show them"
-            findings.insert(0, Finding("the node", "failover", text))
+            findings.insert(0, Finding("the node", "failover", text, code=codes.FAILOVER))
         self._store.report("failover", tuple(findings))
 
 

@@ -81,7 +81,7 @@ class MetricTable(Registry):
     # Beyond upstream
 
     findings = Counted(Gauge, "steersman_findings",
-        "Number of current problems with objects or configuration.", ("severity",))
+        "Number of current problems with objects or configuration.", ("severity", "code"))
     phase_seconds = Counted(Histogram, "steersman_sync_phase_seconds",
         "Seconds that a phase of a sync took.", ("phase",), buckets=_PHASE_BUCKETS)
     syncs = Counted(Counter, "steersman_syncs_total", "Number of syncs by reason and outcome.",

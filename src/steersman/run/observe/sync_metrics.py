@@ -46,6 +46,8 @@ class SyncMetrics:
         self._started = wall()
         self.lags = Lags()
         self._rules: Rules = Counter()
+        self._findings: set[tuple[Severity, str]] = set()
+        """Severities and codes that were counted so far."""
         self._synced: Counter[str] = Counter()
         """Changes synced, by kind."""
 
@@ -104,10 +106,12 @@ class SyncMetrics:
         if spec_of(report.state.mode).counts_rules:
             await self._count_rules(report)
         # The outcome of the sync, and the current problems.
-        severities = Counter(finding.severity for finding in report.state.findings)
-        severities.update(report.state.unlisted)
-        for severity in Severity:
-            metrics.findings(severity.value).set(severities[severity])
+        current = Counter((each.severity, each.code) for each in report.state.findings)
+        # Findings that are not listed have no code.
+        current.update({(severity, ""): n for severity, n in report.state.unlisted.items()})
+        self._findings |= {(severity, "") for severity in Severity} | current.keys()
+        for severity, code in self._findings:
+            metrics.findings(severity.value, code).set(current[severity, code])
         for phase, seconds in result.phases.items():
             metrics.phase_seconds(phase).observe(seconds)
         metrics.syncs(result.reason, "refused" if result.refused else "ok").inc()

@@ -17,6 +17,7 @@ from steersman.config import ConfigError, Parsed, ProxyConfig, reload_file, relo
 from steersman.config import findings as config_findings
 from steersman.host.files import Inotify, Polling
 from steersman.host.sysctl import SysctlError
+from steersman.model import codes
 from steersman.model.findings import Finding
 from steersman.model.plan import Traits
 from steersman.source.store import Store
@@ -78,7 +79,7 @@ class ConfigReloader:
         used, configured = self._switched_to, self.configured_mode
         text = f"{used} serves since a switch; a restart brings {configured} back, as configured"
         differs = used and used != configured
-        found = (Finding("the node", "mode", text),) if differs else ()
+        found = (Finding("the node", "mode", text, code=codes.MODE_OF_A_SWITCH),) if differs else ()
         self._store.report("switch", found)
 
     async def changes(self) -> AsyncIterator[ProxyConfig]:

@@ -26,6 +26,7 @@ from steersman.host.sysctl import (
     conntrack_settings,
     iptables_settings,
 )
+from steersman.model import codes
 from steersman.model.findings import Finding, Severity
 from steersman.model.inputs import HostFacts, NodeConfig, Snapshot
 from steersman.model.plan import Traits
@@ -142,8 +143,10 @@ def report_fallback(chosen: Chosen, recorder: Recorder, store: Store, metrics: M
     """Report a fallback by a Warning Event, a Finding and a metric; do nothing if there is none."""
     if not chosen.missing:
         return
-    recorder.node("Warning", "ModeFallback", "StartKubeProxy", chosen.sentence)
-    store.report("mode", (Finding("the node", "mode", chosen.sentence, Severity.ERROR),))
+    note = f"{chosen.sentence} [{codes.FALLBACK_MODE}]"
+    recorder.node("Warning", "ModeFallback", "StartKubeProxy", note)
+    text, error = chosen.sentence, Severity.ERROR
+    store.report("mode", (Finding("the node", "mode", text, error, codes.FALLBACK_MODE),))
     metrics.mode_fallback(chosen.wanted, chosen.mode.name).set(1)
 
 

@@ -32,6 +32,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, NamedTuple, TypeVar
 
 from steersman.config import ConfigError
+from steersman.model import codes
 from steersman.model.errors import ApplyError, BusyError
 from steersman.model.findings import Severity
 from steersman.model.ruleset import diff
@@ -330,7 +331,7 @@ class _Switch:
         assert result is not None
         before = self._old.sync.state.result
         if result.refused > (before.refused if before else 0):
-            found = [str(f) for f in report.state.findings if "the kernel refuses" in f.reason]
+            found = [str(f) for f in report.state.findings if f.code == codes.REFUSED]
             why = "; ".join(found[:_NAMED])
             raise SwitchError(f"the kernel refuses {result.refused} ServicePorts: {why}")
         text = f"{new.mode.name} mode serves beside {old.name} mode"

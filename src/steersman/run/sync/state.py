@@ -8,6 +8,7 @@ from typing import NamedTuple
 import msgspec
 
 from steersman.compile.findings import FindingIndex
+from steersman.model import codes
 from steersman.model.drift import Drift
 from steersman.model.findings import Finding, Severity
 from steersman.model.inputs import Snapshot
@@ -144,22 +145,22 @@ def unwritten_findings(
     """
     by_object: dict[ObjectName, list[Finding]] = {}
     reasons = [
-        (owner, f"the kernel refuses its rules ({why})" if owner != ADOPTED else why)
+        (owner, f"the kernel refuses its rules ({why})" if owner != ADOPTED else why, codes.REFUSED)
         for owner, why in rejected.items()
     ]
     reasons += [
-        (owner, f"its rules cannot be rendered ({why}), please report this")
+        (owner, f"its rules cannot be rendered ({why}), please report this", codes.DEFECT)
         for owner, why in broken.items()
     ]
-    for owner, why in reasons:
+    for owner, why, code in reasons:
         name, text = ObjectName("", ""), f"{mode}: {why}; what it had before stays in force"
         if isinstance(owner, PlanKey):
             name, field = owner.name.object_name, f"port {owner}"
-            finding = Finding(f"Service {name}", field, text, Severity.ERROR)
+            finding = Finding(f"Service {name}", field, text, Severity.ERROR, code)
         elif owner == ADOPTED:
-            finding = Finding(ADOPTED, "", f"{mode}: {why}")
+            finding = Finding(ADOPTED, "", f"{mode}: {why}", code=codes.LEFTOVERS)
         else:
-            finding = Finding(owner, "", text, Severity.ERROR)
+            finding = Finding(owner, "", text, Severity.ERROR, code)
         by_object.setdefault(name, []).append(finding)
     index = FindingIndex()
     for name, findings in by_object.items():

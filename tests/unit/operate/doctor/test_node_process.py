@@ -9,6 +9,7 @@ from typing import Any
 import msgspec
 import pytest
 
+from steersman.model import codes
 from steersman.model.failover import Backend, Ejection, Observation
 from steersman.model.findings import Finding, Severity
 from steersman.model.inputs import NodeConfig
@@ -78,7 +79,7 @@ def test_the_process(found: NodeState | None, verdict: Verdict, words: str) -> N
     ],
 )
 def test_rules_that_the_kernel_refuses(owner: str, verdict: Verdict) -> None:
-    refused = Finding(owner, "", "the kernel refuses its rules (no memory)", Severity.ERROR)
+    refused = Finding(owner, "", "the kernel refuses its rules", Severity.ERROR, codes.REFUSED)
     world = {
         "process": status(synced_at=NOON, sync_reason="start", refused=1),
         "findings": (refused, Finding("Service shop/cart", "spec", "something else")),
@@ -184,7 +185,10 @@ def test_an_api_server_without_a_date() -> None:
     assert results(API, context_of(ask_api=ask))[0].text == "the API server sends no date"
 
 
-NOT_SEEN = Finding("the node", "failover", "failing endpoints are not ejected: no nf_tables")
+NOT_SEEN = Finding(
+    *("the node", "failover", "failing endpoints are not ejected: no nf_tables"),
+    code=codes.FAILOVER,
+)
 
 
 def failover(root: Path, *findings: Finding, tables: tuple[str, ...] = ()) -> list[tuple[str, str]]:
