@@ -128,10 +128,8 @@ class ObjectLedger:
         """Record that everything was compared with the kernel: no owner is unwritten."""
         self._written.move(self.log.revision)
 
-    def wanted(self, owners: Iterable[Owner] | None = None) -> dict[Any, Any]:
-        """Return the objects that some or all owners want, rejected ones included."""
-        if owners is not None:
-            return _flat(map(self.wants, owners))
+    def wanted(self) -> dict[Any, Any]:
+        """Return the objects that all owners want, rejected ones included."""
         return _flat(map(self._packer.unpack, self._want.values()))
 
     def effective(self) -> dict[Any, Any]:
