@@ -10,7 +10,7 @@ TOGETHER := --dist loadscope --no-loadscope-reorder
 SOURCES_IN_C := src/steersman/modes/ebpf/c/*.[ch] src/steersman/source/*.c
 
 .DEFAULT_GOAL := help
-.PHONY: help setup check format test properties sim docs demo demo-ui screenshots bench image deb notice release krew lock clean
+.PHONY: help setup check format test test-windows properties sim docs demo demo-ui screenshots bench image deb notice release krew lock clean
 
 help: ## Say what there is
 	@sed -n 's/^\([a-z-]*\):.*## \(.*\)/  make \1\t\2/p' $(MAKEFILE_LIST) | expand -t 20
@@ -42,6 +42,11 @@ test: ## Tests, as root with packets, and coverage; FULL=1 all of them, WORKERS=
 	pytest -q --part=$(if $(FULL),full,quick) -n $(WORKERS) $(TOGETHER) --cov --cov-report= --durations=10 \
 		--junitxml=build/tests.xml; python scripts/rerun.py $$?
 	coverage report --include="$$(python scripts/pure.py)" --fail-under=100 --skip-covered
+
+test-windows: setup ## The winuserspace mode on Windows' Python, which Wine runs (root; amd64)
+	@scripts/setup.sh windows
+	@python scripts/windows.py
+	pytest -q tests/windows
 
 properties: export EXAMPLES := $(or $(EXAMPLES),1000)
 properties: setup ## The property tests with new examples, which `make test` has not: EXAMPLES=n

@@ -95,6 +95,12 @@ package_tools() { # tests/packaging, `make deb`, and the extension in C for the 
     [ -d /usr/$machine-linux-gnu/include ] || echo libc6-dev-$other-cross
 }
 
+windows_packages() { # tests/windows
+    [ "$(uname -m)" = x86_64 ] || return 0
+    [ -x /usr/lib/wine/wine64 ] || command -v wine64 >/dev/null || echo wine64
+    command -v x86_64-w64-mingw32-gcc >/dev/null || echo gcc-mingw-w64-x86-64-win32
+}
+
 can_install() { [ "$(id -u)" = 0 ] && command -v apt-get >/dev/null; }
 
 install_packages() {
@@ -167,6 +173,7 @@ case ${1:-} in
 "") ;;
 tests) kinds+=(developer_tools monitoring_packages) ;;
 all-tests) kinds+=(developer_tools monitoring_packages browser_packages machine_packages package_tools) ;;
+windows) kinds+=(windows_packages) ;;
 *) say "unknown argument $1" && exit 2 ;;
 esac
 if is_current; then

@@ -10,7 +10,7 @@ from collections.abc import Iterable, Sequence
 from typing import NamedTuple
 
 ONLY_FULL = (
-    *(f"tests/{part}/" for part in ("browser", "packaging", "soak", "upgrade")),
+    *(f"tests/{part}/" for part in ("browser", "packaging", "soak", "upgrade", "windows")),
     "tests/e2e/test_image.py",
     "tests/vm/test_machine.py::test_everything_inside",
 )
@@ -31,6 +31,7 @@ MAY_SKIP = (
     MaySkip("tests/conformance/", "the conformance data is not beside the project"),
     MaySkip("tests/unit/netfilter/test_names.py::", "no conformance data beside the project"),
     MaySkip("tests/packaging/test_wheel.py::", "there is no CPython 3."),
+    MaySkip("tests/windows/", "Windows' Python cannot be had"),
     MaySkip("tests/upgrade/", "there is no release yet"),
     # Debian's kernels have it, and the virtual machine runs these tests for IPVS.
     MaySkip("tests/kernel/test_doctor_faults.py::", "no IPVS here"),

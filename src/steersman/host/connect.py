@@ -6,6 +6,7 @@ import asyncio
 import socket
 from collections import deque
 from collections.abc import Sequence
+from contextlib import suppress
 from itertools import chain, zip_longest
 from typing import Any
 
@@ -13,6 +14,11 @@ from steersman.host.threads import in_thread
 from steersman.model.addresses import canonical_ip
 
 _HEAD_START = 0.25  # seconds that an address has before the next one is tried as well (RFC 8305)
+
+
+def socket_address(address: str, port: int) -> tuple[str, int] | tuple[str, int, int, int]:
+    """Return what `loop.sock_connect` takes on every loop: Windows' wants all parts of IPv6."""
+    return (address, port, 0, 0) if ":" in address else (address, port)
 
 
 async def connect_tcp(host: str, port: int) -> socket.socket:
@@ -76,7 +82,8 @@ async def _connected(address: Any) -> socket.socket:
             ("TCP_USER_TIMEOUT", 30_000),  # milliseconds; Linux
         ):
             if hasattr(socket, name):
-                made.setsockopt(socket.IPPROTO_TCP, getattr(socket, name), value)
+                with suppress(OSError):  # Windows before 1709 knows the names only
+                    made.setsockopt(socket.IPPROTO_TCP, getattr(socket, name), value)
         made.setblocking(False)
         await asyncio.get_running_loop().sock_connect(made, where)
     except BaseException:

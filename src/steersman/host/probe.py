@@ -14,30 +14,42 @@ from collections.abc import Awaitable
 from contextlib import suppress
 from typing import Literal, TypeAlias
 
+from steersman.host.connect import socket_address
+
 Outcome: TypeAlias = Literal["answered", "silent", "refused", "unreachable", "unhealthy"]
 
 _SUCCESS = re.compile(rb"HTTP/1\.[01] [23][0-9][0-9][ \r\n]")
 _RESET = struct.pack("ii", 1, 0)  # struct linger: close() sends a reset, and leaves no TIME_WAIT
-_UNREACHABLE = {
-    errno.EHOSTUNREACH,
-    errno.ENETUNREACH,
-    errno.ENETDOWN,
-    errno.EHOSTDOWN,
+_OUTCOMES: dict[int, Outcome] = {
+    errno.ETIMEDOUT: "silent",
+    errno.ECONNREFUSED: "refused",
+    errno.EHOSTUNREACH: "unreachable",
+    errno.ENETUNREACH: "unreachable",
+    errno.ENETDOWN: "unreachable",
+    errno.EHOSTDOWN: "unreachable",
     # ICMP errors of a firewall: EACCES for `administratively prohibited` of IPv6, ENOPROTOOPT for
     # `protocol unreachable`.
-    errno.EACCES,
-    errno.ENOPROTOOPT,
+    errno.EACCES: "unreachable",
+    errno.ENOPROTOOPT: "unreachable",
 }
-_WINDOWS: dict[int, Outcome] = {
-    121: "silent",
-    1231: "unreachable",
-    1232: "unreachable",
-    1234: "refused",
+_WINDOWS = {
+    121: errno.ETIMEDOUT,
+    1225: errno.ECONNREFUSED,
+    1231: errno.ENETUNREACH,
+    1232: errno.EHOSTUNREACH,
+    1234: errno.ECONNREFUSED,
 }
-"""Errors of Windows' Proactor loop that have no errno (winerror.h): ERROR_SEM_TIMEOUT,
-ERROR_NETWORK_UNREACHABLE, ERROR_HOST_UNREACHABLE, ERROR_PORT_UNREACHABLE."""
+"""Errors of Windows' Proactor loop, whose errno is EINVAL (winerror.h): ERROR_SEM_TIMEOUT,
+ERROR_CONNECTION_REFUSED, ERROR_NETWORK_UNREACHABLE, ERROR_HOST_UNREACHABLE,
+ERROR_PORT_UNREACHABLE."""
 _LONGEST_LINE = 4096
 _UDP_SECONDS = 0.3  # for the ICMP error; silence is the good answer
+
+
+def error_number(error: OSError) -> int:
+    """Return the errno of a socket's error; ECONNABORTED if it has none."""
+    number = _WINDOWS.get(getattr(error, "winerror", None) or 0)
+    return number or error.errno or errno.ECONNABORTED
 
 
 def outcome_of(error: OSError) -> Outcome | None:
@@ -50,9 +62,7 @@ def outcome_of(error: OSError) -> Outcome | None:
     # Windows reports "reset" for a datagram that nothing received.
     if isinstance(error, ConnectionRefusedError | ConnectionResetError):
         return "refused"
-    if error.errno in _UNREACHABLE:
-        return "unreachable"
-    return _WINDOWS.get(getattr(error, "winerror", None) or 0)
+    return _OUTCOMES.get(error_number(error))
 
 
 async def try_tcp(address: str, port: int, timeout: float) -> Outcome:
@@ -71,7 +81,9 @@ async def try_tcp(address: str, port: int, timeout: float) -> Outcome:
         sock.setblocking(False)
         sock.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, _RESET)
         outcome = await _outcome(
-            asyncio.get_running_loop().sock_connect(sock, (address, port)), timeout, "silent"
+            asyncio.get_running_loop().sock_connect(sock, socket_address(address, port)),
+            timeout,
+            "silent",
         )
         if outcome == "silent":
             # If this process was late, the answer may have come in time.

@@ -98,8 +98,9 @@ class DialRegistry:
         for dial in tuple(self._pending):
             try:
                 name: SocketAddress = dial.socket.getsockname()
-            except OSError:  # closed; `remove` comes next
-                del self._pending[dial]
+            except OSError:  # on Windows it has none before connect()
+                if dial.socket.fileno() < 0:  # closed; `remove` comes next
+                    del self._pending[dial]
                 continue
             if name[1] and name[0] not in _WILDCARDS:  # Windows has the address once connected
                 del self._pending[dial]

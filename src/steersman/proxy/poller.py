@@ -22,6 +22,9 @@ import socket
 from collections.abc import Callable
 from typing import TYPE_CHECKING, TypeAlias
 
+from steersman.host.connect import socket_address
+from steersman.host.probe import error_number
+
 if TYPE_CHECKING:
     from steersman.proxy.relay import Direction
 
@@ -152,9 +155,9 @@ class Tasks(Poller):
 
         async def connect() -> None:
             try:
-                await self._loop.sock_connect(sock, address)
+                await self._loop.sock_connect(sock, socket_address(*address))
             except OSError as error:
-                done(error.errno or errno.ECONNABORTED)
+                done(error_number(error))
             else:
                 done(0)
 

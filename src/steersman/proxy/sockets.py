@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import errno
 import socket
 import struct
 import sys
@@ -36,6 +37,8 @@ _TUNING = (
     ),
 )
 """Options of a TCP connection: level, option, value."""
+_UNKNOWN_OPTION = {errno.ENOPROTOOPT, getattr(errno, "WSAENOPROTOOPT", errno.ENOPROTOOPT)}
+"""Windows before 1709 knows the names of options only."""
 _FREE_BIND = {socket.AF_INET: (0, 15), socket.AF_INET6: (socket.IPPROTO_IPV6, 78)}
 """IP_FREEBIND and IPV6_FREEBIND of linux/in.h and linux/in6.h."""
 RESET_ON_CLOSE = struct.pack("ii", 1, 0)
@@ -102,7 +105,11 @@ def tune(sock: socket.socket) -> None:
     """Set the options of a TCP connection: send at once, and notice a peer that vanished."""
     sock.setblocking(False)
     for option in _TUNING:
-        sock.setsockopt(*option)
+        try:
+            sock.setsockopt(*option)
+        except OSError as error:
+            if error.errno not in _UNKNOWN_OPTION:
+                raise
 
 
 def tune_accepted(sock: socket.socket) -> None:

@@ -11,7 +11,7 @@ import asyncio
 import contextlib
 import socket
 from collections.abc import Callable
-from typing import NamedTuple, TypeAlias, cast
+from typing import Any, NamedTuple, TypeAlias, cast
 
 from steersman.host.probe import outcome_of
 from steersman.model.names import Protocol
@@ -38,6 +38,7 @@ _DESCRIPTORS = 1  # of one session
 _MAX_DATAGRAM = 1 << 16
 _ANCILLARY = 128  # bytes
 _READ_AT_ONCE = 64
+_RECEIVE_AGAIN = 0.1  # seconds
 
 
 class Client(NamedTuple):
@@ -153,7 +154,45 @@ class Session(asyncio.DatagramProtocol):
 MakeSession: TypeAlias = Callable[["UdpListener", Client, Endpoint, Reservation], Session]
 
 
-class UdpListener(asyncio.DatagramProtocol):
+class _WaitingTransport(asyncio.DatagramTransport):
+    """The transport of a Session on a loop without readers.
+
+    That of asyncio names no destination to WSASendTo, which refuses that, and receives nothing any
+    more after an ICMP error.
+    """
+
+    def __init__(self, sock: socket.socket, session: Session) -> None:
+        super().__init__()
+        self._socket = sock
+        self._task = asyncio.get_running_loop().create_task(self._receive(session))
+        session.connection_made(self)
+
+    async def _receive(self, session: Session) -> None:
+        loop = asyncio.get_running_loop()
+        while not session.closed:
+            try:
+                data = await loop.sock_recv(self._socket, _MAX_DATAGRAM)
+            except OSError as error:
+                session.error_received(error)
+                await asyncio.sleep(_RECEIVE_AGAIN)
+            else:
+                session.datagram_received(data, ())
+
+    def sendto(self, data: Any, addr: Any = None) -> None:
+        """Send to the endpoint; the datagram is lost if the buffer is full."""
+        del addr
+        with contextlib.suppress(OSError):
+            self._socket.send(data)
+
+    def close(self) -> None:
+        """Close the socket. Idempotent."""
+        self._task.cancel()
+        self._socket.close()
+
+    abort = close
+
+
+class UdpListener:
     """Receives the datagrams of a Route's clients; replies leave by the same socket."""
 
     def __init__(
@@ -176,8 +215,8 @@ class UdpListener(asyncio.DatagramProtocol):
         self.loop = asyncio.get_running_loop()
         self.socket = sock
         self.port = int(sock.getsockname()[1])
-        self._transport: asyncio.DatagramTransport | None = None
-        """Only if the kernel cannot tell how datagrams come in."""
+        self._receiver: asyncio.Task[None] | None = None
+        """Only on a loop without readers (Windows' Proactor)."""
         self._sessions: dict[Client, Session] = {}
         self._make = session or Session
         self._reads = self._stopped = False
@@ -188,17 +227,13 @@ class UdpListener(asyncio.DatagramProtocol):
         if request_arrivals(self.socket):
             self.loop.add_reader(self.socket, self._readable)
             self._reads = True
-        else:  # Windows' Proactor loop has no readers
-            await self.loop.create_datagram_endpoint(lambda: self, sock=self.socket)
+        else:
+            self._receiver = self.loop.create_task(self._receive_forever())
 
     @property
     def open_connections(self) -> int:
         """The number of sessions."""
         return len(self._sessions)
-
-    def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        """Keep the transport for replies."""
-        self._transport = cast(asyncio.DatagramTransport, transport)
 
     def _readable(self) -> None:
         for _ in range(_READ_AT_ONCE):
@@ -208,13 +243,21 @@ class UdpListener(asyncio.DatagramProtocol):
                 return
             self._receive(data, Client(sender, arrival_of(ancillary)))
 
-    def datagram_received(self, data: bytes, addr: SocketAddress) -> None:
-        """Receive a datagram from the transport."""
-        self._receive(data, Client(addr))
+    async def _receive_forever(self) -> None:
+        """Receive by waiting.
 
-    def error_received(self, exc: Exception) -> None:
-        """Ignore a client that cannot be reached: it does not wait for the reply any more."""
-        del exc
+        A transport of asyncio would drop empty datagrams, keep the port for a while after `stop`,
+        and receive nothing any more once a client could not be reached (CPython issue 91227).
+        """
+        while True:
+            try:
+                data, sender = await self.loop.sock_recvfrom(self.socket, _MAX_DATAGRAM)
+            except ConnectionError:  # a client that does not wait for its reply any more
+                continue
+            except OSError:
+                await asyncio.sleep(_RECEIVE_AGAIN)
+                continue
+            self._receive(data, Client(sender))
 
     def _receive(self, data: bytes, client: Client) -> None:
         """Pass on a datagram, in the client's session or a new one; drop it if it is refused."""
@@ -259,7 +302,10 @@ class UdpListener(asyncio.DatagramProtocol):
         try:
             sock.setblocking(False)
             sock.connect((endpoint.ip, endpoint.port))  # sends nothing
-            await self.loop.create_datagram_endpoint(lambda: session, sock=sock)
+            if self._receiver is not None:
+                _WaitingTransport(sock, session)
+            else:
+                await self.loop.create_datagram_endpoint(lambda: session, sock=sock)
         except (OSError, asyncio.CancelledError) as error:
             sock.close()
             if isinstance(error, OSError):
@@ -268,10 +314,6 @@ class UdpListener(asyncio.DatagramProtocol):
 
     def reply(self, data: bytes, client: Client) -> None:
         """Send a datagram to a client; it is lost if the socket's buffer is full."""
-        if self._transport is not None and data:
-            if not self._transport.is_closing():
-                self._transport.sendto(data, client.address)
-            return
         # A socket that is bound to every address must name the one that the reply comes from.
         with contextlib.suppress(OSError):  # asyncio's transports send no empty datagrams
             if client.arrival.address:
@@ -306,10 +348,9 @@ class UdpListener(asyncio.DatagramProtocol):
             self._stopped = True
             return
         self.abort()
-        if self._transport is not None:
-            self._transport.close()
-        else:
-            self.socket.close()
+        if self._receiver is not None:
+            self._receiver.cancel()
+        self.socket.close()
 
     def abort(self) -> None:
         """End every session."""

@@ -7,6 +7,7 @@ of all modules of the program that were imported go to the file that TRACE names
 from __future__ import annotations
 
 import asyncio
+import ctypes
 import multiprocessing
 import os
 import socket
@@ -14,7 +15,9 @@ import subprocess
 import sys
 import uuid
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any, NoReturn
+from unittest.mock import Mock
 
 import yaml
 
@@ -67,6 +70,8 @@ def pretend() -> None:
     ):
         for name in names:
             delattr(module, name)
+    kernel32 = SimpleNamespace(CreateMutexW=Mock(return_value=1), CloseHandle=Mock())
+    vars(ctypes).update(WinDLL=lambda *_, **__: kernel32, get_last_error=lambda: 0)
     socket.socketpair = _pair_of_sockets  # type: ignore[assignment]
     for name in GONE:
         sys.modules.pop(name, None)

@@ -56,13 +56,13 @@ def run_words(argv: Sequence[str], program: str = "steersman run") -> int:
     from steersman.host.facts import hostname  # noqa: PLC0415
     from steersman.run.process.assemble import run_daemon  # noqa: PLC0415
     from steersman.run.process.event_loop import MeasuredLoop, run_to_end  # noqa: PLC0415
-    from steersman.run.process.instance import Instance  # noqa: PLC0415
+    from steersman.run.process.instance import Instance, MachineInstance  # noqa: PLC0415
     from steersman.run.process.machine import Machine  # noqa: PLC0415
 
-    instance, loop_factory = None, None
-    # Windows has no network namespaces, and no mode writes rules there. It waits for its
-    # subprocesses and sockets with another loop, which is not measured.
-    if sys.platform != "win32":
+    instance: Instance | MachineInstance
+    if sys.platform == "win32":  # another loop waits for subprocesses there; it is not measured
+        instance, loop_factory = MachineInstance(), None
+    else:
         instance = Instance(config.mode, hostname(), take_over=config.steersman.take_over)
         loop_factory = MeasuredLoop
     daemon = run_daemon(parsed, logs, Machine(instance=instance))

@@ -26,6 +26,7 @@ from contextlib import asynccontextmanager
 from itertools import cycle
 from typing import NamedTuple
 
+from steersman.host.connect import socket_address
 from steersman.model.addresses import join_host_port
 from steersman.model.names import Protocol
 from steersman.model.plan import FrontendKind, NodePlan, Verdict
@@ -90,7 +91,8 @@ async def dial(target: Target) -> str:
         with socket.socket(family, socket.SOCK_STREAM) as sock:
             sock.setblocking(False)
             async with asyncio.timeout(_TIMEOUT):
-                await asyncio.get_running_loop().sock_connect(sock, (target.address, target.port))
+                where = socket_address(target.address, target.port)
+                await asyncio.get_running_loop().sock_connect(sock, where)
     except TimeoutError:
         return f"no answer in {_TIMEOUT:g} s"
     except OSError as error:

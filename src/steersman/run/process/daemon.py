@@ -30,7 +30,7 @@ from steersman.run.observe.findings_log import FindingsLog
 from steersman.run.observe.observers import SyncObservers
 from steersman.run.process.config_reloader import ConfigReloader
 from steersman.run.process.event_loop import guarded, on_signal, until
-from steersman.run.process.instance import Holder, Instance
+from steersman.run.process.instance import Holder, Instance, MachineInstance
 from steersman.run.process.klog import ProcessLog, v
 from steersman.run.process.machine import Machine
 from steersman.run.process.mode_transition import other_modes, remove_leftovers
@@ -70,7 +70,7 @@ class Stop:
 class NodeLock:
     """Makes this process the only instance on its node, until another one takes over."""
 
-    def __init__(self, instance: Instance | None) -> None:
+    def __init__(self, instance: Instance | MachineInstance | None) -> None:
         """Create it unlocked; without an instance nothing is ever locked."""
         self._instance = instance
         self.newcomer: asyncio.Future[Holder] = asyncio.get_running_loop().create_future()

@@ -28,12 +28,16 @@ Without CAP_NET_ADMIN, or if the kernel has no such tables, the abstract socket 
 Anyone can bind its name: a holder that is neither root nor our own user is not trusted, and then
 there is no lock. Every instance binds the name if it is free, so that instances without the right
 to read tables are kept out by those with it.
+
+On Windows the lock is a mutex with a name, which the system releases when its process ends. No
+instance takes over there.
 """
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
+import ctypes
 import logging
 import os
 import socket
@@ -41,7 +45,7 @@ import sys
 import time
 from collections.abc import Callable
 from datetime import UTC, datetime
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import msgspec
 
@@ -61,6 +65,7 @@ _PAUSE = 0.1  # seconds between two looks
 _MOST_AT_ONCE = 256
 """Connections of a look: all that may wait, and not all that strangers can make meanwhile."""
 _SILENT = 2.0  # seconds that an unreachable socket may belong to an instance that ends
+_ALREADY_EXISTS = 183  # ERROR_ALREADY_EXISTS of winerror.h
 PATIENCE = 30.0
 """Seconds that the holder has to release the lock."""
 
@@ -120,6 +125,42 @@ def running() -> Holder | None:
         return _holder(tables, NAME)
     finally:
         tables.close()
+
+
+class MachineInstance:
+    """This process as the one instance of a machine with Windows."""
+
+    def __init__(self) -> None:
+        """Prepare; nothing happens before `claim`."""
+        self._mutex: int | None = None
+
+    async def claim(self, asked: Callable[[Holder], None]) -> None:
+        """Create the mutex.
+
+        Args:
+            asked: never called.
+
+        Raises:
+            StartError: another instance has it.
+        """
+        del asked
+        kernel32: Any = vars(ctypes)["WinDLL"]("kernel32", use_last_error=True)
+        kernel32.CreateMutexW.restype = ctypes.c_void_p
+        # A service and the sessions of users share the names that begin so.
+        self._mutex = kernel32.CreateMutexW(None, False, f"Global\\{NAME}")
+        error = vars(ctypes)["get_last_error"]()
+        if self._mutex is None or error == _ALREADY_EXISTS:
+            self.release()
+            raise StartError("another instance runs on this machine; stop it first")
+
+    def release(self) -> None:
+        """Release the mutex. Idempotent."""
+        if self._mutex is not None:
+            vars(ctypes)["WinDLL"]("kernel32").CloseHandle(ctypes.c_void_p(self._mutex))
+            self._mutex = None
+
+    def rename(self, mode: str) -> None:
+        """Do nothing: a mutex has no text."""
 
 
 class Instance:

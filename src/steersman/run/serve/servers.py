@@ -30,6 +30,7 @@ from steersman.run.observe.scraped import (
 from steersman.run.pages.node_state import NodeStates
 from steersman.run.pages.state_page import state_json
 from steersman.run.process.event_loop import MeasuredLoop
+from steersman.run.process.instance import Instance
 from steersman.run.process.klog import ProcessLog
 from steersman.run.process.machine import Machine
 from steersman.run.process.startup import cluster_access
@@ -103,7 +104,7 @@ class Servers:
         if stats is not None:
             self.metrics.on_scrape(source_state(stats, time.monotonic))
         self.metrics.on_scrape(nfacct_packets(lambda: self._sync.mode.packets()))  # noqa: PLW0108
-        self._has_socket = machine.instance is not None
+        self._has_socket = isinstance(machine.instance, Instance)
         """Whether this process is the instance of its node, which has the local socket."""
         self.pages: dict[tuple[str, str], Page] = {}
         """Of the local socket, by method and path; complete before `tasks`."""

@@ -1,0 +1,1 @@
+"""The winuserspace mode on Windows' own Python, which Wine runs (scripts/windows.py)."""

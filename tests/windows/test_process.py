@@ -1,0 +1,68 @@
+"""The process on Windows' Python: it serves manifests, follows changes and ends in order."""
+
+from __future__ import annotations
+
+import signal
+from pathlib import Path
+
+import pytest
+
+from steersman.model.plan import Endpoint
+from tests.support.builders import kube
+from tests.support.modes.userspace_proxy import answering, ask, endpoint, until
+from tests.support.processes.steersman import get, manifests
+from tests.windows.node import HOST, ROOT, Node, on_a_node, windows_path
+
+pytestmark = [pytest.mark.kernel, pytest.mark.slow(seconds=40)]
+
+VIP, OTHER = "10.96.0.10", "10.96.0.11"
+
+
+def world(end: Endpoint, address: str = VIP) -> list[dict[str, object]]:
+    web = kube.service("web", address, ports=[{"name": "http", "port": 80}])
+    return [
+        web,
+        kube.endpoint_slice("web-1", "web", end.ip, ports=[{"name": "http", "port": end.port}]),
+    ]
+
+
+def test_it_serves_follows_changes_and_ends_in_order(tmp_path: Path) -> None:
+    async def body(node: Node) -> None:
+        async with endpoint(answering(b"1"), HOST) as one, endpoint(answering(b"2"), HOST) as two:
+            folder = manifests(node.folder / "manifests", *world(one))
+            node.netsh.refusals.append("The object is in use.")
+            async with node.steersman() as process:
+                await process.said("kernel objects")
+                assert not node.netsh.refusals, "it was tried again"
+                assert await ask(80, b"!", VIP) == b"1!"
+                manifests(folder, *world(two, OTHER))
+                await until(lambda: node.service_addresses() == {OTHER})
+                assert await ask(80, b"!", OTHER) == b"2!"
+                assert (await get("/healthz", 10256))[0] == 200
+                assert f'endpoint="{two}"' in (await get("/metrics/services"))[1]
+                async with node.steersman() as second:
+                    assert await second.ended() == 1
+                    assert "another instance runs on this machine" in second.log
+                process.process.send_signal(signal.SIGINT)  # Wine makes it Ctrl-C
+                assert await process.ended() == 0, process.log
+            assert node.service_addresses() == set()
+            assert "Traceback" not in process.log
+
+    on_a_node(tmp_path, body)
+
+
+def test_ctrl_break_ends_it_in_order(tmp_path: Path) -> None:
+    async def body(node: Node) -> None:
+        async with endpoint(answering(b"1"), HOST) as one:
+            folder = manifests(node.folder / "manifests", *world(one))
+            script = windows_path(ROOT / "tests/windows/ctrl_break.py")
+            flags = ("--proxy-mode=winuserspace", f"--manifests={windows_path(folder)}")
+            async with node.python(script, "run", *flags) as process:
+                await process.said("kernel objects")
+                assert node.service_addresses() == {VIP}
+                assert process.process.stdin
+                process.process.stdin.write(b"\n")
+                assert await process.ended() == 0, process.log
+            assert node.service_addresses() == set()
+
+    on_a_node(tmp_path, body)
