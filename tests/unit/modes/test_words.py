@@ -7,7 +7,6 @@ import pytest
 from steersman.model.names import Family
 from steersman.modes.kinds import Words, iptables_rules
 from steersman.modes.userspace.render import StrayKey
-from steersman.netfilter.iptables.names import RuleKey
 from tests.support.builders import case_files
 from tests.support.modes.ipvs import IPVS
 from tests.support.modes.registry import MODES, ModeUnderTest, render
@@ -70,7 +69,7 @@ def test_a_rule_that_is_in_force_is_wanted_as_the_tool_prints_it() -> None:
 
 
 def test_a_chain_without_rules_is_printed_as_iptables_save_declares_it() -> None:
-    key = RuleKey(Family.IPV6, "nat", "KUBE-SEP-A", "")
+    key = (Family.IPV6, "nat", "KUBE-SEP-A", "")
     assert iptables_rules(key, "") == [
         Words("ip6tables -t nat, chain KUBE-SEP-A", ":KUBE-SEP-A - [0:0]", "has no rule")
     ]
