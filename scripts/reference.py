@@ -46,6 +46,7 @@ ANSWERS = {
     "switch": ("switch.Switched",),
     "top": ("top.Top",),
     "trace": ("trace.TraceAnswer",),
+    "version": ("version.VersionAnswer",),
 }
 """Commands with `-o json`, and the classes of their answers below steersman.operate."""
 

@@ -152,12 +152,14 @@ def mode_names(modules: list[Module]) -> int:
     """Count lines outside modes/ that name a mode in an identifier or a string.
 
     Docstrings are not counted, nor config/ (upstream's flags and sections of the document are named
-    after modes) and netfilter/ (iptables and nftables are the names of its tools).
+    after modes), netfilter/ (iptables and nftables are the names of its tools), and cli/commands/
+    (texts for users, with examples).
     """
     name = re.compile(rf"(?<![\w/-])(?:{'|'.join(MODES)})(?![\w-])")
     count = 0
     for module in modules:
-        if module.name.split(".")[1:2] in (["modes"], ["config"], ["netfilter"]):
+        folders = (["modes"], ["config"], ["netfilter"])
+        if module.name.split(".")[1:2] in folders or ".cli.commands." in module.name:
             continue
         docstrings = {
             node.value.lineno

@@ -24,7 +24,7 @@ WAIT = 60.0
 
 async def test_beyond_loopback_a_login_is_needed() -> None:
     status, _, errors = await command("ui", "--listen=0.0.0.0:8026")
-    assert status == 1
+    assert status == 2
     assert "--login" in errors
 
 

@@ -20,8 +20,8 @@ pytestmark = pytest.mark.kernel
 PROGRAMS = ("iptables", "iptables-nft", "iptables-legacy", "nft", "ip6tables")
 
 
-async def cleanup(*through: str) -> tuple[int, str, str]:
-    argv = [*through, sys.executable, "-m", "steersman", "cleanup"]
+async def cleanup(*through: str, words: Sequence[str] = ("cleanup",)) -> tuple[int, str, str]:
+    argv = [*through, sys.executable, "-m", "steersman", *words]
     pipe = asyncio.subprocess.PIPE
     process = await asyncio.create_subprocess_exec(*argv, stdout=pipe, stderr=pipe)
     out, err = await process.communicate()
@@ -35,6 +35,23 @@ async def written(tmp_path: Path, *flags: str) -> None:
     async with steersman(tmp_path, f"--manifests={folder}", *flags) as proxy:
         await proxy.said("sync 1 (start)")
         await proxy.stop()
+
+
+@pytest.mark.parametrize("words", ["cleanup --dry-run", "run --cleanup --dry-run"])
+def test_a_dry_run_lists_the_objects_and_removes_none(tmp_path: Path, words: str) -> None:
+    async def body() -> None:
+        await written(tmp_path, "--proxy-mode=nftables")
+        before = sh("nft list ruleset")
+        status, out, err = await cleanup(words=words.split())
+        assert (status, err) == (1, "")
+        assert "# nftables mode" in out
+        assert "nftables: " in out
+        assert "kernel objects would be removed" in out
+        assert sh("nft list ruleset") == before
+        await cleanup()
+        assert await cleanup(words=words.split()) == (0, "nothing would be removed\n", "")
+
+    in_namespace(body)
 
 
 def hidden(then: str = "") -> Sequence[str]:

@@ -89,6 +89,8 @@ class SimulatedNodes:
         self.token = token
         self.heartbeat = heartbeat
         self._root = root
+        self.streams = 0
+        """Streams of states that were opened."""
         self.asked: list[tuple[str, str]] = []
         """Node and path of each request, streams of states aside."""
         self._port = port
@@ -280,6 +282,7 @@ class SimulatedNodes:
     async def _watch(self, request: web.Request, node: _Node) -> web.StreamResponse:
         response = web.StreamResponse(headers={"Content-Type": "application/x-ndjson"})
         await response.prepare(request)
+        self.streams += 1
         while True:
             news = node.news
             await response.write(msgspec.json.encode(node.state) + b"\n")

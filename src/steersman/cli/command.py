@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import AsyncIterator, Callable, Coroutine, Sequence
 from importlib import import_module
 from importlib.util import find_spec
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Any, Final
 
 import msgspec
 
@@ -99,10 +99,12 @@ class Command(msgspec.Struct, frozen=True, kw_only=True):
     arguments: tuple[Argument, ...] = ()
     flags: tuple[Flag, ...] = ()
     examples: tuple[Example, ...] = ()
-    answer: Callable[[Parsed], Awaitable[Answer]] | None = None
+    answer: Callable[[Parsed], Coroutine[Any, Any, Answer]] | None = None
     """Answers a question: its output flags, `--watch` and exit status come from the caller."""
     watch: bool = False
     """Whether `--watch` makes sense."""
+    follow: Callable[[Parsed, float], AsyncIterator[Answer]] | None = None
+    """Answers again and again for `--watch`, once in so many seconds; None asks each time."""
     process_only: bool = False
     """Only the running process of this node can answer: no flag names another source."""
     exit_codes: tuple[tuple[int, str], ...] = (

@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import AsyncIterator, Callable, Coroutine, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Any, Final, TypeAlias
 
 from steersman.config.flags_upstream import Flag, Group
-from steersman.operate.answer import QuestionError
+from steersman.operate.answer import Answer, QuestionError
 
 if TYPE_CHECKING:
     from steersman.config import Parsed
+    from steersman.ui.fleet import Fleet
     from steersman.ui.nodes import Finder
+
+    View: TypeAlias = Callable[[Parsed, Fleet], Answer]
 
 SELECTOR: Final = "app.kubernetes.io/name=steersman"
 NODE_FLAGS: Final = (
@@ -123,3 +126,30 @@ def finder_of(parsed: Parsed) -> Finder:
             ca_file=str(values.get("ca-file") or ""),
         )
     return FixedNodes()
+
+
+def ask_fleet(view: View) -> Callable[[Parsed], Coroutine[Any, Any, Answer]]:
+    """Return what answers once each node has answered or failed."""
+
+    async def answer(parsed: Parsed) -> Answer:
+        from steersman.host.limits import raise_descriptor_limit  # noqa: PLC0415
+        from steersman.ui.live_fleet import seen_once  # noqa: PLC0415
+
+        raise_descriptor_limit()
+        return view(parsed, await seen_once(finder_of(parsed)))
+
+    return answer
+
+
+def follow_fleet(view: View) -> Callable[[Parsed, float], AsyncIterator[Answer]]:
+    """Return what answers again and again, from streams that stay open."""
+
+    async def follow(parsed: Parsed, every: float) -> AsyncIterator[Answer]:
+        from steersman.host.limits import raise_descriptor_limit  # noqa: PLC0415
+        from steersman.ui.live_fleet import seen_again  # noqa: PLC0415
+
+        raise_descriptor_limit()
+        async for fleet in seen_again(finder_of(parsed), every):
+            yield view(parsed, fleet)
+
+    return follow

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable
-from typing import TYPE_CHECKING, Final
+from collections.abc import Callable, Coroutine
+from typing import TYPE_CHECKING, Any, Final
 
 from steersman.cli.command import NAMESPACE, Argument, option
 
@@ -30,7 +30,7 @@ EXIT_CODES: Final = (
 )
 
 
-def list_answer(method: str) -> Callable[[Parsed], Awaitable[Answer]]:
+def list_answer(method: str) -> Callable[[Parsed], Coroutine[Any, Any, Answer]]:
     """Return what answers with one of the Lists, by the name of its method.
 
     With --watch it is called again and again, and counts connections since the last call.

@@ -3,7 +3,8 @@
     words --> Command --> main(words)                    run, cleanup, config, ...
                     \\--> parse --> answer(parsed) --> print, exit status
 
-Exit status of a question: 0 fine, 1 something is wrong, 2 it could not be answered.
+Exit status of a question: 0 fine, 1 something is wrong, 2 it could not be answered. A command line
+that is not understood is 2 as well, except for `kube-proxy`, which exits with 1 as upstream does.
 """
 
 from __future__ import annotations
@@ -12,9 +13,9 @@ import asyncio
 import errno
 import os
 import sys
-import time
 import traceback
-from collections.abc import Callable, Sequence
+from collections.abc import AsyncIterator, Callable, Sequence
+from contextlib import suppress
 from typing import TYPE_CHECKING, Final
 
 from steersman import __version__
@@ -27,7 +28,6 @@ if TYPE_CHECKING:
 
 _PIPE_CLOSED: Final = 128 + 13  # as shells report SIGPIPE
 _INTERRUPTED: Final = 128 + 2
-_CLEAR: Final = "\x1b[H\x1b[2J"
 
 
 class CommandError(Exception):
@@ -167,59 +167,76 @@ def ask(command: Command, words: Sequence[str]) -> int:
 
 
 def _check_arguments(command: Command, parsed: Parsed) -> None:
+    from steersman.config import UsageError  # noqa: PLC0415 - not for `version`
+
     required = [each for each in command.arguments if each.required]
     if len(parsed.arguments) < len(required):
-        raise CommandError(f"give {required[len(parsed.arguments)].name}: {command.usage}")
+        raise UsageError(f"give {required[len(parsed.arguments)].name}: {command.usage}")
     repeated = any(each.repeated for each in command.arguments)
     if len(parsed.arguments) > len(command.arguments) and not repeated:
         extra = parsed.arguments[len(command.arguments)]
-        raise CommandError(f"unexpected argument {extra!r}: {command.usage}")
+        raise UsageError(f"unexpected argument {extra!r}: {command.usage}")
 
 
 def _once(command: Command, parsed: Parsed) -> int:
     from steersman.cli.output import print_answer  # noqa: PLC0415
 
-    answer = _answer(command, parsed)
+    assert command.answer is not None
+    answer = asyncio.run(command.answer(parsed))
     print_answer(answer, str(parsed.values.get("output", "text")))
     return answer.exit_code
 
 
 def _watched(command: Command, parsed: Parsed) -> int:
-    """Print the answer again whenever it differs, until interrupted; JSON is one line each."""
-    import json  # noqa: PLC0415
-
-    from steersman.cli.output import print_answer  # noqa: PLC0415
+    """Print the answer again whenever it differs, until interrupted."""
+    from steersman.cli.output import print_next  # noqa: PLC0415
 
     output = str(parsed.values.get("output", "text"))
-    interval = parsed.values.get("interval")
-    seconds = float(getattr(interval, "seconds", 2.0))
-    before: object = None
     status = 0
-    try:
-        while True:
-            answer = _answer(command, parsed)
+
+    async def watch() -> None:
+        nonlocal status
+        before: object = None
+        async for answer in _answers(command, parsed):
             status = answer.exit_code
-            if (now := answer.data) != before:
+            if (now := answer.watched) != before:
                 before = now
-                if output == "json":
-                    print(json.dumps(now, ensure_ascii=False), flush=True)
-                else:
-                    print(_CLEAR if sys.stdout.isatty() else "", end="")
-                    print_answer(answer, output)
-                    sys.stdout.flush()
-            time.sleep(seconds)
-    except KeyboardInterrupt:
-        return status
+                print_next(answer, output)
+
+    with suppress(KeyboardInterrupt):
+        asyncio.run(watch())
+    return status
 
 
-def _answer(command: Command, parsed: Parsed) -> Answer:
+async def _answers(command: Command, parsed: Parsed) -> AsyncIterator[Answer]:
+    """Yield the answer after each interval.
+
+    The first failure to answer is an error; a later one is reported, and the question asked again:
+    the process restarts, and one watches to see that.
+    """
+    from steersman.config import UsageError  # noqa: PLC0415
+
     assert command.answer is not None
-
-    async def call() -> Answer:
-        assert command.answer is not None
-        return await command.answer(parsed)
-
-    return asyncio.run(call())
+    seconds = float(getattr(parsed.values.get("interval"), "seconds", 2.0))
+    if seconds <= 0:
+        raise UsageError("--interval must be above 0s")
+    if command.follow is not None:
+        async for answer in command.follow(parsed, seconds):
+            yield answer
+        return
+    yield await command.answer(parsed)
+    said = ""
+    while True:
+        await asyncio.sleep(seconds)
+        try:
+            answer = await command.answer(parsed)
+        except expected_errors() as error:
+            if (text := _text_of(error)) != said:
+                said = text
+                print(f"steersman {command.name}: {text}", file=sys.stderr, flush=True)
+        else:
+            said = ""
+            yield answer
 
 
 # Failures
@@ -269,9 +286,18 @@ def report(error: BaseException, program: str) -> int:
             raise error
         case _ if isinstance(error, expected_errors()):
             print(f"{program}: {_text_of(error)}", file=sys.stderr)
+            return 1 if program == "kube-proxy" else _status_of(error)
         case _:
             traceback.print_exception(error)
     return 1
+
+
+def _status_of(error: BaseException) -> int:
+    """Return 2 for a question without an answer and a command line that is not understood."""
+    from steersman.config import UsageError  # noqa: PLC0415 - only a failure needs them
+    from steersman.operate.answer import QuestionError  # noqa: PLC0415
+
+    return 2 if isinstance(error, UsageError | QuestionError) else 1
 
 
 def _text_of(error: BaseException) -> str:

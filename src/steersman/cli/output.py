@@ -16,6 +16,7 @@ if TYPE_CHECKING:
 
 STYLES = {"good": "green", "warn": "yellow", "bad": "red", "dim": "dim", "title": "bold", "": ""}
 _GAP = "   "
+_CLEAR = "\x1b[H\x1b[2J"
 _SHORT = 12
 """Characters of a column that is never broken."""
 
@@ -42,6 +43,20 @@ def print_answer(answer: Answer, output: str, out: TextIO | None = None) -> None
                 print_blocks(blocks, terminal(out))
             else:
                 out.writelines(f"{line}\n" for line in plain_lines(blocks))
+
+
+def print_next(answer: Answer, output: str) -> None:
+    """Print one of several answers: as a line of JSON, a document of YAML, or on a clean screen."""
+    match output:
+        case "json":
+            print(json.dumps(answer.data, ensure_ascii=False))
+        case "yaml":
+            print("---")
+            print_answer(answer, output)
+        case _:
+            print(_CLEAR if sys.stdout.isatty() else "", end="")
+            print_answer(answer, output)
+    sys.stdout.flush()
 
 
 def _origin(answer: Answer) -> Iterator[Block]:

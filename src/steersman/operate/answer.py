@@ -84,6 +84,11 @@ class Answer(msgspec.Struct, frozen=True, kw_only=True, rename="camel"):
         """The answer as JSON types."""
         return msgspec.to_builtins(self)
 
+    @property
+    def watched(self) -> Any:
+        """The part of `data` of which a change is news, for --watch."""
+        return self.data
+
 
 def age_of(created: str | None, now: float) -> float | None:
     """Return seconds since a timestamp of Kubernetes; None if it is none."""

@@ -10,7 +10,7 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence
-from contextlib import AsyncExitStack, suppress
+from contextlib import AsyncExitStack, asynccontextmanager, suppress
 from typing import Any
 from urllib.parse import quote
 
@@ -343,18 +343,39 @@ class LiveFleet(Fleet):
             raise NodeError(f"unexpected answer of node {node} to /digests: {error}") from error
 
 
-async def seen_once(finder: Finder, seconds: float = 5.0) -> LiveFleet:
-    """Return a fleet after each node has answered or failed, or after some seconds."""
+@asynccontextmanager
+async def followed(
+    finder: Finder, seconds: float = 5.0
+) -> AsyncIterator[tuple[LiveFleet, asyncio.Task[None]]]:
+    """Follow the nodes in a task, from when each has answered or failed, or after some seconds."""
     fleet = LiveFleet(finder)
     following = asyncio.create_task(fleet.run())
     version = 0
-    with suppress(TimeoutError):
-        async with asyncio.timeout(seconds):
-            while not fleet.found.is_set() or any(
-                each.state is None and not each.problem for each in fleet.seen
-            ):
-                version = await fleet.changed(version)
-    following.cancel()
-    with suppress(asyncio.CancelledError):
-        await following
+    try:
+        with suppress(TimeoutError):
+            async with asyncio.timeout(seconds):
+                while not fleet.found.is_set() or any(
+                    each.state is None and not each.problem for each in fleet.seen
+                ):
+                    version = await fleet.changed(version)
+        yield fleet, following
+    finally:
+        following.cancel()
+        with suppress(asyncio.CancelledError):
+            await following
+
+
+async def seen_once(finder: Finder, seconds: float = 5.0) -> LiveFleet:
+    """Return a fleet after each node has answered or failed, or after some seconds."""
+    async with followed(finder, seconds) as (fleet, _):
+        pass
     return fleet
+
+
+async def seen_again(finder: Finder, every: float) -> AsyncIterator[LiveFleet]:
+    """Yield a fleet whose streams stay open, first as `seen_once`, then after each interval."""
+    async with followed(finder) as (fleet, following):
+        while not following.done():
+            yield fleet
+            await asyncio.wait((following,), timeout=every)
+        following.result()

@@ -64,7 +64,7 @@ def test_each_script_is_valid(shell: str) -> None:
 
 
 def test_other_shells_are_refused(capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["completion", "csh"]) == 1
+    assert main(["completion", "csh"]) == 2
     assert "give the shell: bash, zsh, fish" in capsys.readouterr().err
 
 

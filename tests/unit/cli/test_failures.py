@@ -9,7 +9,8 @@ from pathlib import Path
 
 import pytest
 
-from steersman.cli.main import report
+from steersman.cli.main import main, report
+from steersman.config import UsageError
 from steersman.operate.answer import QuestionError
 
 STEERSMAN = (sys.executable, "-m", "steersman")
@@ -69,13 +70,57 @@ def test_a_configuration_that_does_not_fit_on_the_disk_is_a_sentence() -> None:
 @pytest.mark.parametrize("word", ["services", "conntrack"])
 def test_maps_that_are_not_there_are_a_sentence(word: str) -> None:
     status, err = run("ebpf", "dump", word)
-    assert status == 1
+    assert status == 2
     assert err.count("\n") == 1
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        "run --nonsense",
+        "cleanup --nonsense",
+        "cleanup now",
+        "config",
+        "config check",
+        "config check a b",
+        "config show --nonsense",
+        "completion",
+        "completion csh",
+        "man nonsense",
+        "ui --listen=nonsense",
+        "ui --nonsense",
+        "ebpf dump nonsense",
+        "nonsense",
+        "explain a b",
+        "switch",
+        "switch nftables --to ebpf",
+        "switch nftables ebpf",
+        "trace",
+        "trace a b --to c",
+        "trace a b c",
+        "version now",
+        "services --watch --interval=0s",
+        "status --nonsense",
+    ],
+)
+def test_a_command_line_that_is_not_understood_is_exit_status_2(
+    line: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    if line.startswith(("services", "trace")):
+        line += f" --manifests={DEMO}"
+    assert main(line.split()) == 2
+    out, err = capsys.readouterr()
+    assert out == ""
+    assert err.startswith("steersman")
+
+
+def test_the_command_line_of_kube_proxy_fails_as_upstream_does() -> None:
+    assert report(UsageError("unknown flag: --nonsense"), "kube-proxy") == 1
 
 
 def test_a_name_in_an_error_moves_no_cursor(capsys: pytest.CaptureFixture[str]) -> None:
     """Names come from manifests, the command line and the API server."""
     error = QuestionError("web\x1b[31m is unknown\nit is \u202eodd")
-    assert report(error, "steersman explain") == 1
+    assert report(error, "steersman explain") == 2
     said = capsys.readouterr().err
     assert said == "steersman explain: web\\x1b[31m is unknown\nit is \\u202eodd\n"

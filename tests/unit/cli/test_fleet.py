@@ -2,23 +2,25 @@
 
 from __future__ import annotations
 
+import asyncio
 from pathlib import Path
 
 import pytest
 
-from steersman.cli.command import find_command
+from steersman.cli.command import Command, find_command
 from steersman.cli.commands.nodes import COMMAND as NODES
 from steersman.cli.commands.problems import COMMAND as PROBLEMS
-from steersman.cli.commands.problems import ask_problems
 from steersman.cli.commands.ui import COMMAND as UI
 from steersman.cli.commands.ui import run_ui
 from steersman.cli.fleet import finder_of
 from steersman.config import parse_command_line
+from steersman.model.findings import Finding, Severity
 from steersman.operate.answer import QuestionError
 from steersman.operate.fleet_view import HEALTHS, SORTS
 from steersman.operate.problems import LEVELS, Problems
 from steersman.source.kubeconfig import KubeconfigError
 from steersman.ui.nodes import SELECTOR, Finder, FixedNodes, PodNodes
+from tests.support.fleet import SimulatedNodes
 
 KUBECONFIG = """
 current-context: c
@@ -60,7 +62,8 @@ async def test_problems_of_nodes_that_are_asked_once() -> None:
     flags = {flag.name: flag for flag in PROBLEMS.flags}
     assert flags["severity"].choices == LEVELS
     words = ["--node=a=http://127.0.0.1:1", "--severity=error", "REACHED"]
-    answer = await ask_problems(
+    assert PROBLEMS.answer is not None
+    answer = await PROBLEMS.answer(
         parse_command_line(words, extra=PROBLEMS.all_flags, allow_arguments=True)
     )
     assert isinstance(answer, Problems)
@@ -69,9 +72,32 @@ async def test_problems_of_nodes_that_are_asked_once() -> None:
     assert problem.text.startswith("cannot be reached")
     assert answer.exit_code == 1
     other = parse_command_line([*words, "other"], extra=PROBLEMS.all_flags, allow_arguments=True)
-    found = await ask_problems(other)
+    found = await PROBLEMS.answer(other)
     assert isinstance(found, Problems)
     assert found.problems == ()
+
+
+@pytest.mark.parametrize("command", [NODES, PROBLEMS], ids=["nodes", "problems"])
+async def test_who_watches_nodes_keeps_their_streams(command: Command) -> None:
+    async with SimulatedNodes(3) as simulated:
+        words = [f"--node={name}={url}" for name, url in simulated.urls.items()]
+        parsed = parse_command_line(words, extra=command.all_flags, allow_arguments=True)
+        assert command.follow is not None
+        answers = command.follow(parsed, 0.05)
+        async with asyncio.timeout(60):
+            assert (await anext(answers)).exit_code == 0
+            simulated.change("node-0002", failure="the kernel refuses")
+            simulated.find(
+                "node-0002", Finding("Service shop/web", "spec", "is wrong", Severity.ERROR)
+            )
+            while not (await anext(answers)).exit_code:
+                pass
+            simulated.change("node-0002", failure="")
+            simulated.find("node-0002")
+            while (await anext(answers)).exit_code:
+                pass
+        assert simulated.streams == 3
+        await answers.aclose()  # type: ignore[attr-defined] # a generator
 
 
 def test_pages_are_served_on_loopback_only() -> None:

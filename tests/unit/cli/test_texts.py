@@ -80,5 +80,5 @@ def test_man_pages_are_valid_roff(command: Command | None) -> None:
 
 
 def test_an_unknown_command_has_no_page(capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["man", "nonsense"]) == 1
+    assert main(["man", "nonsense"]) == 2
     assert "there is no command 'nonsense'" in capsys.readouterr().err

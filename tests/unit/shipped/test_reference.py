@@ -41,6 +41,7 @@ QUESTIONS = {
     "EndpointList": "endpoints",
     "NodePortList": "nodeports",
     "Diagnosis": "doctor shop/web",
+    "VersionAnswer": "version",
 }
 """Command lines whose answer needs neither a process nor a kernel."""
 

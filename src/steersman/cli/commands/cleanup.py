@@ -14,18 +14,29 @@ if TYPE_CHECKING:
     from steersman.config import ProxyConfig
 
 
-def remove(config: ProxyConfig) -> int:
-    """Remove everything that steersman wrote from the kernel; return 1 if something is left."""
+def remove(config: ProxyConfig, *, dry_run: bool = False) -> int:
+    """Remove everything that steersman wrote from the kernel; return 1 if something is left.
+
+    With `dry_run`, print the objects instead, and return 1 if there are any.
+    """
     from steersman.config import to_mode_options  # noqa: PLC0415
     from steersman.host.exec import SubprocessExec  # noqa: PLC0415
     from steersman.run.process.instance import running  # noqa: PLC0415
     from steersman.run.process.mode_transition import clean_up  # noqa: PLC0415
 
-    done = asyncio.run(clean_up(SubprocessExec(), to_mode_options(config), running))
+    execute, options = SubprocessExec(), to_mode_options(config)
+    done = asyncio.run(clean_up(execute, options, running, dry_run=dry_run))
+    for problem in done.problems:
+        print(f"{'not certain' if dry_run else 'not removed'}: {problem}", file=sys.stderr)
+    if dry_run:
+        print(*done.lines, sep="\n", end="\n" if done.lines else "")
+        for mode, count in done.removed.items():
+            print(f"{mode}: {count} kernel objects would be removed")
+        if not done.removed:
+            print("nothing would be removed")
+        return int(bool(done.removed or done.problems))
     for mode, removed in done.removed.items():
         print(f"{mode}: {removed} kernel objects removed")
-    for problem in done.problems:
-        print(f"not removed: {problem}", file=sys.stderr)
     return int(bool(done.problems))
 
 
@@ -36,7 +47,7 @@ def _main(argv: Sequence[str]) -> int:
     if parsed.version:
         print(f"steersman {__version__}")
         return 0
-    return remove(parsed.config)
+    return remove(parsed.config, dry_run=parsed.dry_run)
 
 
 COMMAND = Command(
@@ -45,10 +56,14 @@ COMMAND = Command(
     description=(
         "Remove the kernel objects of every mode, not only of the one in use, and nothing else.\n"
         "Stop the running process first: it would write its rules again.\n\n"
-        "The exit status is 1 if something is left; it is named then. All flags of\n"
+        "The exit status is 1 if something is left; it is named then. With --dry-run, nothing is\n"
+        "removed: the objects are listed, and the exit status is 1 if there are any. All flags of\n"
         "`steersman run` are accepted, so that the command line of a running process can be reused."
     ),
     group="Run",
-    examples=(Example("steersman cleanup", "remove everything, in every mode"),),
+    examples=(
+        Example("steersman cleanup --dry-run", "what would be removed"),
+        Example("steersman cleanup", "remove everything, in every mode"),
+    ),
     main=_main,
 )

@@ -9,11 +9,11 @@ from steersman.cli.command import Argument, Command, Example
 
 def _main(argv: Sequence[str]) -> int:
     from steersman.cli.completion import SHELLS, script  # noqa: PLC0415 - it imports all commands
-    from steersman.cli.main import CommandError  # noqa: PLC0415 - it imports this module
+    from steersman.config import UsageError  # noqa: PLC0415 - only a failure needs it
 
     shell = argv[0] if argv else ""
     if shell not in SHELLS:
-        raise CommandError(f"give the shell: {', '.join(SHELLS)}")
+        raise UsageError(f"give the shell: {', '.join(SHELLS)}")
     print(script(shell), end="")
     return 0
 

@@ -20,6 +20,7 @@ def _main(argv: Sequence[str]) -> int:
     from steersman.cli.main import CommandError  # noqa: PLC0415 - it imports this module
     from steersman.config import (  # noqa: PLC0415
         ConfigError,
+        UsageError,
         check_config,
         parse_command_line,
         read_file,
@@ -27,7 +28,7 @@ def _main(argv: Sequence[str]) -> int:
     )
 
     if argv[:1] not in (["check"], ["show"]):
-        raise CommandError("give `check FILE` or `show`")
+        raise UsageError("give `check FILE` or `show`")
     checks = argv[0] == "check"
     flags = (_STRICT,) if checks else (_OUTPUT,)
     parsed = parse_command_line(argv[1:], extra=flags, allow_arguments=checks)
@@ -36,7 +37,7 @@ def _main(argv: Sequence[str]) -> int:
         return 0
     if checks:
         if len(parsed.arguments) != 1:
-            raise CommandError("give the file: steersman config check FILE")
+            raise UsageError("give the file: steersman config check FILE")
         (name,) = parsed.arguments
         try:
             data = read_file(name)

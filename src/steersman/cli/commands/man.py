@@ -100,7 +100,7 @@ def _text(text: str) -> str:
 
 
 def _main(argv: Sequence[str]) -> int:
-    from steersman.cli.main import CommandError  # noqa: PLC0415 - it imports this module
+    from steersman.config import UsageError  # noqa: PLC0415 - only a failure needs it
 
     if not argv:
         print(overview_page(), end="")
@@ -108,7 +108,7 @@ def _main(argv: Sequence[str]) -> int:
     try:
         page = command_page(find_command(argv[0]))
     except KeyError as error:
-        raise CommandError(f"there is no command {argv[0]!r}") from error
+        raise UsageError(f"there is no command {argv[0]!r}") from error
     print(page, end="")
     return 0
 

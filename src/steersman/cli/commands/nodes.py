@@ -5,24 +5,21 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from steersman.cli.command import Command, Example
-from steersman.cli.fleet import HOW, NODE_FLAGS, finder_of
+from steersman.cli.fleet import HOW, NODE_FLAGS, ask_fleet, follow_fleet
 from steersman.config.flags_upstream import Flag, Group
 from steersman.operate.answer import Answer
 
 if TYPE_CHECKING:
     from steersman.config import Parsed
+    from steersman.ui.fleet import Fleet
 
 
-async def ask_nodes(parsed: Parsed) -> Answer:
-    """Wait until each node has answered or failed, and answer with all of them."""
+def view_of(parsed: Parsed, fleet: Fleet) -> Answer:
+    """Return the nodes that a command line asks for, as they are now."""
     import time  # noqa: PLC0415 - only for this answer, as the others
 
-    from steersman.host.limits import raise_descriptor_limit  # noqa: PLC0415
     from steersman.operate.fleet_view import fleet_view, query_of  # noqa: PLC0415
-    from steersman.ui.live_fleet import seen_once  # noqa: PLC0415
 
-    raise_descriptor_limit()
-    fleet = await seen_once(finder_of(parsed))
     values = {name: str(parsed.values.get(name) or "") for name in ("health", "sort")}
     text = parsed.arguments[0] if parsed.arguments else ""
     return fleet_view(
@@ -62,7 +59,8 @@ how long changes take, Findings, CPU and memory, and what its problems are.
         (1, "A node is not healthy, or cannot be asked."),
         (2, "The command line is wrong."),
     ),
-    answer=ask_nodes,
+    answer=ask_fleet(view_of),
+    follow=follow_fleet(view_of),
     watch=True,
     process_only=True,
 )

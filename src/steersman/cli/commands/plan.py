@@ -5,7 +5,6 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from steersman.cli.command import Command, Example, option
-from steersman.modes.specs import DEFAULT_MODE
 
 if TYPE_CHECKING:
     from steersman.config import Parsed
@@ -48,9 +47,7 @@ COMMAND = Command(
         ),
     ),
     examples=(
-        Example(
-            f"steersman plan --proxy-mode {DEFAULT_MODE}", "what a switch of the mode would do"
-        ),
+        Example("steersman plan --proxy-mode nftables", "what a switch of the mode would do"),
         Example("steersman plan --masquerade-all", "what another setting would do"),
         Example("steersman plan --manifests DIR --objects", "which rules new manifests change"),
         Example("steersman plan --cleanup", "what `steersman cleanup` would remove"),

@@ -5,29 +5,26 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from steersman.cli.command import Argument, Command, Example, option
-from steersman.cli.fleet import HOW, NODE_FLAGS, finder_of
+from steersman.cli.fleet import HOW, NODE_FLAGS, ask_fleet, follow_fleet
 from steersman.operate.answer import Answer
 
 if TYPE_CHECKING:
     from steersman.config import Parsed
+    from steersman.ui.fleet import Fleet
 
 _ASKED = ("severity", "namespace", "on-node")
 
 
-async def ask_problems(parsed: Parsed) -> Answer:
-    """Wait until each node has answered or failed, and answer with the problems of all."""
+def view_of(parsed: Parsed, fleet: Fleet) -> Answer:
+    """Return the problems that a command line asks for, as they are now."""
     import time  # noqa: PLC0415 - only for this answer, as the others
 
-    from steersman.host.limits import raise_descriptor_limit  # noqa: PLC0415
     from steersman.operate.problems import find_problems, read_filter  # noqa: PLC0415
-    from steersman.ui.live_fleet import seen_once  # noqa: PLC0415
 
     values = {name: str(parsed.values.get(name) or "") for name in _ASKED}
     asked = read_filter(
         {**values, "node": values["on-node"], "q": " ".join(filter(None, parsed.arguments))}
     )
-    raise_descriptor_limit()
-    fleet = await seen_once(finder_of(parsed))
     return find_problems(
         fleet.seen,
         fleet.disagreements,
@@ -70,7 +67,8 @@ is listed once. Each comes with evidence and a remedy. Words select problems tha
         (1, "There is an error, or a node cannot be asked."),
         (2, "The command line is wrong."),
     ),
-    answer=ask_problems,
+    answer=ask_fleet(view_of),
+    follow=follow_fleet(view_of),
     watch=True,
     process_only=True,
 )

@@ -44,7 +44,7 @@ def run_words(argv: Sequence[str], program: str = "steersman run") -> int:
     if parsed.cleanup:
         from steersman.cli.commands.cleanup import remove  # noqa: PLC0415
 
-        return remove(config)
+        return remove(config, dry_run=parsed.dry_run)
     if parsed.init_only:
         from steersman.run.process.startup import initialize  # noqa: PLC0415
 

@@ -6,20 +6,18 @@ import sys
 from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
-from steersman.cli.command import Command, Example, option
-from steersman.modes.specs import DEFAULT_MODE
-from steersman.operate.answer import Answer, Block, QuestionError
+from steersman.cli.command import Argument, Command, Example, option
+from steersman.operate.answer import Answer, Block
 
 if TYPE_CHECKING:
     from steersman.config import Parsed
     from steersman.model.switch import SwitchStep
 
-_MODE = DEFAULT_MODE  # for examples
-
 
 async def _answer(parsed: Parsed) -> Answer:
     """Switch; as text, each step is shown as soon as it is done."""
     from steersman.cli.output import plain_lines, print_blocks, terminal  # noqa: PLC0415
+    from steersman.config import UsageError  # noqa: PLC0415
     from steersman.model.switch import SwitchRequest  # noqa: PLC0415
     from steersman.operate.switch import Switched, step_line, switch  # noqa: PLC0415
 
@@ -30,9 +28,10 @@ async def _answer(parsed: Parsed) -> Answer:
             yield from self.end()
 
     values = parsed.values
-    to = str(values.get("to", ""))
-    if not to:
-        raise QuestionError("give the mode: steersman switch --to MODE")
+    modes = {*parsed.arguments, *filter(None, [str(values.get("to", ""))])}
+    if len(modes) != 1:
+        raise UsageError("give one mode: steersman switch MODE")
+    (to,) = modes
 
     def seconds(name: str, otherwise: float) -> float:
         return float(getattr(values.get(name), "seconds", otherwise))
@@ -68,16 +67,17 @@ rules can be rendered, and that no Service would be served worse. Then it writes
 mode's rules beside those of the old one, sends new connections to the new mode, and removes
 the old rules. Meanwhile it keeps connecting to Services that answered before; if that fails,
 or if the kernel refuses the rules, it goes back to the old mode by itself. Established
-connections continue. Those that the old mode itself carries (in the modes that have their
-own table of connections, or relay them in the process) have the time of --drain to end.
+connections continue. Those that the old mode itself carries (ipvs, ebpf and userspace do)
+have the time of --drain to end.
 
 The configuration is not changed: after a restart the process runs in the configured mode
 again. To keep the new mode, set it there, too.
 
 Only root and the user of the process may switch. Interrupting this command does not
 interrupt a switch that has begun.""",
+    arguments=(Argument("MODE", "The new mode.", completes="mode"),),
     flags=(
-        option("to", "The mode.", completes="mode"),
+        option("to", "The same as MODE.", completes="mode"),
         option("dry-run", "Only check whether the mode can serve.", kind="bool"),
         option(
             "force",
@@ -93,9 +93,9 @@ interrupt a switch that has begun.""",
         ),
     ),
     examples=(
-        Example(f"steersman switch --to {_MODE} --dry-run", f"whether {_MODE} mode can serve"),
-        Example(f"steersman switch --to {_MODE}", "switch, and watch new connections for 5 s"),
-        Example(f"steersman switch --to {_MODE} --watch-for 1m -o json", "for scripts"),
+        Example("steersman switch nftables --dry-run", "whether nftables mode can serve here"),
+        Example("steersman switch nftables", "switch, and watch new connections for 5 s"),
+        Example("steersman switch ebpf --watch-for 1m -o json", "for scripts"),
     ),
     exit_codes=(
         (0, "The new mode serves, or could (--dry-run)."),

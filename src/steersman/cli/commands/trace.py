@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from steersman.cli.command import NAMESPACE, Command, Example, option
+from steersman.cli.command import NAMESPACE, Argument, Command, Example, option
 
 if TYPE_CHECKING:
     from steersman.config import Parsed
@@ -12,20 +12,23 @@ if TYPE_CHECKING:
 
 
 async def _answer(parsed: Parsed) -> Answer:
-    from steersman.operate.answer import QuestionError  # noqa: PLC0415
+    from steersman.config import UsageError  # noqa: PLC0415
     from steersman.operate.load import load_world  # noqa: PLC0415
     from steersman.operate.trace import trace_packet  # noqa: PLC0415
     from steersman.operate.trace_question import ask  # noqa: PLC0415
 
     values = parsed.values
-    if not values.get("to"):
-        raise QuestionError("give --to, such as --to shop/web:http or --to 10.96.0.10:80")
+    *client, to = parsed.arguments or ("",)
+    if (to and values.get("to")) or (client and values.get("from")):
+        raise UsageError("give the client and the destination once: as words or as flags")
+    if not (to or values.get("to")):
+        raise UsageError("give the destination: steersman trace shop/web:http, or 10.96.0.10:80")
     wait = bool(values.get("wait"))
     given = getattr(values.get("timeout"), "seconds", 0.0)
     world = await load_world(parsed)
     words = {
-        "client": str(values.get("from", "")),
-        "to": str(values.get("to", "")),
+        "client": client[0] if client else str(values.get("from", "")),
+        "to": to or str(values.get("to", "")),
         "netns": str(values.get("netns", "")),
         "wait": wait,
         "timeout": given or (60.0 if wait else 3.0),
@@ -48,6 +51,14 @@ packet of that one connection is traced, and nothing stays in the kernel. This n
 
 Names are those of `explain`: shop/web:http, web.shop:80, shop/cart-1, node-a:30080, 10.96.0.10:80.
 HANDLE is the number of the rule for `nft -a list`; for iptables-legacy, its place in the chain.""",
+    arguments=(
+        Argument(
+            "FROM",
+            "Client, as --from; may be left out.",
+            completes="pod,service,endpoint",
+        ),
+        Argument("TO", "Destination, as --to.", completes="service,endpoint"),
+    ),
     flags=(
         option(
             "from",
@@ -77,10 +88,10 @@ HANDLE is the number of the rule for `nft -a list`; for iptables-legacy, its pla
         NAMESPACE,
     ),
     examples=(
-        Example("steersman trace --to shop/web:http", "a connection from this node"),
-        Example("steersman trace --from shop/cart-1 --to shop/web:http", "from a pod on this node"),
-        Example("steersman trace --from outside --to :30080 --wait", "the next client of a port"),
-        Example("steersman trace --to 10.96.0.10:53/udp -o json", "all steps, for a program"),
+        Example("steersman trace shop/web:http", "a connection from this node"),
+        Example("steersman trace shop/cart-1 shop/web:http", "from a pod on this node"),
+        Example("steersman trace outside :30080 --wait", "the next client of a port"),
+        Example("steersman trace 10.96.0.10:53/udp -o json", "all steps, for a program"),
     ),
     answer=_answer,
     exit_codes=(

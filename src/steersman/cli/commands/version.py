@@ -2,21 +2,32 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from typing import TYPE_CHECKING
 
-from steersman import __version__
-from steersman.cli.command import Command
+from steersman.cli.command import Command, Example
+
+if TYPE_CHECKING:
+    from steersman.config import Parsed
+    from steersman.operate.answer import Answer
 
 
-def _main(_: Sequence[str]) -> int:
-    print(f"steersman {__version__}")
-    return 0
+async def _answer(_: Parsed) -> Answer:
+    from steersman.operate.version import installed  # noqa: PLC0415
+
+    return installed()
 
 
 COMMAND = Command(
     name="version",
     summary="print the version",
-    description="Print the version.",
+    description="Print the version of steersman; with -o wide or json, also of Python, the kernel "
+    "and libraries.",
     group="Tools",
-    main=_main,
+    examples=(
+        Example("steersman version", "one line"),
+        Example("steersman version -o json", "everything that a report of a bug needs"),
+    ),
+    exit_codes=((0, "Always."), (2, "The command line is wrong.")),
+    answer=_answer,
+    process_only=True,
 )

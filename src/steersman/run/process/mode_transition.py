@@ -160,9 +160,11 @@ class Cleaned(NamedTuple):
     """The result of `clean_up`."""
 
     removed: Mapping[str, int]
-    """Number of kernel objects removed, by mode."""
+    """Number of kernel objects removed, or that would be, by mode."""
     problems: tuple[str, ...]
     """A sentence for everything that could not be probed or removed; () if nothing is left."""
+    lines: tuple[str, ...] = ()
+    """The objects that would be removed, in the words of each mode's tool."""
 
 
 class Leftovers(NamedTuple):
@@ -177,10 +179,22 @@ class Leftovers(NamedTuple):
 
 
 async def clean_up(
-    execute: Exec, options: ModeOptions, running: Callable[[], object | None] = lambda: None
+    execute: Exec,
+    options: ModeOptions,
+    running: Callable[[], object | None] = lambda: None,
+    *,
+    dry_run: bool = False,
 ) -> Cleaned:
-    """Remove every object of every mode from the kernel, and nothing else."""
+    """Remove every object of every mode from the kernel, and nothing else.
+
+    Args:
+        execute: runs the modes' tools.
+        options: the operator's settings.
+        running: returns the instance that runs on this node, if any.
+        dry_run: only list the objects.
+    """
     removed: dict[str, int] = {}
+    lines: list[str] = []
     problems: list[str] = []
     unprobed: list[tuple[Leftovers, tuple[Family, ...], str]] = []
     for each in leftover_modes(execute, options):
@@ -194,7 +208,11 @@ async def clean_up(
             if support.missing:
                 families = (Family.IPV6,) if support.usable else tuple(Family)
                 unprobed.append((each, families, " ".join(support.missing)))
-            if support.usable:
+            if support.usable and dry_run:
+                if have := await mode.worker.do(mode.read):
+                    removed[spec.name] = removed.get(spec.name, 0) + len(have)
+                    lines += (f"# {each}", *mode.describe(diff(have, {})).splitlines())
+            elif support.usable:
                 removed[spec.name] = removed.get(spec.name, 0) + await _remove_all(mode)
         except OSError as error:
             unprobed.append((each, tuple(Family), f"{error.strerror or error}."))
@@ -209,7 +227,7 @@ async def clean_up(
         problems.append(
             f"an instance runs on this node ({holder}) and writes its rules again; stop it first"
         )
-    return Cleaned(removed, tuple(problems))
+    return Cleaned(removed, tuple(problems), tuple(lines))
 
 
 async def _remove_all(mode: Mode) -> int:
