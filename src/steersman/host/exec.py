@@ -27,7 +27,7 @@ import sys
 import threading
 import time
 from collections.abc import AsyncIterator, Callable, Iterator, Mapping, Sequence
-from typing import Any, NamedTuple, Protocol
+from typing import IO, Any, NamedTuple, Protocol
 
 from steersman.model.errors import BusyError
 
@@ -164,17 +164,20 @@ class SubprocessExec:
                 env=self._environment,
                 **_OWN_GROUP,
             )
-        deadline, given, cancelled = time.monotonic() + timeout, stdin or None, False
+        if stdin:
+            # `communicate` writes nothing more after a timeout (Python 3.11): a thread does.
+            pipe, process.stdin = process.stdin, None
+            threading.Thread(target=_feed, args=(pipe, stdin), daemon=True).start()
+        deadline, cancelled = time.monotonic() + timeout, False
         while True:
             if not cancelled and caller.is_cancelled():
                 cancelled = True
                 deadline = min(deadline, time.monotonic() + (_GRACE if stdin else 0.0))
             left = max(deadline - time.monotonic(), 0.0)
             try:
-                stdout, stderr = process.communicate(given, min(left, _LOOK))
+                stdout, stderr = process.communicate(timeout=min(left, _LOOK))
                 break
             except subprocess.TimeoutExpired:
-                given = None  # it is on its way
                 if left <= _LOOK:
                     _end(argv[0], process)
                     if cancelled:
@@ -242,6 +245,12 @@ async def _communicate(process: asyncio.subprocess.Process, most: int) -> tuple[
     if max(len(stdout), len(stderr)) > most:
         raise OSError(errno.EFBIG, f"it wrote more than {most} bytes")
     return stdout, stderr
+
+
+def _feed(pipe: IO[bytes], data: bytes) -> None:
+    """Write all input of a tool; one that ends or is killed may not have read it."""
+    with contextlib.suppress(OSError), pipe:
+        pipe.write(data)
 
 
 def _kill(process: asyncio.subprocess.Process | subprocess.Popen[bytes]) -> None:

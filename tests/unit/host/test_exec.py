@@ -44,6 +44,12 @@ def run(request: pytest.FixtureRequest) -> Run:
     return run
 
 
+async def test_much_input_reaches_a_program_that_is_slow_to_read(run: Run) -> None:
+    """A script is longer than a pipe holds, and a tool may wait for a lock before it reads."""
+    result = await run(["sh", "-c", "sleep 0.3; wc -c"], b"x" * 1_000_000)
+    assert result.stdout.strip() == b"1000000"
+
+
 async def test_what_a_program_reads_and_says(run: Run) -> None:
     result = await run(["sh", "-c", "cat; echo oh  no >&2; exit 3"], b"input")
     assert result.returncode == 3
