@@ -642,6 +642,12 @@ def test_a_service_with_thousands_of_ports(monkeypatch: pytest.MonkeyPatch) -> N
     assert len(reads) == 3
 
 
+def test_a_problem_that_has_a_code_ends_with_it() -> None:
+    bad = (Finding("Service shop/web", "spec.x", "is bad", code="SM1001"),)
+    found = problems(asked(*DEMO, findings=bad))
+    assert found == {"shop/web": ("warning", ("spec.x: is bad [SM1001]",))}
+
+
 def test_one_object_in_trouble_and_only_those_of_a_namespace() -> None:
     world = asked(
         kube.service("none"), kube.service("gone", "10.96.0.3", namespace="other"), *NODES

@@ -121,6 +121,11 @@ def test_node_ports_need_not_be_guarded() -> None:
     assert "configuration flags 0" in node(NodeSettings(), free)
 
 
+def test_known_connections_may_take_the_fast_path() -> None:
+    fast = render.Programs(bytes(16), guard_node_ports=False, fast_path=True)
+    assert f"configuration flags {layout.CONFIG_FAST_PATH}" in node(NodeSettings(), fast)
+
+
 @given(st.randoms(use_true_random=False), st.integers(0, 200), st.sampled_from(Family))
 def test_keys_of_two_plans_never_meet(rng: object, number: int, family: Family) -> None:
     one = render.render_service(plans.random_plan(rng, number, family))  # type: ignore[arg-type]
