@@ -22,6 +22,10 @@ ELSEWHERE = {
     "CONTRIBUTING.md": "developing.md",
     "CHANGELOG.md": "changelog.md",
     "SECURITY.md": "security-policy.md",
+    "src/steersman/config/README.md": "behaviour-configuration.md",
+    "src/steersman/failover/README.md": "behaviour-failover.md",
+    "src/steersman/source/README.md": "behaviour-source.md",
+    "src/steersman/netfilter/conntrack/README.md": "behaviour-conntrack.md",
     **{
         str(path.relative_to(ROOT)): f"modes/{path.parent.name}.md"
         for path in sorted(ROOT.glob("src/steersman/modes/*/README.md"))

@@ -18,7 +18,7 @@ ROOT = Path(__file__).parents[3]
 TEXTS = sorted(
     [
         *(ROOT / "docs").glob("*.md"),
-        *(ROOT / "src/steersman/modes").glob("*/README.md"),
+        *(ROOT / "src/steersman").rglob("README.md"),
         *map(ROOT.joinpath, ("README.md", "CONTRIBUTING.md", "SECURITY.md", "deploy/README.md")),
     ]
 )
