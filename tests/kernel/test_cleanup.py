@@ -37,15 +37,25 @@ async def written(tmp_path: Path, *flags: str) -> None:
         await proxy.stop()
 
 
-@pytest.mark.parametrize("words", ["cleanup --dry-run", "run --cleanup --dry-run"])
-def test_a_dry_run_lists_the_objects_and_removes_none(tmp_path: Path, words: str) -> None:
+@pytest.mark.parametrize(
+    ("mode", "words"),
+    [
+        ("nftables", "cleanup --dry-run"),
+        ("nftables", "run --cleanup --dry-run"),
+        ("iptables", "cleanup --dry-run"),
+    ],
+)
+def test_a_dry_run_lists_the_objects_and_removes_none(
+    tmp_path: Path, mode: str, words: str
+) -> None:
     async def body() -> None:
-        await written(tmp_path, "--proxy-mode=nftables")
+        await written(tmp_path, f"--proxy-mode={mode}")
         before = sh("nft list ruleset")
+        assert "KUBE-SVC" in before or mode != "iptables"
         status, out, err = await cleanup(words=words.split())
         assert (status, err) == (1, "")
-        assert "# nftables mode" in out
-        assert "nftables: " in out
+        assert f"# {mode} mode" in out
+        assert f"{mode}: " in out
         assert "kernel objects would be removed" in out
         assert sh("nft list ruleset") == before
         await cleanup()

@@ -53,7 +53,7 @@ def test_the_running_process_is_traced_by_name(flags: tuple[str, str], tmp_path:
             answer: dict[str, Any] = {}
 
             async def works() -> bool:
-                status, out, err = await command("trace", "--to", "shop/web", "-o", "json")
+                status, out, err = await command("trace", "node", "shop/web", "-o", "json")
                 assert status != 2 or "no steersman runs" in err or "Traceback" not in err, err
                 answer.update(json.loads(out) if out else {})
                 return status == 0

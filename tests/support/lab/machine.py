@@ -86,7 +86,7 @@ class Machine:
         return done.returncode, json.loads(done.stdout or "null"), done.stderr
 
     def switch(self, to: str, *words: str) -> dict[str, Any]:
-        status, answer, errors = self.steersman("switch", f"--to={to}", "--watch-for=500ms", *words)
+        status, answer, errors = self.steersman("switch", to, "--watch-for=500ms", *words)
         assert answer, (errors, self.log.read_text())
         assert status == (answer["result"]["outcome"] not in ("switched", "checked")), answer
         assert isinstance(answer, dict)
