@@ -4,9 +4,14 @@ from __future__ import annotations
 
 import hashlib
 import json
+import os
+import signal
 import subprocess
 import sys
 import tarfile
+import time
+from contextlib import suppress
+from itertools import accumulate
 from pathlib import Path
 
 import pytest
@@ -92,12 +97,74 @@ def test_flags_of_kubectl_reach_every_call(plugin: Plugin) -> None:
         (("explain", "--from", "shop/gone"), "the pod shop/gone cannot be read"),
         (("--nonsense", "status"), "unknown flag --nonsense"),
         (("--node", "a", "--all-nodes", "status"), "not both"),
+        (("status", "--watch"), "--watch shows one node: give --node NODE"),
     ],
 )
 def test_failures_say_why(plugin: Plugin, words: tuple[str, ...], message: str) -> None:
     status, out, err = plugin.run(*words)
     assert (status, out) == (2, "")
     assert message in err
+
+
+MANY_NODES = """#!/bin/sh
+case "$*" in
+*"get pods"*)
+    for number in $(seq 40); do printf 'node-%s\\tkube-system\\tsm-%s\\n' $number $number; done ;;
+*)
+    echo begin >>"$0.log"
+    until [ "$(grep -c begin "$0.log")" -ge 16 ]; do sleep 0.02; done
+    echo end >>"$0.log"
+esac
+"""
+
+
+def test_sixteen_nodes_are_asked_at_a_time(plugin: Plugin) -> None:
+    plugin.kubectl.write_text(MANY_NODES)
+    status, out, _ = plugin.run("status")
+    assert (status, len(out.splitlines())) == (0, 40)
+    at_once = list(accumulate(1 if each == "begin" else -1 for each in plugin.calls))
+    assert (max(at_once), at_once[-1]) == (16, 0)
+
+
+SILENT_NODES = """#!/bin/sh
+case "$*" in
+*"get pods"*) printf 'node-a\\tkube-system\\tsm-a\\nnode-b\\tkube-system\\tsm-b\\n' ;;
+*) echo $$ >>"$0.log"; exec sleep 600 ;;
+esac
+"""
+
+
+def runs(pid: str) -> bool:
+    try:
+        return Path("/proc", pid, "stat").read_text().rpartition(")")[2].split()[0] != "Z"
+    except (FileNotFoundError, ProcessLookupError):
+        return False
+
+
+def test_an_interrupt_ends_all_of_it_and_leaves_no_file(plugin: Plugin, tmp_path: Path) -> None:
+    plugin.kubectl.write_text(SILENT_NODES)
+    log, temporary = Path(f"{plugin.kubectl}.log"), tmp_path / "temporary"
+    temporary.mkdir()
+    with subprocess.Popen(
+        ["env", "--default-signal=INT", "sh", str(PLUGIN), "status"],
+        env={"PATH": "/usr/bin:/bin", "KUBECTL": str(plugin.kubectl), "TMPDIR": str(temporary)},
+        start_new_session=True,  # as a terminal does it
+        stdout=subprocess.PIPE,
+    ) as process:
+        try:
+            while not log.exists() or len(log.read_text().splitlines()) < 2:
+                assert process.poll() is None
+            asked = plugin.calls
+            assert all(map(runs, asked))
+            os.killpg(process.pid, signal.SIGINT)
+            assert process.communicate(timeout=60)[0] == b""
+            while any(map(runs, asked)):
+                time.sleep(0.01)
+        finally:
+            with suppress(ProcessLookupError):
+                os.killpg(process.pid, signal.SIGKILL)
+    assert process.returncode == 130
+    assert list(temporary.iterdir()) == []
 
 
 def test_help_is_the_head_of_the_script(plugin: Plugin) -> None:
