@@ -30,7 +30,7 @@ from h2.events import (
     WindowUpdated,
 )
 from h2.settings import SettingCodes, Settings
-from hyperframe.frame import Frame, GoAwayFrame
+from hyperframe.frame import DataFrame, Frame, GoAwayFrame
 
 from steersman.source.http_connection import (
     KEPT,
@@ -68,6 +68,14 @@ class _H2(H2Connection):
         event = ConnectionTerminated()
         event.error_code, event.last_stream_id = frame.error_code, frame.last_stream_id
         return [], [event]
+
+    def _receive_frame(self, frame: Frame) -> list[Event]:
+        """Take a frame; h2 prints each one for a log that nobody reads, which DATA are spared."""
+        if not isinstance(frame, DataFrame) or frame.stream_id not in self.streams:
+            return super()._receive_frame(frame)
+        frames, events = self._receive_data_frame(frame)
+        self._prepare_for_sending(frames)
+        return events
 
 
 class Http2Connection(asyncio.Protocol):

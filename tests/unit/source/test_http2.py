@@ -11,6 +11,7 @@ import pytest
 from h2.errors import ErrorCodes
 from h2.events import DataReceived, PingReceived, StreamReset, WindowUpdated
 from h2.settings import SettingCodes
+from hyperframe.frame import Frame
 
 from steersman.source import http2_connection
 from steersman.source.http import HttpClient
@@ -360,6 +361,19 @@ async def test_windows_are_opened_by_padding_too() -> None:
         if received % 10_000 == 0:
             await stream.read()
     assert not pair.wire.closed
+
+
+async def test_data_cost_no_text_for_a_log(monkeypatch: pytest.MonkeyPatch) -> None:
+    pair = bare()
+    task = await asked(pair)
+    pair.server.send_headers(REQUEST, [(":status", "200")])
+    pair.exchange()
+    stream = await task
+    pair.server.send_data(REQUEST, b"event", end_stream=True)
+    with monkeypatch.context() as changed:
+        changed.setattr(Frame, "__repr__", lambda _: pytest.fail("a frame was printed"))
+        pair.exchange()
+    assert (await stream.read(), await stream.read()) == (b"event", b"")
 
 
 async def test_tiny_pieces_are_held_together() -> None:
