@@ -2,7 +2,7 @@
 # Set up all that `make` needs: Debian packages (as root, when missing), a virtual environment in
 # .venv, the locked dependencies and steersman itself. Done already: returns at once.
 # `scripts/setup.sh tests` also installs what only tests and developers call; `scripts/setup.sh
-# all-tests` what browsers, packages and the virtual machine need, too.
+# all-tests` what browsers, packages, the virtual machine and Windows' Python need, too.
 #
 # Environment: PYTHON, an interpreter to use (3.11 or newer); pip's own settings (index, proxy).
 # Without root: says in one line what is missing for demo, kernel tests and benchmarks.
@@ -172,7 +172,7 @@ kinds=(missing_packages python_headers)
 case ${1:-} in
 "") ;;
 tests) kinds+=(developer_tools monitoring_packages) ;;
-all-tests) kinds+=(developer_tools monitoring_packages browser_packages machine_packages package_tools) ;;
+all-tests) kinds+=(developer_tools monitoring_packages browser_packages machine_packages package_tools windows_packages) ;;
 windows) kinds+=(windows_packages) ;;
 *) say "unknown argument $1" && exit 2 ;;
 esac

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import signal
 from pathlib import Path
 
@@ -9,7 +10,8 @@ import pytest
 
 from steersman.model.plan import Endpoint
 from tests.support.builders import kube
-from tests.support.modes.userspace_proxy import answering, ask, endpoint, until
+from tests.support.lab.namespace import sh
+from tests.support.modes.userspace_proxy import PATIENCE, answering, ask, endpoint, until
 from tests.support.processes.steersman import get, manifests
 from tests.windows.node import HOST, ROOT, Node, on_a_node, windows_path
 
@@ -39,7 +41,10 @@ def test_it_serves_follows_changes_and_ends_in_order(tmp_path: Path) -> None:
                 await until(lambda: node.service_addresses() == {OTHER})
                 assert await ask(80, b"!", OTHER) == b"2!"
                 assert (await get("/healthz", 10256))[0] == 200
-                assert f'endpoint="{two}"' in (await get("/metrics/services"))[1]
+                async with asyncio.timeout(PATIENCE):  # the sync may not have ended yet
+                    counted = f'endpoint="{two}"'
+                    while counted not in (await get("/metrics/services"))[1]:  # noqa: ASYNC110
+                        await asyncio.sleep(0.02)
                 async with node.steersman() as second:
                     assert await second.ended() == 1
                     assert "another instance runs on this machine" in second.log
@@ -64,5 +69,31 @@ def test_ctrl_break_ends_it_in_order(tmp_path: Path) -> None:
                 process.process.stdin.write(b"\n")
                 assert await process.ended() == 0, process.log
             assert node.service_addresses() == set()
+
+    on_a_node(tmp_path, body)
+
+
+def test_addresses_that_a_kill_left_are_removed(tmp_path: Path) -> None:
+    async def body(node: Node) -> None:
+        async with endpoint(answering(b"1"), HOST) as one:
+            folder = manifests(node.folder / "manifests", *world(one))
+            async with node.steersman() as process:
+                await process.said("kernel objects")
+                await process.kill()
+            assert node.service_addresses() == {VIP}
+            # The next start removes what no Service has any more.
+            manifests(folder, *world(one, OTHER))
+            async with node.steersman() as process:
+                await process.said("kernel objects")
+                assert node.service_addresses() == {OTHER}
+                assert await ask(80, b"!", OTHER) == b"1!"
+                await process.kill()
+            assert node.service_addresses() == {OTHER}
+            # Added by somebody else: it stays.
+            sh("ip address add 10.96.0.99/32 dev hns0")
+            for flags, status in ((["--dry-run"], 1), ([], 0), (["--dry-run"], 0)):
+                async with node.python("-m", "steersman", "cleanup", *flags) as cleanup:
+                    assert await cleanup.ended() == status, cleanup.log
+            assert node.service_addresses() == {"10.96.0.99"}
 
     on_a_node(tmp_path, body)

@@ -92,7 +92,11 @@ async def on_windows(tmp: Path, *flags: str) -> AsyncIterator[asyncio.subprocess
     netsh = tmp / "netsh"
     netsh.write_text(NETSH.format(state=tmp))
     netsh.chmod(0o755)
-    paths = {"PATH": f"{tmp}:{os.environ['PATH']}", "TRACE": str(tmp / "modules")}
+    paths = {
+        "PATH": f"{tmp}:{os.environ['PATH']}",
+        "TRACE": str(tmp / "modules"),
+        "ProgramFiles": str(tmp),
+    }
     with (tmp / "log").open("w") as log:
         process = await asyncio.create_subprocess_exec(
             *[sys.executable, "-m", "tests.support.processes.windows_child", "run", *flags],

@@ -47,7 +47,7 @@ class Addresses(ABC):
 
     interface: str
     dedicated: bool
-    """Whether the interface is ours: then unknown addresses are leftovers, and ours may stay."""
+    """Whether the interface is ours: then its addresses may stay when the process ends."""
 
     @abstractmethod
     def probe(self) -> Support:
@@ -60,6 +60,10 @@ class Addresses(ABC):
         Raises:
             BusyError: they cannot be read now.
         """
+
+    def ours(self, present: frozenset[str]) -> frozenset[str]:
+        """Return which of the interface's addresses a process of ours has added."""
+        return present
 
     @abstractmethod
     def add(self, addresses: Collection[str]) -> None:
@@ -218,7 +222,7 @@ class DirectPortals(LocalPortals):
         return render_direct(plan, settings)
 
     def read(self, listeners: Mapping[FrontendKey, ListenerPlan]) -> Ruleset:
-        """Return the listeners, "" for one whose address is gone, and unknown addresses."""
+        """Return the listeners, "" for one whose address is gone, and addresses that are left."""
         objects = {**listeners, **self._refusing}
         # A listener whose address another program removed gets no clients, so it is incomplete.
         present = self._addresses.present()
@@ -226,10 +230,9 @@ class DirectPortals(LocalPortals):
             key: value if key.node_port or key.address in present else ""
             for key, value in objects.items()
         }
-        if self._addresses.dedicated:
-            for address in sorted(present - _service_addresses(objects)):
-                stray = StrayKey(ADDRESS, family_of(address), self._addresses.interface, address)
-                found[stray] = ""
+        for address in sorted(self._addresses.ours(present) - _service_addresses(objects)):
+            stray = StrayKey(ADDRESS, family_of(address), self._addresses.interface, address)
+            found[stray] = ""
         return found
 
     def in_kernel(self, key: FrontendKey, portal: Portal | None, port: int) -> list[StrayKey]:

@@ -1,14 +1,20 @@
 """The winuserspace mode: direct portals on an interface of Windows, by `netsh interface ipv4|ipv6`.
 
+The interface has addresses of others, too, and Windows keeps an address after the process that
+added it. So a file records which ones are ours, before they are added: after a kill the next start,
+or `steersman cleanup`, removes those that no Service has.
+
 It imports nothing that only Linux has; tests/unit/host/test_windows.py checks that.
 """
 
 from __future__ import annotations
 
+import logging
 import os
 import re
 import time
 from collections.abc import Collection
+from pathlib import Path
 
 from steersman.host.exec import Exec, Result, RunTool
 from steersman.host.windows import (
@@ -25,6 +31,8 @@ from steersman.modes.specs import ModeOptions
 from steersman.modes.userspace.core import UserspaceMode
 from steersman.modes.userspace.direct_portals import Addresses, DirectPortals
 
+log = logging.getLogger(__name__)
+
 NAME = "winuserspace"
 _CONTEXTS = {Family.IPV4: "ipv4", Family.IPV6: "ipv6"}
 _INTERFACE_WORDS = {Family.IPV4: "name", Family.IPV6: "interface"}
@@ -35,29 +43,38 @@ _POLLS = 20
 
 def create(execute: Exec, options: ModeOptions) -> UserspaceMode:
     """Build the mode for registry.py, on the interface that the environment names."""
-    addresses = NetshAddresses(execute.run_tool, service_interface(os.environ))
+    # Only administrators write there, so nobody else can name addresses to remove.
+    programs = Path(os.environ.get("ProgramFiles", "C:/Program Files"))  # noqa: SIM112
+    record = programs / "steersman" / "addresses"
+    addresses = NetshAddresses(execute.run_tool, record, service_interface(os.environ))
     mode = UserspaceMode(NAME, [DirectPortals(addresses)], options)
     mode.proxy.dns_search = options.dns_search
     return mode
 
 
 class NetshAddresses(Addresses):
-    """Addresses of an interface that has others, too: unknown ones are left alone."""
+    """Addresses of an interface that has others, too: those that are not recorded stay."""
 
     dedicated = False
 
     def __init__(
-        self, run: RunTool, interface: str = SERVICE_INTERFACE, poll_seconds: float = 0.5
+        self,
+        run: RunTool,
+        record: Path,
+        interface: str = SERVICE_INTERFACE,
+        poll_seconds: float = 0.5,
     ) -> None:
         """Use an interface.
 
         Args:
             run: runs netsh.
+            record: file with a line for each address that was added, and its interface.
             interface: name of the interface.
             poll_seconds: time between two looks for an address that was added.
         """
         self.interface = interface
         self._run = run
+        self._record = record
         self._poll_seconds = poll_seconds
 
     def probe(self) -> Support:
@@ -79,8 +96,14 @@ class NetshAddresses(Addresses):
             found |= self._present(family)
         return frozenset(found)
 
+    def ours(self, present: frozenset[str]) -> frozenset[str]:
+        """Return the addresses that are recorded."""
+        recorded = self._recorded()
+        return frozenset(address for address in present if self._line(address) in recorded)
+
     def add(self, addresses: Collection[str]) -> None:
         """Add addresses without a network, so that nothing else is routed there; wait for them."""
+        self._write_record(self._recorded() | set(map(self._line, addresses)))
         for address in addresses:
             self._add(address)
 
@@ -105,8 +128,40 @@ class NetshAddresses(Addresses):
 
     def remove(self, addresses: Collection[str]) -> None:
         """Remove addresses."""
+        gone = set()
         for address in addresses:
-            self._netsh(family_of(address), "delete", f"address={address}")
+            if not self._netsh(family_of(address), "delete", f"address={address}").returncode:
+                gone.add(address)
+        if len(gone) < len(addresses):
+            gone = set(addresses) - self.present()
+        self._write_record(self._recorded() - set(map(self._line, gone)))
+
+    def _line(self, address: str) -> str:
+        return f"{address} {self.interface}"
+
+    def _recorded(self) -> set[str]:
+        try:
+            return set(self._record.read_text(encoding="utf-8").splitlines())
+        except FileNotFoundError:
+            return set()
+        except (OSError, UnicodeDecodeError) as error:
+            log.warning("cannot read which addresses were added: %s: %s", self._record, error)
+            return set()
+
+    def _write_record(self, lines: set[str]) -> None:
+        """Replace the record; if that fails, Services are served nevertheless."""
+        if lines == self._recorded():
+            return
+        new = self._record.with_suffix(".new")
+        try:
+            self._record.parent.mkdir(parents=True, exist_ok=True)
+            new.write_text("".join(f"{line}\n" for line in sorted(lines)), encoding="utf-8")
+            new.replace(self._record)
+        except OSError as error:
+            log.warning(
+                "cannot record which addresses are added, so a kill may leave them: %s: %s",
+                *(self._record, error),
+            )
 
     def _present(self, family: Family) -> set[str]:
         result = self._netsh(family, "show")

@@ -9,6 +9,7 @@ import asyncio
 import os
 import threading
 from collections.abc import Sequence
+from pathlib import Path
 
 import pytest
 
@@ -29,6 +30,7 @@ from steersman.model.ruleset import diff
 from steersman.modes.specs import ModeOptions
 from steersman.modes.userspace.core import UserspaceMode
 from steersman.modes.userspace.direct_portals import DirectPortals
+from steersman.modes.userspace.render import StrayKey
 from steersman.modes.userspace.windows import NetshAddresses, create
 from steersman.proxy.listeners import ListenerPlan
 from tests.support.modes.userspace_proxy import (
@@ -54,10 +56,11 @@ ADDRESS = """    IP Address:                           {address}
 class Netsh:
     """Plays netsh: addresses appear when they have been looked for a few times."""
 
-    def __init__(self, delay: int = 1) -> None:
+    def __init__(self, record: Path) -> None:
+        self.record = record
         self.calls: list[Sequence[str]] = []
         self.addresses: dict[str, int] = {"172.20.0.1": 0}
-        self.delay = delay
+        self.delay = 1
         self.refuse = ""
         self.go_on = threading.Event()
         self.go_on.set()
@@ -83,8 +86,13 @@ class Netsh:
         return SHOWN.format(name=SERVICE_INTERFACE, addresses=text)
 
 
+@pytest.fixture
+def netsh(tmp_path: Path) -> Netsh:
+    return Netsh(tmp_path / "folder" / "addresses")
+
+
 def mode_of(netsh: Netsh) -> UserspaceMode:
-    portals = DirectPortals(NetshAddresses(netsh, poll_seconds=0))
+    portals = DirectPortals(NetshAddresses(netsh, netsh.record, poll_seconds=0))
     return UserspaceMode("winuserspace", [portals])
 
 
@@ -107,8 +115,7 @@ PORT = 20_000 + os.getpid() % 6_000 * 2
 """Of a pair of ports, another one in each test process: node ports are bound to all addresses."""
 
 
-async def test_a_service_address_is_added_served_and_removed() -> None:
-    netsh = Netsh()
+async def test_a_service_address_is_added_served_and_removed(netsh: Netsh) -> None:
     mode = mode_of(netsh)
     assert (await mode.worker.do(mode.probe)).usable
     async with endpoint(answering(b"one")) as one:
@@ -138,8 +145,7 @@ async def test_a_service_address_is_added_served_and_removed() -> None:
     await mode.aclose()
 
 
-async def test_clients_are_served_while_netsh_runs() -> None:
-    netsh = Netsh()
+async def test_clients_are_served_while_netsh_runs(netsh: Netsh) -> None:
     mode = mode_of(netsh)
     async with endpoint(answering(b"one")) as one:
         want = mode.render_service(served(one, port=PORT), SETTINGS)
@@ -160,8 +166,7 @@ async def test_clients_are_served_while_netsh_runs() -> None:
     await mode.aclose()
 
 
-async def test_an_address_that_others_removed_is_added_again() -> None:
-    netsh = Netsh()
+async def test_an_address_that_others_removed_is_added_again(netsh: Netsh) -> None:
     mode = mode_of(netsh)
     want = mode.render_service(served(Endpoint("127.0.0.1", 1), port=PORT), SETTINGS)
     await mode.worker.do(mode.apply, diff(await mode.worker.do(mode.read), want))
@@ -174,8 +179,7 @@ async def test_an_address_that_others_removed_is_added_again() -> None:
     assert VIP not in netsh.addresses
 
 
-async def test_a_rejected_address_has_no_socket() -> None:
-    netsh = Netsh()
+async def test_a_rejected_address_has_no_socket(netsh: Netsh) -> None:
     mode = mode_of(netsh)
     want = mode.render_service(served(port=PORT, verdict=Verdict.REJECT), SETTINGS)
     await mode.worker.do(mode.apply, diff(await mode.worker.do(mode.read), want))
@@ -188,8 +192,10 @@ async def test_a_rejected_address_has_no_socket() -> None:
     await mode.aclose()
 
 
-async def test_connections_are_reset_with_the_last_endpoint_if_the_plan_says_so() -> None:
-    mode = mode_of(Netsh())
+async def test_connections_are_reset_with_the_last_endpoint_if_the_plan_says_so(
+    netsh: Netsh,
+) -> None:
+    mode = mode_of(netsh)
     async with endpoint(answering(b"one")) as one:
         for kept in ((one,), None):
             want = mode.render_service(served(one, port=PORT, kept=kept), SETTINGS)
@@ -213,8 +219,8 @@ async def test_connections_are_reset_with_the_last_endpoint_if_the_plan_says_so(
     await mode.aclose()
 
 
-async def test_dials_are_seen_to_fail() -> None:
-    mode = mode_of(Netsh())
+async def test_dials_are_seen_to_fail(netsh: Netsh) -> None:
+    mode = mode_of(netsh)
     gone = await refusing()
     async with endpoint(answering(b"one")) as one, asyncio.timeout(PATIENCE):
         want = mode.render_service(served(gone, one, port=PORT), SETTINGS)
@@ -228,8 +234,7 @@ async def test_dials_are_seen_to_fail() -> None:
     await mode.aclose()
 
 
-async def test_an_address_of_two_ports_stays_for_the_second() -> None:
-    netsh = Netsh()
+async def test_an_address_of_two_ports_stays_for_the_second(netsh: Netsh) -> None:
     mode = mode_of(netsh)
     one = mode.render_service(served(Endpoint("127.0.0.1", 1), port=PORT), SETTINGS)
     two = mode.render_service(served(Endpoint("127.0.0.1", 1), port=PORT + 2), SETTINGS)
@@ -240,20 +245,61 @@ async def test_an_address_of_two_ports_stays_for_the_second() -> None:
     assert VIP not in netsh.addresses
 
 
-def test_a_refusal_of_netsh_is_an_error_with_its_output() -> None:
-    netsh = Netsh()
+async def test_addresses_that_a_killed_process_left_are_removed(netsh: Netsh) -> None:
+    netsh.addresses["10.96.0.99"] = 0  # added by others: it stays
+    killed = mode_of(netsh)
+    old = killed.render_service(served(Endpoint("127.0.0.1", 1), port=PORT), SETTINGS)
+    other = cart(Endpoint("127.0.0.1", 1), at=("127.0.10.11", PORT), node_port=0)
+    new = killed.render_service(other, SETTINGS)
+    await killed.worker.do(killed.apply, diff({}, {**old, **new}))
+    await killed.proxy.drain(0)
+    mode = mode_of(netsh)
+    have = await mode.worker.do(mode.read)
+    assert sorted(have) == [
+        StrayKey("address", Family.IPV4, SERVICE_INTERFACE, "127.0.10.10"),
+        StrayKey("address", Family.IPV4, SERVICE_INTERFACE, "127.0.10.11"),
+    ]
+    await mode.worker.do(mode.apply, diff(have, new))
+    assert set(netsh.addresses) == {"172.20.0.1", "10.96.0.99", "127.0.10.11"}
+    assert netsh.record.read_text() == f"127.0.10.11 {SERVICE_INTERFACE}\n"
+    await mode.aclose()
+    await killed.aclose()
+    assert netsh.record.read_text() == ""
+
+
+def test_an_address_that_netsh_keeps_stays_recorded(netsh: Netsh) -> None:
+    addresses = NetshAddresses(netsh, netsh.record, poll_seconds=0)
+    addresses.add([VIP])
+    netsh.refuse = "delete"
+    addresses.remove([VIP])
+    assert addresses.ours(addresses.present()) == {VIP}
+
+
+def test_addresses_are_added_without_a_record(
+    netsh: Netsh, caplog: pytest.LogCaptureFixture
+) -> None:
+    netsh.record.mkdir(parents=True)  # a folder is in its place
+    addresses = NetshAddresses(netsh, netsh.record, poll_seconds=0)
+    addresses.add([VIP])
+    assert VIP in addresses.present()
+    assert addresses.ours(addresses.present()) == frozenset()
+    assert "cannot record which addresses are added" in caplog.text
+
+
+def test_a_refusal_of_netsh_is_an_error_with_its_output(netsh: Netsh) -> None:
     netsh.refuse = "add"
     with pytest.raises(ApplyError, match="already exists"):
-        NetshAddresses(netsh, poll_seconds=0).add([VIP])
+        NetshAddresses(netsh, netsh.record, poll_seconds=0).add([VIP])
     netsh.refuse = "show"
-    support = NetshAddresses(netsh).probe()
+    support = NetshAddresses(netsh, netsh.record).probe()
     assert not support.usable
     assert "INTERFACE_TO_ADD_SERVICE_IP" in support.missing[0]
 
 
-def test_an_address_that_never_appears_is_tried_again_later() -> None:
+def test_an_address_that_never_appears_is_tried_again_later(netsh: Netsh) -> None:
+    netsh.delay = 1000
     with pytest.raises(BusyError, match="does not appear"):
-        NetshAddresses(Netsh(delay=1000), poll_seconds=0).add([VIP])
+        NetshAddresses(netsh, netsh.record, poll_seconds=0).add([VIP])
 
 
 def test_the_mode_cannot_run_without_netsh() -> None:
@@ -273,9 +319,8 @@ def test_the_interface_can_be_named() -> None:
     assert service_interface({"INTERFACE_TO_ADD_SERVICE_IP": "Ethernet 2"}) == "Ethernet 2"
 
 
-def test_ipv6_has_its_own_words() -> None:
-    netsh = Netsh()
-    NetshAddresses(netsh, "E", poll_seconds=0).add(["fd00::1"])
+def test_ipv6_has_its_own_words(netsh: Netsh) -> None:
+    NetshAddresses(netsh, netsh.record, "E", poll_seconds=0).add(["fd00::1"])
     assert [
         "netsh",
         "interface",
@@ -287,8 +332,8 @@ def test_ipv6_has_its_own_words() -> None:
     ] in (netsh.calls)
 
 
-def test_a_listener_prints_where_it_is() -> None:
-    ruleset = mode_of(Netsh()).render_service(served(Endpoint("10.0.0.1", 80), port=80), SETTINGS)
+def test_a_listener_prints_where_it_is(netsh: Netsh) -> None:
+    ruleset = mode_of(netsh).render_service(served(Endpoint("10.0.0.1", 80), port=80), SETTINGS)
     assert sorted(str(v) for v in ruleset.values() if isinstance(v, ListenerPlan)) == [
         "127.0.10.10 port 80: all to 10.0.0.1:80",
         "every address port 81: all to 10.0.0.1:80",
