@@ -10,6 +10,8 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
 
+import msgspec
+
 from steersman.host.peers import CONTROL, is_trusted, peer
 from steersman.host.process import CAP_NET_ADMIN, has_capability
 from steersman.operate.answer import QuestionError
@@ -19,6 +21,22 @@ _TIMEOUT = 30.0  # seconds without a byte
 
 class NotRunningError(QuestionError):
     """No steersman process serves the local socket of this network namespace."""
+
+
+@contextmanager
+def understood() -> Iterator[None]:
+    """Decode an answer inside; one of another version may not be understood.
+
+    Raises:
+        QuestionError: it cannot be decoded.
+    """
+    try:
+        yield
+    except (msgspec.DecodeError, ValueError, KeyError, RuntimeError) as error:
+        raise QuestionError(
+            f"the answer of the running process is not understood ({error}): it may be of another "
+            "version or build; use the command of that one, or restart the process"
+        ) from error
 
 
 class _Connection(http.client.HTTPConnection):
@@ -91,10 +109,15 @@ class Client:
             return reply.read()
 
     def post(self, path: str, document: object) -> Iterator[Any]:
-        """Send a request; yield the lines of the answer, decoded from JSON, as they come."""
+        """Send a request; yield the lines of the answer, decoded from JSON, as they come.
+
+        A process that is killed may leave half a line, which is not part of the answer.
+        """
         with self._request("POST", path, json.dumps(document).encode()) as reply:
-            while line := reply.readline():
-                yield json.loads(line)
+            while (line := reply.readline()).endswith(b"\n"):
+                with understood():
+                    said = json.loads(line)
+                yield said
 
     @contextmanager
     def _request(
@@ -108,6 +131,10 @@ class Client:
                 raise NotRunningError(
                     "no steersman runs in this network namespace; give --manifests or "
                     "--kubeconfig, or run the command on the node or in steersman's pod"
+                ) from error
+            except BlockingIOError as error:  # as many clients as the socket takes wait already
+                raise QuestionError(
+                    "the running process accepts no connections: it is stopped, or hangs"
                 ) from error
             check_server(connection.sock, self._name)
             connection.request(method, path, body)

@@ -10,7 +10,7 @@ import msgspec
 
 from steersman.model.drift import Drift, DriftState
 from steersman.operate.answer import Answer, Block, Line, Table
-from steersman.operate.client import Client
+from steersman.operate.client import Client, understood
 
 
 class DriftAnswer(Answer, frozen=True, kw_only=True):
@@ -83,5 +83,6 @@ async def find_drift(client: Client | None = None, *, lines: int = 10) -> DriftA
         QuestionError: it does not answer, or the kernel cannot be read now.
     """
     data = await asyncio.to_thread((client or Client()).get, f"/drift?lines={lines}")
-    state = msgspec.json.decode(data, type=DriftState)
+    with understood():
+        state = msgspec.json.decode(data, type=DriftState)
     return DriftAnswer(source=f"the running process ({state.mode} mode)", state=state)

@@ -11,7 +11,7 @@ from steersman.model.kube import Node, Pod
 from steersman.model.plan import SourceClass
 from steersman.model.world import World
 from steersman.operate.answer import Answer, QuestionError
-from steersman.operate.client import Client
+from steersman.operate.client import Client, understood
 from steersman.operate.explain_flow import FlowAnswer, FlowExplainer, ReachAnswer
 from steersman.operate.explain_problems import explain_problems
 from steersman.operate.explain_service import (
@@ -84,7 +84,8 @@ async def explain(
         try:
             if world.origin.kind == "process":
                 body = await asyncio.to_thread((client or Client()).get, "/nodes")
-                nodes = msgspec.json.decode(body, type=tuple[Node, ...])
+                with understood():
+                    nodes = msgspec.json.decode(body, type=tuple[Node, ...])
             if unknown and unknown.pod and world.origin.kind != "manifests":
                 found = await fetch_pod(cluster_access(config), *unknown.pod)
                 pods = [found] if found else []

@@ -17,7 +17,7 @@ from steersman.model.world import World
 from steersman.modes.registry import create
 from steersman.modes.specs import ModeOptions, spec_of
 from steersman.operate.answer import QuestionError
-from steersman.operate.client import Client
+from steersman.operate.client import Client, understood
 from steersman.operate.list_rows import Describe, Filter, Lists, Sample
 from steersman.operate.load import load_world
 
@@ -46,7 +46,8 @@ class Counter:
         if world.origin.kind != "process":
             return ()
         counts = await asyncio.to_thread(self._client.get, "/stats")
-        at, stats = msgspec.msgpack.decode(counts, type=TimedStats)
+        with understood():
+            at, stats = msgspec.msgpack.decode(counts, type=TimedStats)
         if stats is None:
             return ()
         now = Sample(at, stats)

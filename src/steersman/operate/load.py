@@ -24,7 +24,7 @@ from steersman.model.ruleset import Diff, Ruleset, diff
 from steersman.model.world import Origin, World
 from steersman.modes.base import Mode
 from steersman.operate.answer import QuestionError
-from steersman.operate.client import Client, NotRunningError
+from steersman.operate.client import Client, NotRunningError, understood
 from steersman.run.pages.world_wire import VersionError, decode_world
 from steersman.run.process.startup import cluster_access, load_store, new_mode, node_config
 from steersman.source.kubeconfig import SERVICE_ACCOUNT
@@ -63,14 +63,10 @@ async def world_of_process(client: Client | None = None) -> World:
     """
     data = await asyncio.to_thread((client or Client()).get, "/world")
     try:
-        world = await asyncio.to_thread(decode_world, data, Origin("process", ""))
+        with understood():
+            world = await asyncio.to_thread(decode_world, data, Origin("process", ""))
     except VersionError as error:
         raise QuestionError(str(error)) from error
-    except (msgspec.DecodeError, KeyError, RuntimeError) as error:
-        raise QuestionError(
-            f"the answer of the running process is not understood ({error}): it may be of another "
-            "build of this version; use the command of that build, or restart the process"
-        ) from error
     pid = world.process.pid if world.process else 0
     text = f"the running process (pid {pid}, {world.mode} mode)"
     return msgspec.structs.replace(world, origin=Origin("process", text))

@@ -9,7 +9,7 @@ import msgspec
 
 from steersman.model.switch import SwitchRequest, SwitchResult, SwitchStep
 from steersman.operate.answer import Answer, Block, Line, QuestionError, Style
-from steersman.operate.client import Client
+from steersman.operate.client import Client, understood
 
 _SILENCE = 600.0
 """Seconds without a step after which the process counts as unresponsive."""
@@ -69,12 +69,14 @@ async def switch(
     steps: list[SwitchStep] = []
     while (line := await asyncio.to_thread(next, lines, None)) is not None:
         if "outcome" in line:
-            result = msgspec.convert(line, SwitchResult)
+            with understood():
+                result = msgspec.convert(line, SwitchResult)
             source = f"the running process, in {result.mode} mode"
             return Switched(source=source, result=result, steps=tuple(steps))
         if "error" in line:
             raise QuestionError(str(line["error"]))
-        steps.append(msgspec.convert(line, SwitchStep))
+        with understood():
+            steps.append(msgspec.convert(line, SwitchStep))
         tell(steps[-1])
     raise QuestionError(
         "the process ended during the switch; when it starts again it serves in the configured "

@@ -13,7 +13,7 @@ import msgspec
 from steersman.model.plan import FrontendKind
 from steersman.model.top import TopSample
 from steersman.operate.answer import Answer, Block, Cell, Line, Table
-from steersman.operate.client import Client
+from steersman.operate.client import Client, understood
 from steersman.operate.load import world_of_process
 from steersman.operate.status import last_sync
 from steersman.operate.top_model import Question, duration, number, summary
@@ -72,7 +72,8 @@ async def ask(question: Question, client: Client | None = None) -> TopSample:
     """
     path = f"/top?{urlencode(question._asdict())}"
     data = await asyncio.to_thread((client or Client()).get, path)
-    return msgspec.msgpack.decode(data, type=TopSample)
+    with understood():
+        return msgspec.msgpack.decode(data, type=TopSample)
 
 
 async def top_once(question: Question, client: Client | None = None) -> Top:

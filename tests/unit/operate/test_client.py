@@ -1,0 +1,94 @@
+"""The client of the local socket: whatever a process sends, or does not, is a sentence."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import socket
+import threading
+from collections.abc import Awaitable, Callable, Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import pytest
+
+from steersman.model.switch import SwitchRequest
+from steersman.operate.answer import QuestionError
+from steersman.operate.client import Client
+from steersman.operate.drift import find_drift
+from steersman.operate.switch import switch
+from steersman.operate.top import ask
+from steersman.operate.top_model import Question
+
+_LENGTH = b"content-length:"
+STEP = b'{"name": "check", "text": "it can serve"}\n'
+
+
+@contextmanager
+def listening() -> Iterator[tuple[socket.socket, Client]]:
+    name = f"steersman-client-{os.getpid()}"
+    with socket.socket(socket.AF_UNIX) as listener:
+        listener.bind(f"\0{name}")
+        listener.listen(0)
+        yield listener, Client(name)
+
+
+@contextmanager
+def process_that_answers(body: bytes) -> Iterator[Client]:
+    """Answer one request so, and end."""
+    with listening() as (listener, client):
+
+        def serve() -> None:
+            connection = listener.accept()[0]
+            with connection, connection.makefile("rb") as request:
+                headers = [line.lower().split() for line in iter(request.readline, b"\r\n")]
+                request.read(sum(int(rest[0]) for key, *rest in headers if key == _LENGTH))
+                connection.sendall(b"HTTP/1.1 200 OK\r\nConnection: close\r\n\r\n" + body)
+
+        thread = threading.Thread(target=serve)
+        thread.start()
+        try:
+            yield client
+        finally:
+            thread.join()
+
+
+def to_ebpf(client: Client) -> Awaitable[object]:
+    return switch(SwitchRequest("ebpf"), client=client)
+
+
+@pytest.mark.parametrize("body", [b"", b"\x81\xa1a\x01", b'{"mode": 5}', b'{"new": "field"}\n'])
+@pytest.mark.parametrize("question", [find_drift, lambda client: ask(Question(), client)])
+async def test_an_answer_of_another_version_is_said_to_be_one(
+    body: bytes, question: Callable[[Client], Awaitable[Any]]
+) -> None:
+    with (
+        process_that_answers(body) as client,
+        pytest.raises(QuestionError, match=r"is not understood .* another version"),
+    ):
+        await question(client)
+
+
+@pytest.mark.parametrize("line", [b"{\n", b'{"name": 5}\n', b'{"outcome": "new"}\n'])
+async def test_a_step_of_another_version_is_said_to_be_one(line: bytes) -> None:
+    with (
+        process_that_answers(STEP + line) as client,
+        pytest.raises(QuestionError, match=r"is not understood .* another version"),
+    ):
+        await to_ebpf(client)
+
+
+@pytest.mark.parametrize("rest", [b"", b'{"name": "ser'])
+async def test_a_process_that_is_killed_in_the_middle_has_ended(rest: bytes) -> None:
+    with (
+        process_that_answers(STEP + rest) as client,
+        pytest.raises(QuestionError, match="the process ended during the switch"),
+    ):
+        await to_ebpf(client)
+
+
+async def test_a_stopped_process_with_many_clients_is_said_to_hang() -> None:
+    with listening() as (listener, client), socket.socket(socket.AF_UNIX) as waiting:
+        waiting.connect(listener.getsockname())
+        with pytest.raises(QuestionError, match="accepts no connections: it is stopped, or hangs"):
+            await asyncio.to_thread(client.get, "/status")
