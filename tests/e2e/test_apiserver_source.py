@@ -61,6 +61,16 @@ async def test_initial_lists(watch_list: str, protobuf: bool) -> None:
         assert len(server.requests("Service", "watchlist")) == 1
 
 
+async def test_requests_are_counted_and_watches_have_no_duration() -> None:
+    async with ApiServer(WORLD) as server, reading(server) as r:
+        await r.synced()
+        host = r.source.stats.server.partition("://")[2]
+        counts = r.source.stats.requests
+        answered = counts.codes["200", "GET", host]
+        assert answered >= 8  # four lists, four watches
+        assert sum(counts.durations["GET", host].counts) <= answered - 4
+
+
 async def test_an_empty_cluster_is_complete() -> None:
     async with ApiServer() as server, reading(server) as r:
         await r.synced()

@@ -16,6 +16,7 @@ from steersman.model.names import ObjectName
 from steersman.run.observe.events import Recorder
 from steersman.source.events import ApiEventPoster
 from steersman.source.kubeconfig import ClusterAccess, Material
+from steersman.source.stats import RequestStats
 from steersman.source.wire import ApiError
 from tests.support.apiserver.certificates import Authority
 from tests.support.apiserver.server import ApiServer
@@ -115,6 +116,22 @@ async def test_what_the_server_finds_wrong_is_in_the_error() -> None:
         event = {"metadata": {"name": "a", "namespace": "default"}}
         with pytest.raises(ApiError, match="422: Event is invalid: eventTime"):
             await poster.post_event("default", event)
+
+
+async def test_requests_are_counted_by_status_and_server() -> None:
+    event = {"metadata": {"name": "a", "namespace": "default"}}
+    async with ApiServer() as server:
+        counts = RequestStats()
+        for url in (server.url, NOBODY):
+            with pytest.raises(ApiError):
+                await ApiEventPoster(ClusterAccess(servers=(url,)), counts).post_event(
+                    "default", event
+                )
+    nobody, host = (url.removeprefix("http://") for url in (NOBODY, server.url))
+    assert counts.codes["422", "POST", host] == 1
+    assert counts.codes["<error>", "POST", nobody] == 1
+    durations = {key: sum(each.counts) for key, each in counts.durations.items()}
+    assert sum(durations.values()) == counts.codes.total()
 
 
 async def test_the_same_event_twice_is_a_conflict() -> None:

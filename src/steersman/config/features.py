@@ -17,6 +17,11 @@ class Gate(NamedTuple):
     all_of_stage: str = ""
     """The gate that sets all of its stage; "" if none does."""
 
+    @property
+    def stage(self) -> str:
+        """Its stage as in upstream's metrics."""
+        return self.all_of_stage.removeprefix("All").upper() or "DEPRECATED"
+
 
 GATES: Final[Mapping[str, Gate]] = {
     "AllowServiceExternalIPs": Gate(default=True),

@@ -14,6 +14,7 @@ from collections.abc import AsyncIterator, Iterator, Mapping, Sequence
 from contextlib import asynccontextmanager, contextmanager
 from types import TracebackType
 from typing import Self
+from urllib.parse import urlsplit
 
 import msgspec
 
@@ -194,7 +195,7 @@ class ApiClient:
     ) -> tuple[Response, str]:
         """Try each server once, starting with the current one, until one answers."""
         access, timing = self._access, self._timing
-        headers = list(more)
+        headers, method = list(more), "GET" if body is None else "POST"
         if body is not None and not isinstance(body, bytes):
             headers.append(("Content-Type", JSON))
             body = msgspec.json.encode(body)
@@ -214,6 +215,7 @@ class ApiClient:
                     own = self._credentials.withheld(server)
                     if not http2:
                         tls = self._tls.current(None, http2=False)
+                began = timing.now()
                 async with asyncio.timeout(timing.connect + timing.answer):
                     response = await self._http.request(
                         server + path,
@@ -225,6 +227,7 @@ class ApiClient:
                         server_name=access.tls_server_name,
                         proxy=proxy,
                     )
+                self._count(server, str(response.status), method, began, params)
                 self.pace.answered()
                 self._order.answered(server)
                 return response, server
@@ -235,10 +238,19 @@ class ApiClient:
             except TimeoutError:
                 seconds = timing.connect + timing.answer
                 last = HttpError("timeout", f"the server did not answer within {seconds:g} s")
+            self._count(server, "<error>", method, began, params)
             self.failed(server)
         assert last is not None
         self.pace.unreachable = True
         raise _api_error(last) from last
+
+    def _count(
+        self, server: str, code: str, method: str, began: float, params: Mapping[str, str]
+    ) -> None:
+        host = urlsplit(server).netloc.rpartition("@")[2]
+        self._stats.requests.count(code, method, host)
+        if "watch" not in params:  # as client-go
+            self._stats.requests.took(self._timing.now() - began, method, host)
 
     async def _check(
         self,

@@ -11,7 +11,7 @@ from steersman.source.credentials import Credentials
 from steersman.source.framing import MAGIC
 from steersman.source.kubeconfig import ClusterAccess
 from steersman.source.pace import Timing
-from steersman.source.stats import SourceStats
+from steersman.source.stats import RequestStats, SourceStats
 
 
 class ApiEventPoster:
@@ -20,8 +20,10 @@ class ApiEventPoster:
     Events are rare, so each one gets a connection of its own.
     """
 
-    def __init__(self, access: ClusterAccess) -> None:
+    def __init__(self, access: ClusterAccess, requests: RequestStats | None = None) -> None:
+        """Create it; its requests are counted in `requests`."""
         self._access = access
+        self._stats = SourceStats(requests=requests or RequestStats())
         self._credentials = Credentials(access)
 
     async def post_event(self, namespace: str, event: dict[str, Any]) -> None:
@@ -31,7 +33,7 @@ class ApiEventPoster:
             ApiError: no server accepts it.
         """
         path = f"/apis/events.k8s.io/v1/namespaces/{namespace}/events"
-        async with ApiClient(self._access, SourceStats(), Timing(), self._credentials) as client:
+        async with ApiClient(self._access, self._stats, Timing(), self._credentials) as client:
             await client.post_message(path, encoded_event(event), event)
 
 

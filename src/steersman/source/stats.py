@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from bisect import bisect_left
 from collections import Counter
 from collections.abc import Mapping
 
@@ -39,10 +40,43 @@ class KindStats(msgspec.Struct):
         self.last_event = now
 
 
+REQUEST_BUCKETS = (0.005, 0.025, 0.1, 0.25, 0.5, 1.0, 2.0, 4.0, 8.0, 15.0, 30.0, 60.0)
+"""Upper bounds in seconds, those of client-go."""
+
+
+class Durations(msgspec.Struct):
+    """How long requests took."""
+
+    counts: list[int] = msgspec.field(default_factory=lambda: [0] * (len(REQUEST_BUCKETS) + 1))
+    """Requests in each of REQUEST_BUCKETS, and those above the last one."""
+    sum: float = 0.0
+    """Seconds."""
+
+
+class RequestStats(msgspec.Struct):
+    """The counters of requests, Events included."""
+
+    codes: Counter[tuple[str, str, str]] = msgspec.field(default_factory=Counter)
+    """Requests by status (`<error>` without an answer), method and server."""
+    durations: dict[tuple[str, str], Durations] = {}
+    """By method and server."""
+
+    def count(self, code: str, method: str, host: str) -> None:
+        """Count a request."""
+        self.codes[code, method, host] += 1
+
+    def took(self, seconds: float, method: str, host: str) -> None:
+        """Count the duration of a request."""
+        found = self.durations.setdefault((method, host), Durations())
+        found.counts[bisect_left(REQUEST_BUCKETS, seconds)] += 1
+        found.sum += seconds
+
+
 class SourceStats(msgspec.Struct):
     """The counters of all kinds."""
 
     kinds: dict[str, KindStats] = {}
+    requests: RequestStats = msgspec.field(default_factory=RequestStats)
     server: str = ""
     """URL of the server in use."""
     failovers: int = 0

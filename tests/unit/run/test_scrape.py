@@ -23,6 +23,7 @@ from steersman.run.observe.mode_metrics import ModeMetrics
 from steersman.run.observe.prometheus import exposition
 from steersman.run.observe.scraped import (
     conntrack_usage,
+    feature_gates,
     nfacct_packets,
     process_state,
     source_state,
@@ -70,12 +71,15 @@ async def lines(mode: str) -> list[str]:
     stats = SourceStats()
     stats.kind("Node").errors["http_403"] += 2
     stats.kind("Node").received(b"{}", 90.0)
+    stats.requests.count("200", "GET", "api:6443")
+    stats.requests.took(0.5, "GET", "api:6443")
     status = NodeState(conditions=(CONDITION,), service_ports=4)
     holds = MeasuringSelector(lambda: 1.0, lambda: 1.0)
     metrics.on_scrape(conntrack_usage(lambda: (1, 10)))
     metrics.on_scrape(nfacct_packets(lambda: dict.fromkeys(PACKETS, 5)))
     metrics.on_scrape(source_state(stats, lambda: 100.0))
     metrics.on_scrape(lambda: process_state(status, 2.5))
+    metrics.on_scrape(lambda: feature_gates({"AllBeta": False}))
     metrics.on_scrape(holds.collect)
     more = [
         each

@@ -6,7 +6,7 @@ from collections.abc import Iterable
 
 from steersman.model.node_state import Condition, NodeState
 from steersman.run.observe.prometheus import Declared, Histogram, Metric
-from steersman.run.observe.scraped import process_state, source_state
+from steersman.run.observe.scraped import feature_gates, process_state, source_state
 from steersman.source.stats import SourceStats
 
 
@@ -54,6 +54,35 @@ def test_the_connection_to_the_api_server_is_shown_by_kind() -> None:
     assert values(collect())["steersman_source_quiet_seconds{}"] == 10
     stats.kind("Node").received(b"{}", 101.0)  # in the moment of the scrape
     assert values(collect())["steersman_source_quiet_seconds{}"] == 0
+
+
+def test_requests_are_counted_and_their_seconds_put_into_buckets() -> None:
+    stats = SourceStats()
+    for seconds in (0.005, 0.3, 99.0):
+        stats.requests.count("200", "GET", "api:6443")
+        stats.requests.took(seconds, "GET", "api:6443")
+    stats.requests.count("<error>", "POST", "api:6443")
+    found = values(source_state(stats, lambda: 0.0)())
+    assert found["rest_client_requests_total{200,GET,api:6443}"] == 3
+    assert found["rest_client_requests_total{<error>,POST,api:6443}"] == 1
+    name = "rest_client_request_duration_seconds"
+    assert [found[f"{name}_bucket{{GET,api:6443,{le}}}"] for le in ("0.005", "0.5", "60.0")] == [
+        1,
+        2,
+        2,
+    ]
+    assert found[f"{name}_count{{GET,api:6443}}"] == 3
+    assert found[f"{name}_sum{{GET,api:6443}}"] == 99.305
+
+
+def test_feature_gates_follow_the_configuration() -> None:
+    name = "kubernetes_feature_enabled"
+    assert values(feature_gates({"AllBeta": False, "ComponentFlagz": True})) == {
+        f"{name}{{AllowServiceExternalIPs,DEPRECATED}}": 1,
+        f"{name}{{ComponentFlagz,BETA}}": 1,
+        f"{name}{{ComponentStatusz,BETA}}": 0,
+        f"{name}{{LoggingAlphaOptions,ALPHA}}": 0,
+    }
 
 
 def test_a_histogram_has_the_sum_and_cumulated_buckets() -> None:

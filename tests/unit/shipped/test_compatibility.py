@@ -16,12 +16,15 @@ from steersman.modes.specs import SPECS
 from steersman.run.observe.metric_table import DECLARED
 from steersman.run.observe.metrics import Metrics
 from steersman.run.observe.mode_metrics import ModeMetrics
+from steersman.run.observe.scraped import NFACCT, feature_gates, nfacct_packets, source_state
 from steersman.run.serve.health import ProxyHealth, proxy_health_app
 from steersman.run.serve.metrics_server import Pages, metrics_app
+from steersman.source.stats import SourceStats
 from tests.support.http import ask, serving
 from tests.support.modes.bare import BareMode
 
 PAGE = (Path(__file__).parents[3] / "docs" / "compatibility.md").read_text()
+UPSTREAM = Path(__file__).parents[2] / "data" / "upstream" / "golden"
 STATES = {"same", "more", "differs", "no effect", "absent"}
 REASONS = {"more", "differs", "no effect", "absent"}
 
@@ -96,10 +99,32 @@ def test_metrics_that_differ_are_upstreams() -> None:
     assert listed <= ours
 
 
+def scrape(mode: str) -> str:
+    stats = SourceStats()
+    stats.requests.count("200", "GET", "10.0.0.1:6443")
+    stats.requests.took(0.1, "GET", "10.0.0.1:6443")
+    metrics = Metrics(mode)
+    metrics.on_scrape(source_state(stats, lambda: 0.0))
+    metrics.on_scrape(lambda: feature_gates({}))
+    metrics.on_scrape(nfacct_packets(lambda: dict.fromkeys(NFACCT, 0)))
+    return metrics.render()[0].decode()
+
+
+@pytest.mark.parametrize("mode", ["iptables", "nftables"])
+def test_every_family_of_upstream_is_there_or_the_page_says_why_not(mode: str) -> None:
+    golden = (UPSTREAM / mode / "metrics-names-types.txt").read_text()
+    families = re.findall(r"^((?:kubeproxy|rest_client|process)_\S+) (\S+)$", golden, re.MULTILINE)
+    assert {name.partition("_")[0] for name, _ in families} == {"kubeproxy", "rest", "process"}
+    absent = {name for name, row in named("Metrics").items() if row.state == "absent"}
+    ours = re.findall(r"^# TYPE (\S+) (\S+)$", scrape(mode), re.MULTILINE)
+    for name, kind in families:
+        assert ((name, kind) in ours) == (name not in absent), name
+
+
 @pytest.mark.parametrize("mode", ["iptables", "nftables"])
 def test_metrics_of_other_components(mode: str) -> None:
     """What the page says of metrics that are not kube-proxy's alone."""
-    text = Metrics(mode).render()[0].decode()
+    text = scrape(mode)
     for name, row in named("Metrics").items():
         if not name.startswith("kubeproxy_") and not name.startswith("kubernetes_healthcheck"):
             there = re.search(rf"^{name.replace('*', '')}", text, re.MULTILINE) is not None

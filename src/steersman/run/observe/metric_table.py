@@ -111,6 +111,13 @@ class MetricTable(Registry):
 
     # Known elsewhere
 
+    requests = Declared(Counter, "rest_client_requests_total",
+        "Number of requests to the API server by status; <error> if there was no answer.",
+        ("code", "method", "host"))
+    request_seconds = Declared(Histogram, "rest_client_request_duration_seconds",
+        "Seconds until an answer of the API server began; without watches.", ("verb", "host"))
+    feature_enabled = Declared(Gauge, "kubernetes_feature_enabled",
+        "1 if a feature gate that has an effect here is on, else 0.", ("name", "stage"))
     build_info = Declared(Gauge, "kubernetes_build_info",
         "The version that runs, with the constant value 1.", ("git_version",))
     conntrack_entries = Declared(Gauge, "steersman_conntrack_entries",
@@ -143,6 +150,8 @@ class MetricTable(Registry):
         ("clock",))
     virtual_memory = Declared(Gauge, "process_virtual_memory_bytes",
         "Virtual memory size in bytes.")
+    max_virtual_memory = Declared(Gauge, "process_virtual_memory_max_bytes",
+        "Maximum size of virtual memory in bytes; +Inf if it is unlimited.")
     resident_memory = Declared(Gauge, "process_resident_memory_bytes",
         "Resident memory size in bytes.")
     start_time = Declared(Gauge, "process_start_time_seconds",
@@ -151,6 +160,10 @@ class MetricTable(Registry):
         "Total user and system CPU time spent in seconds.")
     open_fds = Declared(Gauge, "process_open_fds", "Number of open file descriptors.")
     max_fds = Declared(Gauge, "process_max_fds", "Maximum number of open file descriptors.")
+    received_bytes = Declared(Counter, "process_network_receive_bytes_total",
+        "Number of bytes that the network namespace of the process has received.")
+    sent_bytes = Declared(Counter, "process_network_transmit_bytes_total",
+        "Number of bytes that the network namespace of the process has sent.")
 
     # What modes count: sums of the node
 

@@ -5,13 +5,15 @@ from __future__ import annotations
 import math
 import os
 from collections.abc import Callable, Iterator, Mapping
+from contextlib import suppress
 from pathlib import Path
 from typing import TypeAlias
 
+from steersman.config.features import GATES, enabled
 from steersman.model.node_state import NodeState
 from steersman.run.observe.metric_table import MetricTable
 from steersman.run.observe.prometheus import Counter, Declared, Metric
-from steersman.source.stats import SourceStats
+from steersman.source.stats import REQUEST_BUCKETS, SourceStats
 
 Collect: TypeAlias = Callable[[], Iterator[Metric]]
 
@@ -72,10 +74,26 @@ def source_state(stats: SourceStats, clock: Callable[[], float]) -> Collect:
             for reason, count in tuple(each.errors.items())
         )
         yield MetricTable.source_connected.of(((kind,), each.connected) for kind, each in kinds)
+        yield MetricTable.requests.of(tuple(stats.requests.codes.items()))
+        yield MetricTable.request_seconds.histogram(
+            (labels, REQUEST_BUCKETS, tuple(each.counts), each.sum)
+            for labels, each in tuple(stats.requests.durations.items())
+        )
         if (last := stats.last_event) is not None:
             yield MetricTable.source_quiet.at(max(0.0, clock() - last))
 
     return collect
+
+
+def feature_gates(gates: Mapping[str, bool]) -> Iterator[Metric]:
+    """Yield which of the gates that have an effect here are on.
+
+    Args:
+        gates: as configured.
+    """
+    yield MetricTable.feature_enabled.of(
+        ((name, gate.stage), enabled(gates, name)) for name, gate in GATES.items()
+    )
 
 
 def process_state(state: NodeState, waiting: float) -> Iterator[Metric]:
@@ -100,7 +118,7 @@ def process_metrics(proc: Path = Path("/proc")) -> Iterator[Metric]:
     try:
         stat = (proc / "self/stat").read_bytes().rpartition(b")")[2].split()
         boot = (proc / "stat").read_bytes().partition(b"\nbtime ")[2].split(maxsplit=1)[0]
-        limits = (proc / "self/limits").read_bytes().partition(b"Max open files")[2].split()
+        limits = (proc / "self/limits").read_bytes()
         descriptors = len(os.listdir(proc / "self/fd"))
     except (OSError, IndexError):
         return
@@ -110,4 +128,16 @@ def process_metrics(proc: Path = Path("/proc")) -> Iterator[Metric]:
     yield MetricTable.start_time.at(float(stat[19]) / ticks + float(boot))
     yield MetricTable.cpu_seconds.at((float(stat[11]) + float(stat[12])) / ticks)
     yield MetricTable.open_fds.at(descriptors)
-    yield MetricTable.max_fds.at(float(limits[0]) if limits[0] != b"unlimited" else math.inf)
+    yield MetricTable.max_fds.at(_limit(limits, b"Max open files"))
+    yield MetricTable.max_virtual_memory.at(_limit(limits, b"Max address space"))
+    with suppress(OSError, KeyError, ValueError):
+        lines = (proc / "self/net/netstat").read_bytes().splitlines()
+        names, values = (each.split() for each in lines if each.startswith(b"IpExt:"))
+        counts = dict(zip(names, values, strict=True))
+        yield MetricTable.received_bytes.at(float(counts[b"InOctets"]))
+        yield MetricTable.sent_bytes.at(float(counts[b"OutOctets"]))
+
+
+def _limit(limits: bytes, name: bytes) -> float:
+    soft = limits.partition(name)[2].split(maxsplit=1)[0]
+    return math.inf if soft == b"unlimited" else float(soft)

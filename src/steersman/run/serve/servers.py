@@ -23,6 +23,7 @@ from steersman.run.observe.mode_metrics import ModeMetrics
 from steersman.run.observe.prometheus import Metric
 from steersman.run.observe.scraped import (
     conntrack_usage,
+    feature_gates,
     nfacct_packets,
     process_state,
     source_state,
@@ -74,7 +75,11 @@ class Servers:
         self._sync = sync
         self._logs = logs
         standalone = bool(config.steersman.manifests)
-        poster = NoEvents() if standalone else ApiEventPoster(cluster_access(config))
+        poster = (
+            NoEvents()
+            if standalone
+            else ApiEventPoster(cluster_access(config), stats.requests if stats else None)
+        )
         self._without_node = Node(ObjectMeta(name=node_name)) if standalone else None
         timing = Timing()
         self.recorder = Recorder(
@@ -103,6 +108,7 @@ class Servers:
             self.metrics.on_scrape(conntrack_usage(machine.conntrack_usage))
         if stats is not None:
             self.metrics.on_scrape(source_state(stats, time.monotonic))
+        self.metrics.on_scrape(lambda: feature_gates(self.config.feature_gates))
         self.metrics.on_scrape(nfacct_packets(lambda: self._sync.mode.packets()))  # noqa: PLW0108
         self._has_socket = isinstance(machine.instance, Instance)
         """Whether this process is the instance of its node, which has the local socket."""
