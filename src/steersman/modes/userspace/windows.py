@@ -38,7 +38,7 @@ _CONTEXTS = {Family.IPV4: "ipv4", Family.IPV6: "ipv6"}
 _INTERFACE_WORDS = {Family.IPV4: "name", Family.IPV6: "interface"}
 _WORD = re.compile(r"[0-9a-fA-F:.]+")
 _POLLS = 20
-"""How often to look for an added address, which does not appear at once."""
+"""How often to look for added addresses, which do not appear at once."""
 
 
 def create(execute: Exec, options: ModeOptions) -> UserspaceMode:
@@ -70,7 +70,7 @@ class NetshAddresses(Addresses):
             run: runs netsh.
             record: file with a line for each address that was added, and its interface.
             interface: name of the interface.
-            poll_seconds: time between two looks for an address that was added.
+            poll_seconds: time between two looks for addresses that were added.
         """
         self.interface = interface
         self._run = run
@@ -104,14 +104,26 @@ class NetshAddresses(Addresses):
     def add(self, addresses: Collection[str]) -> None:
         """Add addresses without a network, so that nothing else is routed there; wait for them."""
         self._write_record(self._recorded() | set(map(self._line, addresses)))
-        for address in addresses:
+        missing = self._missing(addresses)
+        for address in missing:
             self._add(address)
+        for _ in range(_POLLS):
+            missing = self._missing(missing)
+            if not missing:
+                return
+            time.sleep(self._poll_seconds)
+        raise BusyError(f"netsh: {missing[0]} does not appear on {self.interface!r}")
+
+    def _missing(self, addresses: Collection[str]) -> list[str]:
+        """Return the addresses that the interface does not have."""
+        present: set[str] = set()
+        for family in {family_of(address) for address in addresses}:
+            present |= self._present(family)
+        return [address for address in addresses if address not in present]
 
     def _add(self, address: str) -> None:
-        family = family_of(address)
-        if address in self._present(family):
-            return
         # netsh takes the mask of an IPv4 address as a parameter of its own.
+        family = family_of(address)
         words = [f"address={address}{HOST_PREFIXES[family]}"]
         if family is Family.IPV4:
             words = [f"address={address}", "mask=255.255.255.255"]
@@ -120,11 +132,6 @@ class NetshAddresses(Addresses):
             said = " ".join(result.stdout.decode(errors="replace").split())  # netsh's errors
             why = said or result.message or f"exit status {result.returncode}"
             raise ApplyError(f"netsh: {address} on {self.interface!r}: {why}")
-        for _ in range(_POLLS):
-            if address in self._present(family):
-                return
-            time.sleep(self._poll_seconds)
-        raise BusyError(f"netsh: {address} does not appear on {self.interface!r}")
 
     def remove(self, addresses: Collection[str]) -> None:
         """Remove addresses."""

@@ -275,6 +275,15 @@ def test_an_address_that_netsh_keeps_stays_recorded(netsh: Netsh) -> None:
     assert addresses.ours(addresses.present()) == {VIP}
 
 
+def test_many_addresses_are_looked_for_together(netsh: Netsh) -> None:
+    wanted = [f"10.96.1.{number}" for number in range(50)]
+    addresses = NetshAddresses(netsh, netsh.record, poll_seconds=0)
+    addresses.add(wanted)
+    verbs = [argv[3] for argv in netsh.calls]
+    assert verbs == ["show", *["add"] * 50, "show"]
+    assert set(netsh.addresses) == {"172.20.0.1", *wanted}
+
+
 def test_addresses_are_added_without_a_record(
     netsh: Netsh, caplog: pytest.LogCaptureFixture
 ) -> None:
