@@ -129,6 +129,7 @@ def test_connections_live_through_a_switch(
 
 HOOKS = (
     (SubprocessExec, "run"),
+    (SubprocessExec, "run_tool"),
     (Netlink, "batch"),
     (pins.Pins, "attach"),
     (pins.Pins, "detach"),
