@@ -276,10 +276,12 @@ def test_entries_of_the_maps_are_read_by_another_process() -> None:
             name = ObjectName("shop", "web")
 
             async def story() -> tuple[Any, Any]:
-                await mode.apply(diff(await mode.read(), render(plan, mode)))
+                await mode.worker.do(
+                    mode.apply, diff(await mode.worker.do(mode.read), render(plan, mode))
+                )
                 before = await compare(asked, name, other)
                 frontend = next(key for key in render(plan, mode) if key[:1] == b"F")
-                await mode.apply(diff({frontend: render(plan, mode)[frontend]}, {}))
+                await mode.worker.do(mode.apply, diff({frontend: render(plan, mode)[frontend]}, {}))
                 return before, await compare(asked, name, other)
 
             before, after = asyncio.run(story())

@@ -54,12 +54,12 @@ def node(lab: Lab) -> Iterator[Node]:
 
 def counts(node: Node, plan: NodePlan = ONE) -> ConnectionStats:
     mode = node.modes[-1]
-    return asyncio.run(mode.stats(tuple(plan.services.values())))
+    return asyncio.run(mode.worker.do_slowly(mode.stats(tuple(plan.services.values()))))
 
 
 def totals(node: Node) -> NodeTotals:
     mode = node.modes[-1]
-    return asyncio.run(mode.node_totals())
+    return asyncio.run(mode.worker.do(mode.node_totals))
 
 
 def look(node: Node) -> None:

@@ -11,10 +11,11 @@ from pathlib import Path
 import pytest
 
 from steersman.host.netns import namespaces
-from steersman.model.conntrack import Confirm, Stale, pack_socket
+from steersman.model.conntrack import Stale, pack_socket
 from steersman.model.names import Family, Protocol
 from steersman.model.plan import Endpoint, NodePlan
 from steersman.modes.ebpf.bpf import HashMap
+from steersman.modes.ebpf.mode import EbpfMode
 from steersman.modes.ebpf.sockets import destroy
 from tests.support.builders.ebpf_node_plan import (
     CLIENT,
@@ -83,14 +84,19 @@ def remove(node: Node, name: str, plan: Callable[[NodePlan], NodePlan] = lambda 
         {UDP + pack_socket(VIP, 80): sources},
         {UDP + NODE_PORT.to_bytes(2, "big"): sources},
     )
-    return asyncio.run(mode.flush_stale(stale, as_given(stale)))
+    return forget(mode, stale, stale)
 
 
-def as_given(stale: Stale) -> Confirm:
-    async def confirm() -> Stale:
-        return stale
+def forget(mode: EbpfMode, stale: Stale, confirmed: Stale) -> int:
+    """Forget stale connections that are `confirmed` to be stale; return their number."""
 
-    return confirm
+    async def forget() -> int:
+        table = mode.connection_table
+        assert table is not None
+        found = await mode.worker.do_slowly(table.find_stale(stale))
+        return await mode.worker.do(table.delete_stale, found, confirmed) if found else 0
+
+    return asyncio.run(forget())
 
 
 def ask(sock: socket.socket) -> str:
@@ -208,10 +214,10 @@ def test_what_is_no_longer_stale_after_the_look_is_kept(node: Node) -> None:
         )
         mode = node.modes[0]
         nothing = Stale(Family.IPV4, {}, {})
-        assert asyncio.run(mode.flush_stale(everything, as_given(nothing))) == 0
+        assert forget(mode, everything, nothing) == 0
         assert (ask(sock), ask(inside)) == names
-        assert asyncio.run(mode.flush_stale(nothing, as_given(everything))) == 0
-        assert asyncio.run(mode.flush_stale(everything, as_given(everything))) == 2
+        assert forget(mode, nothing, everything) == 0
+        assert forget(mode, everything, everything) == 2
 
 
 def test_each_namespace_is_visited_once(tmp_path: Path) -> None:

@@ -104,11 +104,11 @@ def test_filters_are_replaced_not_multiplied(lab: Lab) -> None:
                 said = tc(node, "filter", "show", "dev", "eth0", place)
                 assert said.count("steersman/sm_") == 1
         mode = node.modes[-1]
-        before = asyncio.run(mode.fingerprint())
+        before = asyncio.run(mode.worker.do(mode.fingerprint))
         tc(node, "filter", "del", "dev", "eth0", "egress")
-        assert asyncio.run(mode.fingerprint()) != before
+        assert asyncio.run(mode.worker.do(mode.fingerprint)) != before
         asyncio.run(bring(mode, node_plan()))
-        assert asyncio.run(mode.fingerprint()) == before
+        assert asyncio.run(mode.worker.do(mode.fingerprint)) == before
 
 
 class Foreign:

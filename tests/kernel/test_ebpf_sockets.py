@@ -379,7 +379,7 @@ def test_a_restart_finds_what_is_in_force(node: Node) -> None:
     asyncio.run(node.modes[0].aclose())
     mode = node.mode()
     want = ruleset(node_plan(), mode)
-    assert not diff(asyncio.run(mode.read()), want)
+    assert not diff(asyncio.run(mode.worker.do(mode.read)), want)
     asyncio.run(bring(mode, node_plan(ENDPOINTS[:1])))
     for _ in range(5):
         assert node.lab.probe(LOOKER, VIP, 80).endpoint == f"{POD}:8080"
@@ -422,12 +422,12 @@ def test_nothing_is_left(node: Node) -> None:
 
 def test_programs_that_are_taken_off_are_missed(node: Node) -> None:
     mode = node.modes[0]
-    before = asyncio.run(mode.fingerprint())
+    before = asyncio.run(mode.worker.do(mode.fingerprint))
     (node.pins / "links/sm_connect4").unlink()
-    assert asyncio.run(mode.fingerprint()) != before
-    assert b"A" not in asyncio.run(mode.read())
+    assert asyncio.run(mode.worker.do(mode.fingerprint)) != before
+    assert b"A" not in asyncio.run(mode.worker.do(mode.read))
     asyncio.run(bring(mode, node_plan()))
-    assert asyncio.run(mode.fingerprint()) == before
+    assert asyncio.run(mode.worker.do(mode.fingerprint)) == before
 
 
 def test_devices_that_come_are_followed(node: Node) -> None:

@@ -88,7 +88,7 @@ async def test_what_the_next_process_cannot_change_stays(
 
 async def test_objects_become_connections(lab: Lab, mode: EbpfMode) -> None:
     store = world(POD)
-    assert (await mode.probe()).usable
+    assert (await mode.worker.do(mode.probe)).usable
     sync = Sync(store, Planner(CONFIG, mode.traits), mode)
 
     report = await sync.run()
@@ -126,5 +126,5 @@ async def test_objects_become_connections(lab: Lab, mode: EbpfMode) -> None:
     store.replace("Service", [])
     await sync.run()
     assert lab.probe(NODE, VIP, 80, timeout=0.4).kind != "answered"
-    await mode.apply(diff(await mode.read(), {}))
+    await mode.worker.do(mode.apply, diff(await mode.worker.do(mode.read), {}))
     assert not pins(mode).exists()

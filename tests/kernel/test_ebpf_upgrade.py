@@ -136,7 +136,8 @@ def test_connections_and_affinity_live_on(node: Node) -> None:
 
 def test_what_begins_while_it_is_under_way_lives_on(node: Node) -> None:
     asyncio.run(node.modes[-1].aclose())
-    asyncio.run(node.mode().read())
+    mode = node.mode()
+    asyncio.run(mode.worker.do(mode.read))
     assert (node.pins / "maps-next").exists()
     with connection(node) as ends:
         talk(ends)

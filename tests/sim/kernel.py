@@ -11,19 +11,19 @@ import asyncio
 import errno
 import os
 from collections import Counter, deque
-from collections.abc import Callable, Collection, Hashable, Mapping
+from collections.abc import Awaitable, Callable, Collection, Hashable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
 from steersman.failover.watch import FailureWatch
 from steersman.host.exec import Exec, SubprocessExec
-from steersman.model.conntrack import Confirm, Stale
+from steersman.model.conntrack import Stale
 from steersman.model.errors import ApplyError, BusyError
 from steersman.model.names import Family, PlanKey
 from steersman.model.plan import NodeSettings, ServicePlan, Traits
 from steersman.model.ruleset import Diff, Ruleset
 from steersman.model.stats import ConnectionStats, NodeTotals, frontend_label
-from steersman.modes.base import Mode, Support
+from steersman.modes.base import ConnectionTable, Mode, Support
 from steersman.modes.iptables.mode import IptablesMode, IptablesOptions
 from steersman.modes.nftables.mode import NftablesMode, slots_of
 from steersman.modes.registry import Factory
@@ -233,7 +233,6 @@ def _parts(change: Diff) -> tuple[dict[Any, Any], dict[Any, Any], dict[Any, Any]
 class SimMode(Mode):
     """A mode on the simulated kernel that renders as a real one does."""
 
-    has_connection_table = False
     worker = Inline()
 
     def __init__(
@@ -302,7 +301,7 @@ class SimMode(Mode):
         return ConnectionStats(frontends=fronts, endpoints=ends)
 
     def watch_failures(self) -> FailureWatch:
-        return self._kernel.endpoints.watch(counts_answers=self.has_connection_table)
+        return self._kernel.endpoints.watch(counts_answers=self.connection_table is not None)
 
     async def node_totals(self) -> NodeTotals:
         await self._enter("counts")
@@ -312,14 +311,31 @@ class SimMode(Mode):
 class RememberingMode(SimMode):
     """A mode with one table of connections for both families."""
 
-    has_connection_table = True
+    def __init__(
+        self, kernel: Kernel, name: str, table: str, like: Mode, variant: str = ""
+    ) -> None:
+        super().__init__(kernel, name, table, like, variant)
+        self.connection_table = SimConnections(kernel, self._enter)
 
-    async def flush_stale(self, stale: Stale, confirm: Confirm) -> int:
+
+class SimConnections(ConnectionTable[list[int]]):
+    """The table of connections of a mode, by number."""
+
+    def __init__(self, kernel: Kernel, enter: Callable[[str], Awaitable[None]]) -> None:
+        self._kernel = kernel
+        self._enter = enter
+
+    def find_stale(self, stale: Stale) -> Any:
+        return self._find(stale)
+
+    async def _find(self, stale: Stale) -> list[int]:
         await self._enter("forget")
+        flows = self._kernel.flows.items()
+        return [number for number, flow in flows if stale.contains(*flow.packed)]
+
+    def delete_stale(self, found: list[int], stale: Stale) -> int:
         flows = self._kernel.flows
-        found = [number for number, flow in flows.items() if stale.contains(*flow.packed)]
-        fresh = await confirm() if found else stale
-        doomed = [n for n in found if n in flows and fresh.contains(*flows[n].packed)]
+        doomed = [n for n in found if n in flows and stale.contains(*flows[n].packed)]
         for number in doomed:
             del flows[number]
         return len(doomed)

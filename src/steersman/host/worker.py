@@ -5,22 +5,26 @@ locks, and two callers must not use one of them at the same time. So each mode h
 and every call of it that touches the kernel runs in that thread. A job is a generator:
 
     do          returns at once      one call after the other: writes, and what a sync waits for
-    wait_for    yields a descriptor  goes on when that is readable, between two calls
+    wait_for    yields a Pause       goes on when its descriptor is readable, between two calls
     do_slowly   yields None          one step at a time while no call waits: scrapes, long lists
+    keep        yields both          work of the mode's own that nobody waits for
 
-The thread sleeps until one of the three is due. It ends what it has begun, as a system call cannot
-be cancelled, and a cancelled caller waits for that end. (A program that hangs is killed: exec.py.)
-So once no task is left, nothing is written any more, and nobody uses a descriptor that is about to
-be closed.
+The thread sleeps until one of them is due. It ends what it has begun, as a system call cannot be
+cancelled, and a cancelled caller waits for that end. (A program that hangs is killed: exec.py.) So
+once no task is left, nothing is written any more, and nobody uses a descriptor that is about to be
+closed.
 """
 
 from __future__ import annotations
 
 import asyncio
 import inspect
+import logging
+import math
 import selectors
 import socket
 import threading
+import time
 from collections import deque
 from collections.abc import Awaitable, Callable, Coroutine, Generator
 from contextlib import suppress
@@ -30,6 +34,25 @@ from steersman.host.exec import caller
 
 P = ParamSpec("P")
 T = TypeVar("T")
+log = logging.getLogger(__name__)
+
+
+class Pause(NamedTuple):
+    """What a job waits for: that something can be read, or that a time has come."""
+
+    fd: int = -1
+    """A descriptor; -1 for none."""
+    until: float = math.inf
+    """By `time.monotonic`."""
+
+
+def finish(steps: Generator[object, None, T]) -> T:
+    """Do all steps of a generator in the calling thread; return its value."""
+    while True:
+        try:
+            next(steps)
+        except StopIteration as end:
+            return end.value  # type: ignore[no-any-return]
 
 
 class Changes(NamedTuple):
@@ -41,19 +64,31 @@ class Changes(NamedTuple):
 
 
 class _Job(Generic[T]):
-    """A generator that runs in the thread, and the end of it that a task waits for."""
+    """A generator that runs in the thread."""
 
-    def __init__(self, steps: Generator[int | None, None, T]) -> None:
+    def __init__(self, steps: Generator[Pause | None, None, T]) -> None:
         self.steps = steps
-        self.loop = asyncio.get_running_loop()
-        self.ended: asyncio.Future[None] = self.loop.create_future()
         self.begun = False
         self.cancelled = False
         self.result: T
         self.error: BaseException | None = None
 
     def end(self) -> None:
-        """Wake the task that waits; call it in the thread."""
+        """Report the end, in the thread; here nobody waits for it."""
+        if self.error is not None:
+            log.error("work beside the calls of a mode has ended", exc_info=self.error)
+
+
+class _Awaited(_Job[T]):
+    """A job whose end a task waits for."""
+
+    def __init__(self, steps: Generator[Pause | None, None, T]) -> None:
+        super().__init__(steps)
+        self.loop = asyncio.get_running_loop()
+        self.ended: asyncio.Future[None] = self.loop.create_future()
+
+    def end(self) -> None:
+        """Wake the task."""
         with suppress(RuntimeError):  # the loop is closed: nobody waits any more
             self.loop.call_soon_threadsafe(self.ended.set_result, None)
 
@@ -68,8 +103,7 @@ class KernelWorker:
         """Held while a job begins or is dropped."""
         self._calls: deque[_Job[Any]] = deque()
         self._slow: deque[_Job[Any]] = deque()
-        self._waiting: dict[_Job[Any], int] = {}
-        """The descriptor for which each job waits."""
+        self._waiting: dict[_Job[Any], Pause] = {}
         self._closing = False
         self._loop: asyncio.AbstractEventLoop
         self._selector: selectors.BaseSelector
@@ -92,11 +126,11 @@ class KernelWorker:
         if inspect.iscoroutinefunction(call):
             return await call(*args, **kwargs)  # type: ignore[no-any-return]
 
-        def work() -> Generator[int | None, None, T | Awaitable[T]]:
+        def work() -> Generator[Pause | None, None, T | Awaitable[T]]:
             return call(*args, **kwargs)
             yield
 
-        result = await self._end_of(_Job(work()), self._calls)
+        result = await self._end_of(_Awaited(work()), self._calls)
         return await result if isinstance(result, Awaitable) else result
 
     async def do_slowly(self, steps: Generator[None, None, T] | Awaitable[T]) -> T:
@@ -110,7 +144,7 @@ class KernelWorker:
         """
         if isinstance(steps, Awaitable):  # of a mode that is asynchronous still
             return await steps
-        return await self._end_of(_Job(steps), self._slow)
+        return await self._end_of(_Awaited(steps), self._slow)
 
     async def wait_for(self, changes: Changes) -> None:
         """Return once the judge has found something that concerns us; it is asked at once.
@@ -118,11 +152,11 @@ class KernelWorker:
         The descriptor may be closed after that. What arrives then is found by the next wait.
         """
 
-        def judge() -> Generator[int | None, None, None]:
+        def judge() -> Generator[Pause | None, None, None]:
             while not changes.judge():
-                yield changes.fd
+                yield Pause(changes.fd)
 
-        await self._end_of(_Job(judge()), self._calls)
+        await self._end_of(_Awaited(judge()), self._calls)
 
     async def close(self) -> None:
         """End the thread after all calls; cancel the other jobs. A later call starts another."""
@@ -134,7 +168,7 @@ class KernelWorker:
             for end in self._alarm:
                 end.close()
 
-    async def _end_of(self, job: _Job[T], queue: deque[_Job[Any]]) -> T:
+    async def _end_of(self, job: _Awaited[T], queue: deque[_Job[Any]]) -> T:
         """Queue a job, and return its result."""
         self._start()
         self._loop = job.loop
@@ -188,18 +222,25 @@ class KernelWorker:
         """Run a coroutine on the event loop of the last caller, and wait for its end."""
         return asyncio.run_coroutine_threadsafe(coroutine, self._loop).result()
 
+    def keep(self, steps: Generator[Pause | None, None, None]) -> None:
+        """Run a generator beside all calls, until its end or that of the thread.
+
+        Call it in the thread, which closes the generator if it ends first.
+        """
+        self._slow.append(_Job(steps))
+
     def _run(self) -> None:
         """Do all jobs until `close`."""
         while not self._closing or self._calls:
             while (job := self._next(self._calls)) is not None:
                 self._advance(job)
-            for key, _ in self._selector.select(0 if self._slow or self._closing else None):
-                if key.data is None:
-                    self._alarm[0].recv(4096)
-                elif not key.data.cancelled:
-                    self._go_on(key.data)
-            for job in [job for job in self._waiting if job.cancelled]:
-                self._go_on(job)
+            readable = [key.data for key, _ in self._selector.select(self._patience())]
+            if None in readable:
+                self._alarm[0].recv(4096)
+            now = time.monotonic()
+            for job, pause in list(self._waiting.items()):
+                if job.cancelled or job in readable or pause.until <= now:
+                    self._go_on(job)
             if (job := self._next(self._slow)) is not None:
                 self._advance(job)
         for job in (*self._waiting, *self._slow):
@@ -208,6 +249,13 @@ class KernelWorker:
             self._go_on(job)
         while (job := self._next(self._slow)) is not None:
             self._advance(job)
+
+    def _patience(self) -> float | None:
+        """Return the seconds until something is due, unless a descriptor is readable before."""
+        if self._slow or self._closing:
+            return 0
+        until = min((pause.until for pause in self._waiting.values()), default=math.inf)
+        return None if until == math.inf else max(until - time.monotonic(), 0)
 
     def _next(self, queue: deque[_Job[Any]]) -> _Job[Any] | None:
         """Return the first job of a queue that is not dropped; it begins."""
@@ -220,8 +268,10 @@ class KernelWorker:
         return None
 
     def _go_on(self, job: _Job[Any]) -> None:
-        """Continue a job that waited for its descriptor."""
-        self._selector.unregister(self._waiting.pop(job))
+        """Continue a job that waited."""
+        pause = self._waiting.pop(job)
+        if pause.fd >= 0:
+            self._selector.unregister(pause.fd)
         self._advance(job)
 
     def _advance(self, job: _Job[Any]) -> None:
@@ -231,12 +281,13 @@ class KernelWorker:
             if job.cancelled:
                 job.steps.close()
             else:
-                descriptor = next(job.steps)
-                if descriptor is None:
+                pause = next(job.steps)
+                if pause is None:
                     self._slow.append(job)
                 else:
-                    self._selector.register(descriptor, selectors.EVENT_READ, job)
-                    self._waiting[job] = descriptor
+                    if pause.fd >= 0:
+                        self._selector.register(pause.fd, selectors.EVENT_READ, job)
+                    self._waiting[job] = pause
                 return
         except StopIteration as end:
             job.result = end.value

@@ -21,7 +21,7 @@ import msgspec
 from steersman.failover.watch import FailureWatch
 from steersman.host.sysctl import Setting
 from steersman.host.worker import Changes, KernelWorker
-from steersman.model.conntrack import Confirm, Stale
+from steersman.model.conntrack import Stale
 from steersman.model.drift import Writer
 from steersman.model.errors import BusyError
 from steersman.model.names import Family
@@ -141,6 +141,22 @@ class Probed(Generic[T]):
         return self.found
 
 
+class ConnectionTable(ABC, Generic[T]):
+    """Connections that a mode keeps by itself; T is what `find_stale` finds, false if nothing.
+
+    Both methods run in the mode's worker, and raise ApplyError or BusyError if the table cannot be
+    read now.
+    """
+
+    @abstractmethod
+    def find_stale(self, stale: Stale) -> Generator[None, None, T | None]:
+        """Find connections that are stale, in steps."""
+
+    @abstractmethod
+    def delete_stale(self, found: T, stale: Stale) -> int:
+        """Cut those of them that are stale still; return their number."""
+
+
 class ByOthers(NamedTuple):
     """A fingerprint that only other programs change: our own writes keep it valid."""
 
@@ -168,8 +184,8 @@ class Mode(ABC):
     traits: Traits
     needs_sysctls = False
     """Whether `prepare` does something; it takes more privileges than running the mode."""
-    has_connection_table = False
-    """Whether connections are kept in a table beside conntrack, for `flush_stale` to clean."""
+    connection_table: ConnectionTable[Any] | None = None
+    """The mode's own table of connections, beside conntrack."""
     writes_in_parts = False
     """Whether Services that `apply_parts` has written serve before the last part is written."""
     handover: Handover | None = None
@@ -363,15 +379,6 @@ class Mode(ABC):
         return {}
 
     # Connections
-
-    def flush_stale(self, stale: Stale, confirm: Confirm) -> int | Awaitable[int]:
-        """Cut connections of the mode's own table that are stale by both; return their number.
-
-        Raises:
-            ApplyError, BusyError: the table cannot be read now.
-        """
-        del stale, confirm
-        return 0
 
     def connections(self) -> int | Awaitable[int]:
         """Count connections that need the mode's kernel objects to continue.

@@ -86,7 +86,7 @@ def ruleset(plan: NodePlan, mode: Mode) -> dict[bytes, bytes]:
 async def bring(mode: EbpfMode, plan: NodePlan | None) -> None:
     """Bring the kernel to a plan, or to nothing."""
     want = ruleset(plan, mode) if plan else {}
-    await mode.apply(diff(await mode.read(), want))
+    await mode.worker.do(mode.apply, diff(await mode.worker.do(mode.read), want))
 
 
 if __name__ == "__main__":

@@ -88,8 +88,8 @@ def replace_programs(node: Node) -> None:
     """As an upgrade does: a new process brings other programs."""
     asyncio.run(node.modes[-1].aclose())
     mode = node.mode()
-    have = asyncio.run(mode.read())
+    have = asyncio.run(mode.worker.do(mode.read))
     want = {**have, b"A": len(node.modes).to_bytes(16, "big")}
     assert diff(have, want)
-    asyncio.run(mode.apply(diff(have, want)))
-    assert asyncio.run(mode.read()) == want
+    asyncio.run(mode.worker.do(mode.apply, diff(have, want)))
+    assert asyncio.run(mode.worker.do(mode.read)) == want

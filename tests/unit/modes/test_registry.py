@@ -47,7 +47,7 @@ def test_every_row_has_a_mode(name: str) -> None:
     if sys.platform == "win32":
         pytest.skip("modes of Linux cannot be imported")
     mode = create(name, SubprocessExec(), ModeOptions(leftovers=True))
-    assert (mode.name, mode.has_connection_table) == (name, name == "ebpf")
+    assert (mode.name, mode.connection_table is not None) == (name, name == "ebpf")
 
 
 def test_ranks_of_clean_up_differ() -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import errno
 import logging
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Generator
 from contextlib import asynccontextmanager
 from typing import Any
 
@@ -19,13 +19,13 @@ from steersman.model.conntrack import Cleanup, Confirm, Stale, pack_socket
 from steersman.model.errors import ApplyError, BusyError
 from steersman.model.kube import KubeObject
 from steersman.model.names import Family, ObjectName
-from steersman.modes.base import Mode
+from steersman.modes.base import ConnectionTable, Mode
 from steersman.run.observe.prometheus import Labelled
 from steersman.run.observe.stale_entries import AGAIN, AT_ONCE, HOUR, Debts, Key
 from tests.support.builders import kube
 from tests.support.builders.store import make, service, slice_
 from tests.support.modes.bare import BareMode
-from tests.support.modes.conntrack_world import Table, World
+from tests.support.modes.conntrack_world import World, printed
 
 # Entries to delete
 
@@ -73,17 +73,38 @@ def test_only_a_pass_that_began_after_the_change_pays_for_it(steps: list[Any]) -
 # The task
 
 
+class Connections(ConnectionTable[Stale]):
+    """A table of connections that are all stale."""
+
+    def __init__(self) -> None:
+        self.answers: list[int | Exception] = []
+        """Of the next passes; then there are none."""
+        self.looked: list[list[str]] = []
+
+    def find_stale(self, stale: Stale) -> Generator[None, None, Stale]:
+        yield
+        self.looked.append(sorted(map(printed, stale.by_address)))
+        return stale
+
+    def delete_stale(self, found: Stale, stale: Stale) -> int:
+        assert found
+        answer = self.answers.pop(0) if self.answers else 0
+        if isinstance(answer, Exception):
+            raise answer
+        return answer
+
+    def take(self) -> list[list[str]]:
+        looked, self.looked = self.looked, []
+        return looked
+
+
 class Forgetful(BareMode):
     """A mode that remembers connections itself."""
 
     name = "own"
-    has_connection_table = True
 
     def __init__(self) -> None:
-        self.table = Table()
-
-    async def flush_stale(self, stale: Stale, confirm: Confirm) -> int:
-        return (await self.table.delete(stale, confirm)).deleted
+        self.connection_table = self.table = Connections()
 
 
 def dns(name: str, number: int, protocol: str = "UDP", **spec: Any) -> KubeObject:

@@ -11,16 +11,17 @@ from typing import TYPE_CHECKING, TypeVar
 import msgspec
 
 from steersman.host.exec import Exec
-from steersman.model.conntrack import Confirm, Stale
+from steersman.host.worker import finish
+from steersman.model.conntrack import Stale
 from steersman.model.errors import TRANSIENT_ERRNOS, ApplyError, BusyError
 from steersman.model.names import Family
 from steersman.model.plan import NodeSettings, ServicePlan, Traits
 from steersman.model.ruleset import Diff, Ruleset
 from steersman.model.stats import ConnectionStats, NodeTotals
-from steersman.modes.base import ByOthers, Mode, Requirements, Support
+from steersman.modes.base import ByOthers, ConnectionTable, Mode, Requirements, Support
 from steersman.modes.ebpf import left_at, loader, render
 from steersman.modes.ebpf.bpf import FullError
-from steersman.modes.ebpf.counts import Tracking
+from steersman.modes.ebpf.counts import StaleConnections, Tracking
 from steersman.modes.ebpf.datapath import Datapath, EbpfOptions
 from steersman.modes.ebpf.layout import CONFIG_GUARD_NODE_PORTS, NODE_VALUE, Kind, kind_of
 from steersman.modes.ebpf.nat_hooks import TABLE, NatHookGuard
@@ -47,7 +48,6 @@ class EbpfMode(Mode):
     """Writes BPF maps; the programs that read them stay when the process ends."""
 
     name = "ebpf"
-    has_connection_table = True
     traits = Traits(
         reads_addresses=True,
         filters_without_endpoints=True,
@@ -74,13 +74,13 @@ class EbpfMode(Mode):
         self._programs = render.Programs(
             b"", self._options.guard_node_ports, self._options.fast_path
         )
-        self._watcher = DeviceWatcher(self.datapath, self._nat_guard, self.worker)
+        self._watcher = DeviceWatcher(self.datapath, self._nat_guard)
+        self.connection_table = Connections(self.datapath)
 
-    async def probe(self) -> Support:
+    def probe(self) -> Support:
         """Check the kernel, its configuration and the installed files."""
         options = self._options
-        pins = options.pins.parent
-        return await self.worker.do(probe, options.file, options.cgroup, pins=pins)
+        return probe(options.file, options.cgroup, pins=options.pins.parent)
 
     def requirements(self) -> Requirements:
         """Return that netfilter sees packets after the programs, with the endpoint's address."""
@@ -103,15 +103,15 @@ class EbpfMode(Mode):
 
         return EbpfWords(self._options.pins, self.datapath.is_attached)
 
-    async def read(self) -> Ruleset:
+    def read(self) -> Ruleset:
         """Read the maps, and whether the programs are attached."""
-        return await self.worker.do(guarded, self.datapath.read)
+        return guarded(self.datapath.read)
 
-    async def fingerprint(self) -> Hashable | None:
+    def fingerprint(self) -> Hashable:
         """Return whether the programs are attached; other programs write none of our maps."""
-        return ByOthers(await self.worker.do(guarded, self.datapath.fingerprint))
+        return ByOthers(guarded(self.datapath.fingerprint))
 
-    async def apply(self, change: Diff) -> None:
+    def apply(self, change: Diff) -> None:
         """Write the maps, then attach the programs; to remove everything, detach them first."""
 
         def write() -> None:
@@ -119,45 +119,22 @@ class EbpfMode(Mode):
                 mount_bpffs(self._options.pins.parent)
             self.datapath.apply(change)
 
-        await self.worker.do(guarded, write)
+        guarded(write)
         if Kind.CONFIG.value in change.removed:
-            await self._nat_guard.remove(even_if_used=True)
-        self._watcher.ensure_running()
+            self._nat_guard.remove(even_if_used=True)
+        if not self._watcher.running:
+            self.worker.keep(self._watcher.run())
 
-    async def stats(self, plans: Collection[ServicePlan]) -> ConnectionStats:
-        """Return connections by frontend and endpoint; syncs may go on."""
-        stats = await self._slowly(lambda tracking: tracking.stats(plans))
+    def stats(self, plans: Collection[ServicePlan]) -> Generator[None, None, ConnectionStats]:
+        """Return connections by frontend and endpoint."""
+        counting = self.datapath.while_open(lambda tracking: tracking.stats(plans))
+        stats = yield from guarded_steps(counting)
         return stats or ConnectionStats({}, {})
 
-    async def node_totals(self) -> NodeTotals:
+    def node_totals(self) -> NodeTotals:
         """Return the programs' event counters, and the fill level of the map of flows."""
-
-        def totals() -> NodeTotals:
-            tracking = self.datapath.tracking
-            return tracking.totals() if tracking else NodeTotals()
-
-        return await self.worker.do(guarded, totals)
-
-    async def flush_stale(self, stale: Stale, confirm: Confirm) -> int:
-        """Cut connections to endpoints that are gone; unconnected sockets get another endpoint."""
         tracking = self.datapath.tracking
-        found = await self._slowly(lambda tracking: tracking.find_stale(stale))
-        if not found or tracking is None:
-            return 0
-        # Ask again: endpoints may have come back while the maps were read.
-        fresh = await confirm()
-
-        def delete() -> int:
-            if tracking is not self.datapath.tracking:
-                raise BusyError("ebpf: the programs were replaced in the meantime")
-            cut, sockets = tracking.delete_stale(found, fresh)
-            return cut + destroy(sockets)
-
-        return await self.worker.do(guarded, delete)
-
-    async def _slowly(self, work: Callable[[Tracking], Generator[None, None, T]]) -> T | None:
-        """Do something with the connections between other calls; None if nothing is open."""
-        return await self.worker.do_slowly(guarded_steps(self.datapath.while_open(work)))
+        return guarded(tracking.totals) if tracking else NodeTotals()
 
     def without_new_connections(self, have: Ruleset) -> Ruleset:
         """Keep what carries the present connections: programs, without frontends."""
@@ -172,17 +149,17 @@ class EbpfMode(Mode):
         flags &= ~CONFIG_GUARD_NODE_PORTS
         return {**have, Kind.CONFIG.value: NODE_VALUE.pack(*addresses, flags, interface, prefix)}
 
-    async def connections(self) -> int:
+    def connections(self) -> int:
         """Count connections whose packets are rewritten; those of balanced sockets go on alone."""
-        return await self._slowly(Tracking.count_open) or 0
+        return finish(guarded_steps(self.datapath.while_open(Tracking.count_open))) or 0
 
-    async def hold_nat_hooks(self) -> None:
+    def hold_nat_hooks(self) -> None:
         """Keep connections alive that netfilter translates for the mode before."""
-        await self._nat_guard.create()
+        self._nat_guard.create()
 
-    async def hold_ports(self) -> None:
+    def hold_ports(self) -> None:
         """Give each masqueraded connection an entry of conntrack."""
-        await self._watcher.hold_ports()
+        self._watcher.hold_ports()
 
     def watch_failures(self) -> EbpfFailures:
         """Return what sees connections fail, at sockets and as packets."""
@@ -201,14 +178,35 @@ class EbpfMode(Mode):
         del families
         return left_at(self._options.pins)
 
-    async def aclose(self, drain: float = 0.0) -> int:
-        """Close all descriptors; the attached programs keep working."""
-        await self._watcher.stop()
-        return await super().aclose(drain)
-
     def close(self) -> None:
-        """Close the maps and programs."""
+        """Close the maps and programs, which keep working."""
         self.datapath.close()
+
+
+class Connections(ConnectionTable[StaleConnections]):
+    """The connections that the programs keep."""
+
+    def __init__(self, datapath: Datapath) -> None:
+        self._datapath = datapath
+        self._searched: Tracking | None = None
+
+    def find_stale(self, stale: Stale) -> Generator[None, None, StaleConnections | None]:
+        """Look for connections to endpoints that are gone."""
+        self._searched = self._datapath.tracking
+        searching = self._datapath.while_open(lambda tracking: tracking.find_stale(stale))
+        return (yield from guarded_steps(searching))
+
+    def delete_stale(self, found: StaleConnections, stale: Stale) -> int:
+        """Cut them; unconnected sockets get another endpoint."""
+        tracking = self._datapath.tracking
+        if tracking is None or tracking is not self._searched:
+            raise BusyError("ebpf: the programs were replaced in the meantime")
+
+        def delete() -> int:
+            cut, sockets = tracking.delete_stale(found, stale)
+            return cut + destroy(sockets)
+
+        return guarded(delete)
 
 
 def guarded_steps(steps: Generator[None, None, T]) -> Generator[None, None, T]:

@@ -8,12 +8,10 @@ until nothing is translated any more.
 
 from __future__ import annotations
 
-import asyncio
 import logging
 import struct
 
 from steersman.host.exec import Exec
-from steersman.host.netlink import DumpInterruptedError
 from steersman.host.nlmsg import Request, attributes
 from steersman.modes.ebpf.netns import NodeNetns
 
@@ -48,45 +46,43 @@ class NatHookGuard:
         # None until it is known: an earlier process may have left the table.
         self._exists: bool | None = None
 
-    async def create(self) -> None:
+    def create(self) -> None:
         """Create the table if netfilter translates connections now."""
-        if await asyncio.to_thread(self._count_translated):
-            problem = await self._nft(_CREATE)
+        if self._translates():
+            problem = self._nft(_CREATE)
             self._exists = not problem
             if problem:
                 log.warning("ebpf: connections of the previous mode are cut: %s", problem)
 
-    async def remove(self, *, even_if_used: bool = False) -> None:
+    def remove(self, *, even_if_used: bool = False) -> None:
         """Remove the table if nothing is translated any more."""
         if self._exists is None:
-            self._exists = not await self._nft("list table ip {table}\n", families=("ip",))
+            self._exists = not self._nft("list table ip {table}\n", families=("ip",))
         if not self._exists:
             return
-        if even_if_used or not await asyncio.to_thread(self._count_translated):
-            await self._nft(_DELETE)
+        if even_if_used or not self._translates():
+            self._nft(_DELETE)
             self._exists = False
 
-    async def _nft(self, template: str, families: tuple[str, ...] = _FAMILIES) -> str:
+    def _nft(self, template: str, families: tuple[str, ...] = _FAMILIES) -> str:
         """Run a script for each family; return the error, or "" on success."""
         script = "".join(template.format(family=family, table=TABLE) for family in families)
         try:
-            result = await self._exec.run(["nft", "-f", "-"], script.encode())
+            result = self._exec.run_tool(["nft", "-f", "-"], script.encode())
         except (OSError, TimeoutError) as error:
             return f"nft: {error}"
         return result.message or "nft failed" if result.returncode else ""
 
-    def _count_translated(self) -> int:
-        """Count the connections that netfilter translates; 0 if conntrack does not answer."""
+    def _translates(self) -> bool:
+        """Return whether netfilter translates a connection; False if conntrack does not answer."""
         # A list that changes while it is read is good enough: any translated connection counts.
-        count = 0
         try:
             with self._netns.netfilter() as netlink:
                 for reply in netlink.dump(Request(_CT_GET, bytes(4))):
                     values = attributes(reply.payload, 4)
                     (status,) = struct.unpack("!I", values.get(_CTA_STATUS, bytes(4)))
-                    count += bool(status & _TRANSLATED)
-        except DumpInterruptedError:  # the part that was listed counts
-            return count
+                    if status & _TRANSLATED:
+                        return True
         except OSError as error:
             log.debug("ebpf: conntrack does not answer: %s", error)
-        return count
+        return False

@@ -23,6 +23,7 @@ from typing import NamedTuple
 
 from steersman.host.netlink import DumpInterruptedError, Netlink, NetlinkError
 from steersman.host.nlmsg import attributes, nested, text
+from steersman.host.worker import finish
 from steersman.model.errors import BusyError
 from steersman.model.names import Family
 from steersman.model.plan import ServicePlan
@@ -238,20 +239,10 @@ class Scrape:
                     if reading := (yield from counters.totals(netlink)):
                         break
                 else:  # too many transactions: hold them up
-                    reading = _at_once(counters.totals(netlink))
+                    reading = finish(counters.totals(netlink))
             if reading is None:
                 raise BusyError("nftables: the ruleset changes faster than it can be read")
             counts = {**reading.totals, **relayed}
             return self._totals.update(counts, plans, reading.carried)
         finally:
             self._running = False
-
-
-def _at_once(steps: Generator[None, None, CounterReading | None]) -> CounterReading | None:
-    """Return the result of all steps, without others between them."""
-    while True:
-        try:
-            next(steps)
-        except StopIteration as end:
-            reading: CounterReading | None = end.value
-            return reading

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 
 from steersman.failover.watch import FailureWatch
-from steersman.host.exec import Exec, Result, failure_reason, run_program
+from steersman.host.exec import Exec, Result, failure_reason, tool_result
 from steersman.host.netlink import (
     NETLINK_NETFILTER,
     AnswersLostError,
@@ -151,7 +151,7 @@ class NftablesMode(Mode):
                 "your kernel has the changes under an older number)."
             )
         try:
-            result = self.worker.on_loop(self._exec.run(["nft", "--version"]))
+            result = self._exec.run_tool(["nft", "--version"])
             version = result.stdout.decode(errors="replace").strip()
             if _version(version) < _MIN_NFT:
                 missing.append(
@@ -352,8 +352,7 @@ class NftablesMode(Mode):
         return self._tables
 
     def _nft(self, argv: Sequence[str], script: bytes) -> Result:
-        program = run_program(self._exec, argv, script, package="nftables")
-        return self.worker.on_loop(program)
+        return tool_result(self._exec.run_tool, argv, script, package="nftables")
 
     def watch_failures(self) -> FailureWatch:
         """Watch packets of connections that conntrack translates, and the dials from loopback."""

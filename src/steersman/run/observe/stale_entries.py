@@ -186,12 +186,14 @@ class StaleEntryCleaner:
         self._cursor = in_force.log.cursor()
         clock = self._clock = clock or MonotonicClock()
         tables: dict[str, Delete] = {"conntrack": delete or _delete_entries}
-        if mode is not None and mode.has_connection_table:
-            worker, flush_stale = mode.worker, mode.flush_stale
+        if mode is not None and mode.connection_table is not None:
+            worker, table = mode.worker, mode.connection_table
 
             async def flush(what: Stale, confirm: Confirm) -> Cleanup:
-                began = clock.time()
-                deleted = await worker.do(flush_stale, what, confirm)
+                began, deleted = clock.time(), 0
+                if found := await worker.do_slowly(table.find_stale(what)):
+                    # Endpoints may have come back meanwhile.
+                    deleted = await worker.do(table.delete_stale, found, await confirm())
                 return Cleanup(deleted, 0, complete=True, seconds=clock.time() - began)
 
             tables = {f"{mode.name} mode": flush, **tables}

@@ -32,7 +32,7 @@ A_CHANGE = Change(EMPTY, Inventory((Interface(7, "veth7", 1, 0),), {}))
 class Node:
     """A Datapath, Subscription and NatHookGuard of a node; a byte is a notification."""
 
-    tables = object()
+    tables: object = object()
 
     def __init__(self) -> None:
         self.looked = asyncio.Event()
@@ -97,21 +97,21 @@ class Node:
         yield
         self._loop.call_soon_threadsafe(self.looked.set)
 
-    async def remove(self) -> None:
+    def remove(self) -> None:
         """No hooks are held."""
 
 
 @asynccontextmanager
-async def watching(node: Node) -> AsyncIterator[DeviceWatcher]:
+async def watching(node: Node) -> AsyncIterator[tuple[DeviceWatcher, KernelWorker]]:
     worker = KernelWorker()
-    made = DeviceWatcher(cast(Datapath, node), cast(NatHookGuard, node), worker)
-    made.ensure_running()
+    made = DeviceWatcher(cast(Datapath, node), cast(NatHookGuard, node))
+    await worker.do(worker.keep, made.run())
     try:
         async with asyncio.timeout(60):
-            yield made
+            yield made, worker
     finally:
-        await made.stop()
         await worker.close()
+        assert not made.running
         node.end()
 
 
@@ -181,27 +181,31 @@ async def test_lost_notifications_make_all_be_listed() -> None:
     assert node.told == [None, None]
 
 
-async def test_a_notification_that_comes_with_the_deadline_is_carried_out(
+async def test_a_notification_that_comes_while_connections_are_looked_at_is_carried_out(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """The wait is cancelled after the thread has read it."""
     monkeypatch.setattr(watcher, "_COLLECT", 0.05)
-    node = Node()
-    async with watching(node) as task:
-        await until(lambda: node.told)
-        take, waiting = task._take, asyncio.get_running_loop().time
 
-        def slowly() -> bool:
-            found = take()
-            began = waiting()
-            while found and waiting() < began + 0.2:  # until the deadline has passed
-                pass
-            return found
+    class Busy(Node):
+        def expire(self) -> Generator[None, None, None]:
+            if not self.looked.is_set():
+                self.notify()
+            return super().expire()
 
-        monkeypatch.setattr(task, "_take", slowly)
-        node.notify()
+    node = Busy()
+    async with watching(node):
         await until(lambda: node.attached)
     assert node.attached == [7]
+
+
+async def test_it_ends_when_everything_is_removed(monkeypatch: pytest.MonkeyPatch) -> None:
+    node = Node()
+    async with watching(node) as (task, _):
+        await until(lambda: node.told)
+        node.tables = None
+        node.notify()
+        await until(lambda: not task.running)
+    assert node.told == [None], "nothing is opened again"
 
 
 async def test_a_watch_that_ends_begins_anew(caplog: pytest.LogCaptureFixture) -> None:
@@ -229,10 +233,10 @@ async def test_ports_are_held_again_and_again(
             yield
 
     node = Retiring()
-    async with watching(node) as task:
+    async with watching(node) as (task, worker):
         await node.looked.wait()
         assert not held, "not before the mode is left"
-        await task.hold_ports()
+        await worker.do(task.hold_ports)
         await until(lambda: held >= 3)
     assert caplog.messages == ["ebpf: [Errno 12] no memory; retrying"]
 
@@ -248,11 +252,11 @@ async def test_syncs_do_not_wait_for_programs_on_new_devices() -> None:
             self.attached += numbers
 
     node = Growing()
-    async with watching(node) as task:
+    async with watching(node) as (_, worker):
         await until(lambda: node.told)
         node.notify()
         await until(attaching.is_set)
-        assert not await task._worker.do(lambda: node.attached), "as a sync does"
+        assert not await worker.do(lambda: node.attached), "as a sync does"
         possible.set()
         await until(lambda: node.attached)
     assert node.told == [None, A_CHANGE]
@@ -272,8 +276,8 @@ async def test_syncs_do_not_wait_while_connections_are_looked_at(
             self._loop.call_soon_threadsafe(self.looked.set)
 
     node = Crowded()
-    async with watching(node) as task:
+    async with watching(node) as (_, worker):
         await until(looking.is_set)
-        assert not await task._worker.do(node.looked.is_set), "as a sync does"
+        assert not await worker.do(node.looked.is_set), "as a sync does"
         ends.set()
         await node.looked.wait()
