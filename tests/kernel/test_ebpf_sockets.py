@@ -387,7 +387,7 @@ def test_a_restart_finds_what_is_in_force(node: Node) -> None:
 
 def test_only_one_process_has_the_pins(node: Node) -> None:
     with pytest.raises(BusyError, match=f"is held by pid {os.getpid()}"):
-        asyncio.run(node.mode().read())
+        node.mode().read()
 
 
 def test_the_maps_are_printed_in_the_words_of_kubernetes(node: Node) -> None:
@@ -413,7 +413,8 @@ def test_nothing_is_left(node: Node) -> None:
     for _ in range(2):  # once more, and there is nothing to do
         asyncio.run(bring(node.modes[0], None))
         assert not node.pins.exists()
-        assert asyncio.run(node.modes[0].read()) == {}
+        mode = node.modes[0]
+        assert asyncio.run(mode.worker.do(mode.read)) == {}
     with node.socket(VIP) as sock:
         sock.settimeout(0.3)
         with pytest.raises(OSError, match=r"timed out|route"):
@@ -476,7 +477,8 @@ def test_a_device_may_go_while_its_programs_are_replaced(
     name = Path(node.lab.node.path).name
     ip(name, ["link add new0 type veth peer name new1"])
     number = node.lab.node.call(lambda: socket.if_nametoindex("new0"))
-    asyncio.run(node.modes[0].apply(Diff(added={b"A": bytes(15) + b"1"})))
+    mode = node.modes[0]
+    asyncio.run(mode.worker.do(mode.apply, Diff(added={b"A": bytes(15) + b"1"})))
     replace, gone = Link.replace, []
 
     def too_late(link: Link, program: int) -> None:

@@ -311,17 +311,17 @@ def test_both_modes_masquerade_and_choose_different_ports(
 def test_what_is_held_is_let_go_when_nothing_is_translated(lab: Lab) -> None:
     async def scenario() -> None:
         guard = NatHookGuard(SubprocessExec(lab.exec_argv(())), NodeNetns(lab.node.call))
-        await guard.create()
+        guard.create()
         assert TABLE not in lab.run("nft", "list", "tables"), "nothing to hold"
         await program(mode_of(lab, "nftables", "nft"))
         with connected(lab.socket(OUTSIDE, "TCP"), OUTSIDE, NODE, 30080):
-            await guard.create()
+            guard.create()
             assert f"table ip {TABLE}" in lab.run("nft", "list", "tables")
             again = NatHookGuard(SubprocessExec(lab.exec_argv(())), NodeNetns(lab.node.call))
-            await again.remove()
+            again.remove()
             assert f"table ip6 {TABLE}" in lab.run("nft", "list", "tables"), "still translated"
         lab.run("conntrack", "-F")
-        await again.remove()
+        again.remove()
         assert TABLE not in lab.run("nft", "list", "tables")
 
     asyncio.run(scenario())

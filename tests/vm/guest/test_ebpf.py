@@ -57,7 +57,7 @@ def test_what_is_missing_is_what_came_later() -> None:
 
 
 def test_it_runs_serves_and_leaves(node: Node) -> None:
-    support = asyncio.run(node.modes[0].probe())
+    support = node.modes[0].probe()
     assert support.usable
     assert len(support.missing) == len(missing_features())
     for _ in range(2):
