@@ -4,12 +4,17 @@ from __future__ import annotations
 
 import pytest
 
-from steersman.model.names import Family
+from steersman.host.listening import ListeningSocket
+from steersman.model.names import Family, PlanKey, Protocol
+from steersman.model.plan import Verdict
 from steersman.modes.kinds import Words, iptables_rules
+from steersman.modes.nftables import words as nftables_words
 from steersman.modes.userspace.render import StrayKey
+from steersman.proxy.listeners import Decision, ListenerPlan
 from tests.support.builders import case_files
+from tests.support.builders.objects import HTTP
 from tests.support.modes.ipvs import IPVS
-from tests.support.modes.registry import MODES, ModeUnderTest, render
+from tests.support.modes.registry import MODES, NFTABLES, ModeUnderTest, render
 
 every_mode = pytest.mark.parametrize("under_test", [*MODES.values(), IPVS], ids=lambda m: m.name)
 
@@ -73,3 +78,24 @@ def test_a_chain_without_rules_is_printed_as_iptables_save_declares_it() -> None
     assert iptables_rules(key, "") == [
         Words("ip6tables -t nat, chain KUBE-SEP-A", ":KUBE-SEP-A - [0:0]", "has no rule")
     ]
+
+
+def test_sockets_are_read_once_for_an_answer(monkeypatch: pytest.MonkeyPatch) -> None:
+    """An answer may be about thousands of Services, and a node may have as many sockets."""
+    reads = 0
+
+    def listening() -> dict[ListeningSocket, int]:
+        nonlocal reads
+        reads += 1
+        return {ListeningSocket(Protocol.TCP, "127.0.0.1", 30080): 7}
+
+    monkeypatch.setattr(nftables_words, "listening_sockets", listening)
+    drop = Decision(Verdict.DROP)
+    served, missing = (
+        ListenerPlan(PlanKey(HTTP, Family.IPV4), "127.0.0.1", port, drop, drop, drop)
+        for port in (30080, 30081)
+    )
+    words = NFTABLES.offline().words()
+    for _ in range(3):
+        assert words.wanted({b"a": served, b"b": missing}, {}) == {b"b": missing}
+    assert reads == 1

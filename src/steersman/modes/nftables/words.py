@@ -5,12 +5,12 @@ from __future__ import annotations
 import re
 from collections import defaultdict
 from collections.abc import Collection, Hashable, Mapping
-from functools import partial
+from functools import cached_property, partial
 from hashlib import blake2b
 from typing import Any
 
 from steersman.host.exec import Exec, run_program
-from steersman.host.listening import listening_sockets
+from steersman.host.listening import ListeningSocket, listening_sockets
 from steersman.model.errors import BusyError
 from steersman.model.names import Family
 from steersman.model.plan import NodeSettings, ServicePlan
@@ -222,13 +222,17 @@ class NftablesWords(KernelWords):
     def wanted(self, rendered: Ruleset, kernel: Ruleset) -> Ruleset:
         """Leave out sockets on loopback that some process listens on."""
         del kernel
-        sockets = listening_sockets()
         return {
             key: value
             for key, value in rendered.items()
             if not isinstance(value, ListenerPlan)
-            or (value.owner.name.protocol, value.bind, value.port) not in sockets
+            or (value.owner.name.protocol, value.bind, value.port) not in self._sockets
         }
+
+    @cached_property
+    def _sockets(self) -> Collection[ListeningSocket]:
+        """The sockets at the first look: there are thousands of Services, and one answer."""
+        return listening_sockets()
 
     def kind_of(self, key: bytes) -> kinds.Kind:
         """Return the kind of an object."""
