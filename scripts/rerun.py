@@ -24,9 +24,10 @@ from pathlib import Path
 
 FAILED = Path(".pytest_cache/v/cache/lastfailed")
 WAITING = tuple(
-    f"tests/{part}/" for part in ("browser", "e2e", "kernel", "soak", "upgrade", "upstream", "vm")
+    f"tests/{part}/"
+    for part in ("browser", "e2e", "kernel", "soak", "upgrade", "upstream", "vm", "windows")
 )
-"""Tests that wait for a kernel, for processes or for a browser."""
+"""Tests that wait for a kernel, for processes, for a browser or for Wine."""
 MOST = 3
 TIMES = 3
 RUNS = 10
