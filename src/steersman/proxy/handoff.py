@@ -186,10 +186,13 @@ class SocketHandoff:
             os.eventfd_write(self._gone, 1)
 
     def close(self) -> None:
-        """Wait for no successor; one that is starting keeps the sockets it received."""
+        """Wait for no successor; one that is starting keeps the sockets it received.
+
+        A mode that is cancelled while it closes does this twice.
+        """
         self._proxy.inherit({})
-        if "_gone" in vars(self):
-            os.close(self._gone)
+        if (gone := vars(self).pop("_gone", None)) is not None:
+            os.close(gone)
         if self._waiting is not None:
             self._waiting.cancel()
         if self._link is not None:

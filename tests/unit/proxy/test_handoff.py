@@ -88,6 +88,15 @@ async def test_all_sockets_are_handed_over_without_losing_a_client() -> None:
                     assert await ask(port) == b"1"
 
 
+async def test_closing_twice_closes_no_descriptor_of_others() -> None:
+    """The process ends while a mode that was left closes."""
+    async with proxy() as made, serving(made, {}) as started:
+        changes = started.changes()
+        started.close()
+        with pytest.raises(OSError, match="Bad file descriptor"):
+            os.fstat(changes.fd)
+
+
 async def test_unclaimed_sockets_are_closed(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(handoff, "_UNCLAIMED", 0.01)
     async with endpoint(answering(b"1")) as one, proxy() as old, proxy() as new:
