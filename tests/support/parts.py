@@ -14,7 +14,7 @@ ONLY_FULL = (
     "tests/e2e/test_image.py",
     "tests/vm/test_machine.py::test_everything_inside",
 )
-"""Tests that take minutes: other kernels, other systems, packages, browsers, hours of churn."""
+"""Tests that take minutes: other kernels, Windows, packages, the image, browsers, churn."""
 
 
 class MaySkip(NamedTuple):

@@ -117,30 +117,6 @@ class Requirements(msgspec.Struct, frozen=True):
     """What to do then."""
 
 
-class Probed(Generic[T]):
-    """The access to the kernel that `probe` finds; probes first if nothing was found yet.
-
-    A mode is used without a `probe` of its own by `cleanup` and `plan`, and again after one failed.
-    """
-
-    def __init__(self, probe: Callable[[], Awaitable[Support]]) -> None:
-        """Find nothing yet; probe: sets `found` if it succeeds."""
-        self._probe = probe
-        self.found: T | None = None
-
-    async def get(self) -> T:
-        """Return what was found.
-
-        Raises:
-            BusyError: the mode cannot run here now.
-        """
-        if self.found is None:
-            support = await self._probe()
-            if self.found is None:
-                raise BusyError(" ".join(support.missing))
-        return self.found
-
-
 class ConnectionTable(ABC, Generic[T]):
     """Connections that a mode keeps by itself; T is what `find_stale` finds, false if nothing.
 
@@ -164,10 +140,10 @@ class ByOthers(NamedTuple):
 
 
 class Handover(Protocol):
-    """Hands what this process has and the kernel does not keep to the next one of the same mode."""
+    """Hands sockets, which end with their process, over to the next process of the same mode."""
 
     async def wait(self) -> None:
-        """Return when the next process has it."""
+        """Return when the next process has received them."""
         ...
 
 
