@@ -117,6 +117,23 @@ class Requirements(msgspec.Struct, frozen=True):
     """What to do then."""
 
 
+def probed(probe: Callable[[], Support], found: Callable[[], T | None]) -> T:
+    """Return what a mode's probe has found; probe only if it has found nothing yet.
+
+    `cleanup` and `plan` use a mode without a `probe` of their own.
+
+    Raises:
+        BusyError: the mode cannot run here now.
+    """
+    access = found()
+    if access is None:
+        support = probe()
+        access = found()
+        if access is None:
+            raise BusyError(" ".join(support.missing))
+    return access
+
+
 class ConnectionTable(ABC, Generic[T]):
     """Connections that a mode keeps by itself; T is what `find_stale` finds, false if nothing.
 

@@ -14,11 +14,10 @@ from steersman.host.limits import descriptor_limit
 from steersman.host.sysctl import SysctlError, read
 from steersman.host.worker import Changes
 from steersman.model.drift import Writer
-from steersman.model.errors import BusyError
 from steersman.model.names import Family
 from steersman.model.plan import NodeSettings, ServicePlan, Traits
 from steersman.model.ruleset import Diff, Ruleset, Script
-from steersman.modes.base import ByOthers, Mode, Requirements, Support, Tracer
+from steersman.modes.base import ByOthers, Mode, Requirements, Support, Tracer, probed
 from steersman.modes.iptables.names import (
     FORWARD,
     INVALID_DROPPED,
@@ -189,11 +188,7 @@ class IptablesMode(Mode):
 
     def _probed(self) -> Iptables:
         """Return the iptables to use; `cleanup` and `plan` read without a `probe` of their own."""
-        if self._iptables is None:
-            support = self.probe()
-            if self._iptables is None:
-                raise BusyError(" ".join(support.missing))
-        return self._iptables
+        return probed(self.probe, lambda: self._iptables)
 
     def _read_all(self) -> dict[RuleKey, str]:
         """Return our objects, those that are hidden from `read` too."""

@@ -19,7 +19,7 @@ from steersman.model.names import Family
 from steersman.model.plan import NodeSettings, ServicePlan, Traits
 from steersman.model.ruleset import Diff, Ruleset, Script
 from steersman.model.stats import ConnectionStats, NodeTotals
-from steersman.modes.base import Mode, Requirements, Support, Tracer
+from steersman.modes.base import Mode, Requirements, Support, Tracer, probed
 from steersman.modes.ipvs.backends import (
     AddressDevice,
     Backends,
@@ -194,11 +194,7 @@ class IpvsMode(Mode):
 
     def _probed(self) -> IpvsKernel:
         """Return the kernel's objects; `cleanup` and `plan` read without a `probe` of their own."""
-        if self._kernel is None:
-            support = self.probe()
-            if self._kernel is None:
-                raise BusyError(" ".join(support.missing))
-        return self._kernel
+        return probed(self.probe, lambda: self._kernel)
 
     def read(self) -> Ruleset:
         """Return our objects in the kernel, and delete real servers that are drained by now."""

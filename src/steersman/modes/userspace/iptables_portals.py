@@ -6,9 +6,8 @@ from collections.abc import Collection, Iterable, Mapping, Set
 from itertools import chain
 
 from steersman.host.exec import Exec
-from steersman.model.errors import BusyError
 from steersman.model.names import Family
-from steersman.modes.base import Support
+from steersman.modes.base import Support, probed
 from steersman.modes.userspace import ALL_CHAINS, CHAINS
 from steersman.modes.userspace.iptables_rules import (
     FoundRules,
@@ -64,11 +63,7 @@ class IptablesPortals(RulePortals[Rule]):
 
     def _probed(self) -> Iptables:
         """Return the iptables to use. Raise BusyError if none works."""
-        if self._iptables is None:
-            support = self.probe()
-            if self._iptables is None:
-                raise BusyError(" ".join(support.missing))
-        return self._iptables
+        return probed(self.probe, lambda: self._iptables)
 
     def read_rules(self) -> dict[Key, Portal | str]:
         """Return the portals whose rules are all there, and other rules in our chains."""
