@@ -1,0 +1,36 @@
+"""Say where a connection that failed, or went elsewhere, left the way that the plan predicts.
+
+A dial tells only that it failed. So one more packet of the same way is followed through the kernel
+(operate/trace.py), and the first difference is the likely cause.
+"""
+
+from __future__ import annotations
+
+from steersman.model.errors import BusyError
+from steersman.operate.answer import QuestionError
+from steersman.operate.doctor.check import CheckResult, Context, error, unknown
+from steersman.operate.load import world_again
+from steersman.operate.trace import trace_packet
+from steersman.operate.trace_question import TraceQuestion
+
+
+async def where_lost(context: Context, question: TraceQuestion) -> CheckResult | None:
+    """Send one packet of a way, follow it, and return where it leaves the prediction.
+
+    Args:
+        context: has the plan.
+        question: the packet: its destination, and the namespace and address of its client.
+
+    Returns:
+        An error that names the object and its owner; None if the packet goes as predicted. If it
+        cannot be followed, why not.
+    """
+    try:
+        answer = await trace_packet(context.world, question, None, context.renew or world_again)
+    except (BusyError, QuestionError) as failure:
+        return unknown(f"a packet to {question.destination} cannot be followed: {failure}")
+    if not answer.differences:
+        return None
+    first, *others = answer.differences
+    evidence = [f"{answer.flow}: {answer.predicted}", *(each.text for each in others)]
+    return error(first.text, *evidence)
