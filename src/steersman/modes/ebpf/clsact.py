@@ -15,7 +15,7 @@ import errno
 import os
 import socket
 import struct
-from collections.abc import Collection, Iterable, Iterator, Mapping
+from collections.abc import Generator, Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import NamedTuple
 
@@ -71,20 +71,20 @@ class Filters:
         self._notes = directory
         self._netns = netns
 
-    def attach(self, programs: Mapping[str, int], devices: Collection[int]) -> None:
-        """Attach the programs to devices, or replace them; skip devices that are gone."""
+    def attach(self, programs: Mapping[str, int], device: int) -> Generator[None, None, None]:
+        """Attach the programs to a device, or replace them; skip it if it is gone."""
         with self._netns.rtnetlink() as netlink:
-            for index in devices:
-                try:
-                    self._note(f"{index}")
-                    self._create_qdisc(netlink, index)
-                    for name, parent in PARENTS.items():
-                        _put_filter(netlink, index, parent, name, programs[name])
-                except OSError as error:
-                    if error.errno != errno.ENODEV:
-                        raise OSError(
-                            error.errno, f"the filters of device {index}: {error.strerror}"
-                        ) from error
+            try:
+                self._note(f"{device}")
+                self._create_qdisc(netlink, device)
+                for name, parent in PARENTS.items():
+                    _put_filter(netlink, device, parent, name, programs[name])
+            except OSError as error:
+                if error.errno != errno.ENODEV:
+                    raise OSError(
+                        error.errno, f"the filters of device {device}: {error.strerror}"
+                    ) from error
+        yield
 
     def _create_qdisc(self, netlink: Netlink, index: int) -> None:
         # The note is made first: a process that is killed in between must not leave a qdisc.

@@ -21,6 +21,7 @@ import msgspec
 
 from steersman.host.netlink import Subscription
 from steersman.host.nlmsg import Message
+from steersman.host.worker import finish
 from steersman.model.errors import BusyError
 from steersman.model.ruleset import Diff
 from steersman.modes.ebpf import PINS, loader
@@ -97,12 +98,15 @@ class Datapath:
         return self.tables
 
     def read(self) -> dict[bytes, bytes]:
-        """Return the Ruleset in force; without programs if one of them is not attached."""
+        """Return the Ruleset in force; without programs if one of them is not attached.
+
+        A device that has just appeared gets its programs from the watcher, not by a new sync.
+        """
         if not self.pins.exist:
             return {}
         tables = self._open()
         ruleset = tables.read()
-        if any(tables.node.programs) and self._intact(new_devices_too=True):
+        if any(tables.node.programs) and self._intact(new_devices_too=False):
             ruleset[Kind.PROGRAMS.value] = tables.node.programs
         return ruleset
 
@@ -148,7 +152,7 @@ class Datapath:
             self._attach(tables, programs)
         elif Kind.CONFIG.value in change.changed and self._loaded:
             self._devices.invalidate()
-            self._devices.attach(self._loaded, self.write_devices())
+            finish(self._devices.attach(self._loaded, self.write_devices()))
 
     def _attach(self, tables: Tables, programs: bytes) -> None:
         """Attach all programs, or replace those of an older version."""
@@ -165,7 +169,7 @@ class Datapath:
             tables.presence.allow_new_flows(True)  # the old programs are on every device
             self._migration.switch()
         self._devices.invalidate()
-        self._devices.attach(self._loaded, self.write_devices())
+        finish(self._devices.attach(self._loaded, self.write_devices()))
         if not self._migration:  # its programs have chosen ports already
             self._reserve_ports()
         tables.presence.allow_new_flows(True)
@@ -245,10 +249,11 @@ class Datapath:
 
     def attach_devices(self, numbers: Iterable[int]) -> Generator[None, None, None]:
         """Attach the programs to devices, one in each step; end early once closed."""
-        for number in numbers:
-            if self._loaded:
-                self._devices.attach(self._loaded, [number])
-            yield
+        if loaded := self._loaded:
+            for _ in self._devices.attach(loaded, numbers):
+                yield
+                if self._loaded is not loaded:
+                    return
 
     def close(self) -> None:
         """Close everything; the programs keep working."""

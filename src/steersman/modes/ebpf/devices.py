@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import functools
 import socket
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Collection, Generator, Iterable, Mapping, Sequence
 from typing import NamedTuple
 
 from steersman.host.nlmsg import Message
@@ -203,13 +203,14 @@ class DeviceTracker:
             new_too: count devices that have just appeared and may still get theirs.
         """
         numbers = [each.number for each in list_devices(self._netns).devices]
-        if self._written is not None and not new_too:
+        if self._attached and not new_too:
             numbers = [number for number in numbers if number in self._attached]
         return self._programs.intact(numbers)
 
     def invalidate(self) -> None:
-        """List and write everything the next time."""
+        """List, write and attach everything the next time."""
         self._written = None
+        self._attached.clear()
 
     def change(self, news: Sequence[Message]) -> Change | None:
         """Return what notifications change; None if everything must be listed."""
@@ -260,7 +261,8 @@ class DeviceTracker:
         # One that was renamed, or has joined a bridge, has its programs.
         return [number for number in changed if not before or number not in self._attached]
 
-    def attach(self, loaded: LoadedObject, numbers: Sequence[int]) -> None:
-        """Attach the programs to devices; each takes a grace period of RCU."""
-        self._programs.attach(loaded.programs, numbers)
-        self._attached |= set(numbers)
+    def attach(self, loaded: LoadedObject, numbers: Iterable[int]) -> Generator[None, None, None]:
+        """Attach the programs to devices, in steps."""
+        for number in numbers:
+            yield from self._programs.attach(loaded.programs, number)
+            self._attached.add(number)

@@ -5,7 +5,8 @@ from __future__ import annotations
 import errno
 import logging
 import os
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Collection, Generator, Iterable, Mapping
+from functools import partial
 from pathlib import Path
 
 from steersman.host.rtnetlink import Interface
@@ -34,20 +35,20 @@ class Links:
         self._pins = pins
         self._netns = netns
 
-    def attach(self, programs: Mapping[str, int], devices: Collection[int]) -> None:
-        """Attach the programs to devices, or replace them; skip devices that are gone."""
+    def attach(self, programs: Mapping[str, int], device: int) -> Generator[None, None, None]:
+        """Attach the programs to a device, or replace them, one in each step.
 
-        def attach_all() -> None:
-            for index in devices:
-                for program, attach_type in DEVICE_PROGRAMS.items():
-                    pin = f"{index}-{program}"
-                    try:
-                        self._pins.attach(pin, programs[program], (index, index), attach_type)
-                    except OSError as error:
-                        if error.errno not in _DEVICE_GONE:
-                            raise
-
-        self._netns.run(attach_all)
+        A step waits for a grace period of RCU, often 20 ms. A device that is gone is skipped.
+        """
+        for name, attach_type in DEVICE_PROGRAMS.items():
+            pin, target = f"{device}-{name}", (device, device)
+            attach = partial(self._pins.attach, pin, programs[name], target, attach_type)
+            try:
+                self._netns.run(attach)
+            except OSError as error:
+                if error.errno not in _DEVICE_GONE:
+                    raise
+            yield
 
     def intact(self, devices: Iterable[int]) -> bool:
         """Return whether every device has both links."""
