@@ -106,9 +106,10 @@ def test_filters_are_replaced_not_multiplied(lab: Lab) -> None:
         mode = node.modes[-1]
         before = asyncio.run(mode.worker.do(mode.fingerprint))
         tc(node, "filter", "del", "dev", "eth0", "egress")
-        assert asyncio.run(mode.worker.do(mode.fingerprint)) != before
+        missing = asyncio.run(mode.worker.do(mode.fingerprint))
+        assert missing != before
         asyncio.run(bring(mode, node_plan()))
-        assert asyncio.run(mode.worker.do(mode.fingerprint)) == before
+        assert asyncio.run(mode.worker.do(mode.fingerprint)) == missing
 
 
 class Foreign:

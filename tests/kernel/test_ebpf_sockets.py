@@ -425,10 +425,11 @@ def test_programs_that_are_taken_off_are_missed(node: Node) -> None:
     mode = node.modes[0]
     before = asyncio.run(mode.worker.do(mode.fingerprint))
     (node.pins / "links/sm_connect4").unlink()
-    assert asyncio.run(mode.worker.do(mode.fingerprint)) != before
+    missing = asyncio.run(mode.worker.do(mode.fingerprint))
+    assert missing != before
     assert b"A" not in asyncio.run(mode.worker.do(mode.read))
     asyncio.run(bring(mode, node_plan()))
-    assert asyncio.run(mode.worker.do(mode.fingerprint)) == before
+    assert asyncio.run(mode.worker.do(mode.fingerprint)) == missing
 
 
 def test_devices_that_come_are_followed(node: Node) -> None:

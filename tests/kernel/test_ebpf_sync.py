@@ -108,12 +108,7 @@ async def test_objects_become_connections(lab: Lab, mode: EbpfMode) -> None:
 
     report = await sync.check()
     assert report
-    looked = report.result
-    assert looked
-    assert looked.added + looked.changed + looked.removed == 0
-    report = await sync.check()
-    assert report
-    assert report.result is None
+    assert report.result is None, "what this process writes is no reason to read everything"
     for name in ("sm_connect4", "sm_connect6"):
         (pins(mode) / "links" / name).unlink()
     report = await sync.check()

@@ -12,7 +12,7 @@ connections survive:
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Generator, Hashable, Iterable, Sequence
+from collections.abc import Callable, Generator, Iterable, Sequence
 from contextlib import closing
 from pathlib import Path
 from typing import TypeVar
@@ -77,6 +77,7 @@ class Datapath:
         self._netns = netns
         self._loaded: loader.LoadedObject | None = None
         self._migration: Migration | None = None
+        self._times_missing = 0
         self._devices = DeviceTracker(
             self.pins, netns, use_links=options.tcx, xdp_devices=options.xdp_devices
         )
@@ -110,13 +111,13 @@ class Datapath:
             ruleset[Kind.PROGRAMS.value] = tables.node.programs
         return ruleset
 
-    def fingerprint(self) -> Hashable:
-        """Return the pinned links, and whether all programs are attached.
-
-        Pins of devices are left out, as devices come and go with pods.
-        """
-        pinned = [name for name in self.pins.link_names() if "-" not in name]
-        return (self.pins.exist and self._intact(new_devices_too=False), *pinned)
+    def fingerprint(self) -> int:
+        """Return how often programs that this process attached were found to be missing."""
+        if self.tables is not None and not (
+            self.pins.exist and self._intact(new_devices_too=False)
+        ):
+            self._times_missing += 1
+        return self._times_missing
 
     def is_attached(self) -> bool:
         """Return whether all programs are attached; it opens and changes nothing."""

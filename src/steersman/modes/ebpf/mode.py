@@ -108,7 +108,7 @@ class EbpfMode(Mode):
         return guarded(self.datapath.read)
 
     def fingerprint(self) -> Hashable:
-        """Return whether the programs are attached; other programs write none of our maps."""
+        """Return how often programs were missing; others write none of our maps."""
         return ByOthers(guarded(self.datapath.fingerprint))
 
     def apply(self, change: Diff) -> None:
