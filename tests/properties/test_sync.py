@@ -53,8 +53,7 @@ class FaultyMode(MemoryMode):
     def _fault(self) -> str:
         return self.faults.pop(0) if self.faults else ""
 
-    async def _fail(self, fault: str) -> None:
-        await asyncio.sleep(0)
+    def _fail(self, fault: str) -> None:
         match fault:
             case "busy":
                 raise BusyError("somebody holds the lock")
@@ -76,17 +75,17 @@ class FaultyMode(MemoryMode):
         self._render()
         return super().render_service(plan, settings)
 
-    async def read(self) -> Ruleset:
-        await self._fail(self._fault())
-        return await super().read()
+    def read(self) -> Ruleset:
+        self._fail(self._fault())
+        return super().read()
 
-    async def fingerprint(self) -> Hashable | None:
-        await self._fail(self._fault())
+    def fingerprint(self) -> Hashable | None:
+        self._fail(self._fault())
         return self.writes
 
-    async def apply(self, change: Diff) -> None:
+    def apply(self, change: Diff) -> None:
         fault = self._fault()
-        await self._fail(fault)
+        self._fail(fault)
         self.writes += 1
         if fault == "refused":
             raise ApplyError("refused: no reason")
@@ -94,7 +93,7 @@ class FaultyMode(MemoryMode):
             half = Diff(dict(list(change.added.items())[::2]), {}, {})
             self.kernel = patch(self.kernel, half)
             raise TimeoutError("did not end within 60 s")
-        await super().apply(change)
+        super().apply(change)
         if fault == "after":
             raise BusyError("the answer was lost")
 

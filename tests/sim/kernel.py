@@ -11,12 +11,13 @@ import asyncio
 import errno
 import os
 from collections import Counter, deque
-from collections.abc import Awaitable, Callable, Collection, Hashable, Mapping
+from collections.abc import Callable, Collection, Generator, Hashable, Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, TypeVar
 
 from steersman.failover.watch import FailureWatch
 from steersman.host.exec import Exec, SubprocessExec
+from steersman.host.worker import Changes
 from steersman.model.conntrack import Stale
 from steersman.model.errors import ApplyError, BusyError
 from steersman.model.names import Family, PlanKey
@@ -32,6 +33,8 @@ from tests.sim.endpoints import Endpoints
 from tests.sim.netlink import Flow
 from tests.sim.universe import Universe
 from tests.support.modes.inline import Inline
+
+T = TypeVar("T")
 
 RENDER_SECONDS = 80e-6
 """What rendering one ServicePort costs, about what was measured."""
@@ -94,6 +97,8 @@ class Kernel:
         self._listeners: list[asyncio.Future[None]] = []
         self.deaf = False
         """Notifications of changes by others are lost."""
+        self.held_up = 0.0
+        """Seconds that the system call under way takes, beside the usual ones."""
         self.endpoints = Endpoints(universe, self.fail)
 
     def table(self, name: str) -> dict[Any, Any]:
@@ -130,10 +135,9 @@ class Kernel:
 
     # Operations of ours
 
-    async def enter(self, operation: str) -> Fault | None:
+    def enter(self, operation: str) -> Fault | None:
         """Begin a system call; the fault that it meets, if any; some raise at once."""
         self.counts[operation] += 1
-        await asyncio.sleep(self.universe.dice.uniform(1e-4, 4e-3))
         fault = next((f for f in self.faults if f.operation == operation and f.times > 0), None)
         if fault is None:
             return None
@@ -147,17 +151,16 @@ class Kernel:
             case "refused":
                 raise ApplyError("No such file or directory")
             case "slow":
-                await asyncio.sleep(self.universe.dice.uniform(0.5, 20.0))
+                self.held_up = self.universe.dice.uniform(0.5, 20.0)
         return fault
 
-    async def apply(self, name: str, change: Diff) -> None:
-        fault = await self.enter("apply")
+    def apply(self, name: str, change: Diff) -> None:
+        fault = self.enter("apply")
         what = fault.what if fault else ""
         if what.startswith("partly"):
             change = self._half(change)
         self._check(name, change)
         self._write(name, change)
-        await asyncio.sleep(self.universe.dice.uniform(1e-4, 4e-3))
         if what == "partly_refused":
             raise ApplyError("line 12 failed")
         if what in ("late", "partly"):
@@ -230,10 +233,38 @@ def _parts(change: Diff) -> tuple[dict[Any, Any], dict[Any, Any], dict[Any, Any]
     return change.added, change.removed, change.changed
 
 
+class SimWorker(Inline):
+    """A mode's thread: one call after the other, and each takes its time."""
+
+    def __init__(self, kernel: Kernel) -> None:
+        super().__init__()
+        self._kernel = kernel
+        self._alone = asyncio.Lock()
+
+    async def do(self, call: Any, /, *args: Any, **kwargs: Any) -> Any:
+        async with self._alone:
+            await self._take_time()
+            try:
+                return call(*args, **kwargs)
+            finally:
+                await self._take_time()
+
+    async def do_slowly(self, steps: Generator[None, None, T]) -> T:
+        async with self._alone:
+            await self._take_time()
+            return await super().do_slowly(steps)
+
+    async def wait_for(self, changes: Changes) -> None:
+        """Wait for a stranger: simulated modes have no descriptors."""
+        await self._kernel.told_of_strangers()
+
+    async def _take_time(self) -> None:
+        held_up, self._kernel.held_up = self._kernel.held_up, 0.0
+        await asyncio.sleep(self._kernel.universe.dice.uniform(1e-4, 4e-3) + held_up)
+
+
 class SimMode(Mode):
     """A mode on the simulated kernel that renders as a real one does."""
-
-    worker = Inline()
 
     def __init__(
         self, kernel: Kernel, name: str, table: str, like: Mode, variant: str = ""
@@ -245,19 +276,20 @@ class SimMode(Mode):
         self.like = like
         self._variant = variant
         self._closed = False
+        self.worker = SimWorker(kernel)
 
-    async def _enter(self, operation: str) -> None:
+    def _enter(self, operation: str) -> None:
         """Begin a system call of a mode that was not released yet."""
         if self._closed:
             self._kernel.fail(f"{operation} by {self.name} mode after it was released")
-        await self._kernel.enter(operation)
+        self._kernel.enter(operation)
 
     @property
     def variant(self) -> str:
         return self._variant
 
-    async def probe(self) -> Support:
-        await self._enter("probe")
+    def probe(self) -> Support:
+        self._enter("probe")
         if isinstance(self.like, NftablesMode):
             self.like.slots = slots_of(self._kernel.table(self.table))
         return Support(usable=True)
@@ -270,32 +302,33 @@ class SimMode(Mode):
         self._kernel.remember(plan.key, ruleset)
         return ruleset
 
-    async def read(self) -> Ruleset:
-        await self._enter("read")
+    def read(self) -> Ruleset:
+        self._enter("read")
         return dict(self._kernel.table(self.table))
 
-    async def fingerprint(self) -> Hashable | None:
-        await self._enter("fingerprint")
+    def fingerprint(self) -> Hashable | None:
+        self._enter("fingerprint")
         return self._kernel.generation
 
-    async def apply(self, change: Diff) -> None:
-        await self._kernel.apply(self.table, change)
+    def apply(self, change: Diff) -> None:
+        self._kernel.apply(self.table, change)
 
     async def aclose(self, drain: float = 0.0) -> int:
         del drain
         self._closed = True
         return 0
 
-    async def connections(self) -> int:
-        await self._enter("counts")
+    def connections(self) -> int:
+        self._enter("counts")
         return int(self._kernel.carried.get(self.table, 0.0) > self._kernel.universe.now)
 
     def without_new_connections(self, have: Ruleset) -> Ruleset:
         """Return what belongs to Services: the node's part leads new connections to it."""
         return {key: value for key, value in have.items() if self._kernel.owners.get(key)}
 
-    async def stats(self, plans: Collection[ServicePlan]) -> ConnectionStats:
-        await self._enter("counts")
+    def stats(self, plans: Collection[ServicePlan]) -> Generator[None, None, ConnectionStats]:
+        self._enter("counts")
+        yield
         ends = {(plan.key.name, str(end)): 1 for plan in plans for end in plan.reachable}
         fronts = {(p.key.name, frontend_label(f)): 1 for p in plans for f in p.frontends}
         return ConnectionStats(frontends=fronts, endpoints=ends)
@@ -303,8 +336,8 @@ class SimMode(Mode):
     def watch_failures(self) -> FailureWatch:
         return self._kernel.endpoints.watch(counts_answers=self.connection_table is not None)
 
-    async def node_totals(self) -> NodeTotals:
-        await self._enter("counts")
+    def node_totals(self) -> NodeTotals:
+        self._enter("counts")
         return NodeTotals(connections=7)
 
 
@@ -321,15 +354,13 @@ class RememberingMode(SimMode):
 class SimConnections(ConnectionTable[list[int]]):
     """The table of connections of a mode, by number."""
 
-    def __init__(self, kernel: Kernel, enter: Callable[[str], Awaitable[None]]) -> None:
+    def __init__(self, kernel: Kernel, enter: Callable[[str], None]) -> None:
         self._kernel = kernel
         self._enter = enter
 
-    def find_stale(self, stale: Stale) -> Any:
-        return self._find(stale)
-
-    async def _find(self, stale: Stale) -> list[int]:
-        await self._enter("forget")
+    def find_stale(self, stale: Stale) -> Generator[None, None, list[int]]:
+        self._enter("forget")
+        yield
         flows = self._kernel.flows.items()
         return [number for number, flow in flows if stale.contains(*flow.packed)]
 
@@ -344,14 +375,14 @@ class SimConnections(ConnectionTable[list[int]]):
 class WatchfulMode(SimMode):
     """A mode that hears of changes by others, and whose token counts only those."""
 
-    async def fingerprint(self) -> Hashable | None:
-        await self._enter("fingerprint")
+    def fingerprint(self) -> Hashable | None:
+        self._enter("fingerprint")
         applied = self._kernel.applied
         return self._kernel.strangers + applied.total() - applied[asyncio.get_running_loop()]
 
-    async def wait_for_external_change(self) -> None:
-        await self._enter("lost")
-        await self._kernel.told_of_strangers()
+    def changes(self) -> Changes:
+        self._enter("lost")
+        return Changes(-1, lambda: False)
 
 
 def mode_factory(kernel: Kernel) -> Factory:

@@ -18,7 +18,6 @@ closed.
 from __future__ import annotations
 
 import asyncio
-import inspect
 import logging
 import math
 import selectors
@@ -26,7 +25,7 @@ import socket
 import threading
 import time
 from collections import deque
-from collections.abc import Awaitable, Callable, Coroutine, Generator
+from collections.abc import Callable, Coroutine, Generator
 from contextlib import suppress
 from typing import Any, Generic, NamedTuple, ParamSpec, TypeVar
 
@@ -112,9 +111,7 @@ class KernelWorker:
 
     # On the event loop
 
-    async def do(
-        self, call: Callable[P, T | Awaitable[T]], /, *args: P.args, **kwargs: P.kwargs
-    ) -> T:
+    async def do(self, call: Callable[P, T], /, *args: P.args, **kwargs: P.kwargs) -> T:
         """Call a function in the thread, after all calls before it.
 
         When cancelled, drop a call that has not begun, and wait for the end of one that has.
@@ -122,18 +119,14 @@ class KernelWorker:
         Raises:
             OSError: no thread can be started, and whatever the function raises.
         """
-        # Methods of modes that are asynchronous still stay on the event loop.
-        if inspect.iscoroutinefunction(call):
-            return await call(*args, **kwargs)  # type: ignore[no-any-return]
 
-        def work() -> Generator[Pause | None, None, T | Awaitable[T]]:
+        def work() -> Generator[Pause | None, None, T]:
             return call(*args, **kwargs)
             yield
 
-        result = await self._end_of(_Awaited(work()), self._calls)
-        return await result if isinstance(result, Awaitable) else result
+        return await self._end_of(_Awaited(work()), self._calls)
 
-    async def do_slowly(self, steps: Generator[None, None, T] | Awaitable[T]) -> T:
+    async def do_slowly(self, steps: Generator[None, None, T]) -> T:
         """Run a generator in the thread, one step at a time, while no call waits.
 
         A call waits for the end of a step, so one should take a few milliseconds at most. When
@@ -142,8 +135,6 @@ class KernelWorker:
         Returns:
             What the generator returns.
         """
-        if isinstance(steps, Awaitable):  # of a mode that is asynchronous still
-            return await steps
         return await self._end_of(_Awaited(steps), self._slow)
 
     async def wait_for(self, changes: Changes) -> None:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 from abc import ABC, abstractmethod
 from collections.abc import (
-    Awaitable,
     Callable,
     Collection,
     Generator,
@@ -200,7 +199,7 @@ class Mode(ABC):
     # Start and end
 
     @abstractmethod
-    def probe(self) -> Support | Awaitable[Support]:
+    def probe(self) -> Support:
         """Check whether this mode can run here."""
 
     def requirements(self) -> Requirements:
@@ -267,7 +266,7 @@ class Mode(ABC):
     # The kernel
 
     @abstractmethod
-    def read(self) -> Ruleset | Awaitable[Ruleset]:
+    def read(self) -> Ruleset:
         """Return our objects in the kernel, in the spelling that rendering produces.
 
         Raises:
@@ -279,7 +278,7 @@ class Mode(ABC):
     written meanwhile may be as before or as after, and others may be missing."""
 
     @abstractmethod
-    def apply(self, change: Diff) -> Awaitable[None] | None:
+    def apply(self, change: Diff) -> None:
         """Carry out a Diff, all or nothing as far as the kernel can; the only writer.
 
         Raises:
@@ -288,16 +287,15 @@ class Mode(ABC):
             BusyError: it was not tried; the same Diff can be applied again.
         """
 
-    def apply_parts(self, parts: Iterable[Diff]) -> Awaitable[None] | None:
+    def apply_parts(self, parts: Iterable[Diff]) -> None:
         """Fill an empty kernel with Diffs that only add, in this order; raises as `apply`.
 
         Each part is all or nothing, and whole Services; the first has what belongs to the node.
         """
         for part in parts:
             self.apply(part)
-        return None
 
-    def fingerprint(self) -> Hashable | Awaitable[Hashable | None] | None:
+    def fingerprint(self) -> Hashable | None:
         """Return a cheap token that differs whenever `read` could differ; None if there is none.
 
         Every check for drift asks for it, and calls `read` only if it changed. ByOthers means
@@ -346,7 +344,7 @@ class Mode(ABC):
 
     def stats(
         self, plans: Collection[ServicePlan]
-    ) -> Generator[None, None, ConnectionStats | None] | Awaitable[ConnectionStats | None]:
+    ) -> Generator[None, None, ConnectionStats | None]:
         """Return the connections so far of these plans, which are (or just were) in force.
 
         One pass over the kernel's counters, in steps of a few milliseconds. None if the mode does
@@ -359,7 +357,7 @@ class Mode(ABC):
         return None
         yield
 
-    def node_totals(self) -> NodeTotals | Awaitable[NodeTotals]:
+    def node_totals(self) -> NodeTotals:
         """Return counts of the whole node; the cost does not depend on the number of Services.
 
         Raises:
@@ -373,7 +371,7 @@ class Mode(ABC):
 
     # Connections
 
-    def connections(self) -> int | Awaitable[int]:
+    def connections(self) -> int:
         """Count connections that need the mode's kernel objects to continue.
 
         Raises:
@@ -390,10 +388,10 @@ class Mode(ABC):
         """Return a Ruleset changed so that another mode's sockets can bind node ports."""
         return have
 
-    def hold_nat_hooks(self) -> Awaitable[None] | None:  # noqa: B027
+    def hold_nat_hooks(self) -> None:  # noqa: B027
         """Keep NATed connections of another mode alive while its rules are removed."""
 
-    def hold_ports(self) -> Awaitable[None] | None:  # noqa: B027
+    def hold_ports(self) -> None:  # noqa: B027
         """Keep netfilter from choosing the ports of connections that this mode masquerades.
 
         Call it when the mode takes no new connections any more; it lasts until `aclose`.

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import threading
-from collections.abc import Awaitable, Callable, Coroutine
+from collections.abc import Callable, Coroutine
 from pathlib import Path
 from typing import Any, ParamSpec, TypeVar
 
@@ -57,7 +57,7 @@ class ThreadedMode(Mode):
         self.name, self.traits = mode.name, mode.traits
         self._thread = LoopThread(netns)
 
-    def _do(self, call: Callable[P, T | Awaitable[T]], *args: P.args, **kwargs: P.kwargs) -> T:
+    def _do(self, call: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
         return self._thread.call(self.inner.worker.do(call, *args, **kwargs))
 
     def probe(self) -> Support:

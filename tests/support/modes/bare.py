@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from steersman.host.worker import KernelWorker
 from steersman.model.plan import NodeSettings, ServicePlan, Traits
 from steersman.model.ruleset import Diff, Ruleset
 from steersman.modes.base import Mode, Support
@@ -13,9 +14,9 @@ class BareMode(Mode):
 
     name = "bare"
     traits = Traits()
-    worker = Inline()
+    worker: KernelWorker = Inline()
 
-    async def probe(self) -> Support:
+    def probe(self) -> Support:
         return Support(usable=True)
 
     def render_node(self, settings: NodeSettings) -> Ruleset:
@@ -24,8 +25,8 @@ class BareMode(Mode):
     def render_service(self, plan: ServicePlan, settings: NodeSettings) -> Ruleset:
         return {}
 
-    async def read(self) -> Ruleset:
+    def read(self) -> Ruleset:
         return {}
 
-    async def apply(self, change: Diff) -> None:
+    def apply(self, change: Diff) -> None:
         pass

@@ -6,6 +6,7 @@ from collections.abc import Hashable
 from typing import Any
 
 from steersman.compile.planner import Planner
+from steersman.host.worker import KernelWorker
 from steersman.model.errors import ApplyError, BusyError
 from steersman.model.inputs import HostFacts, NodeConfig
 from steersman.model.names import Family
@@ -26,7 +27,7 @@ class MemoryMode(Mode):
 
     name = "memory"
     traits = Traits()
-    worker = Inline()
+    worker: KernelWorker = Inline()
 
     def __init__(self) -> None:
         self.kernel: dict[Any, Any] = {}
@@ -35,7 +36,7 @@ class MemoryMode(Mode):
         self.applied: list[Diff] = []
         self.reads = 0
 
-    async def probe(self) -> Support:
+    def probe(self) -> Support:
         return Support(usable=True)
 
     def render_node(self, settings: NodeSettings) -> Ruleset:
@@ -46,14 +47,14 @@ class MemoryMode(Mode):
         out |= {f"{plan.key} {endpoint}": str(plan.key) for endpoint in plan.reachable}
         return out
 
-    async def read(self) -> Ruleset:
+    def read(self) -> Ruleset:
         self.reads += 1
         return dict(self.kernel)
 
-    async def fingerprint(self) -> Hashable | None:
+    def fingerprint(self) -> Hashable | None:
         return tuple(sorted(self.kernel.items()))
 
-    async def apply(self, change: Diff) -> None:
+    def apply(self, change: Diff) -> None:
         if self.busy:
             raise BusyError("somebody holds the lock")
         new = [*change.added.values(), *(value for _, value in change.changed.values())]

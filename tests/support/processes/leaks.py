@@ -69,8 +69,8 @@ class Figures:
 class ForgetfulMode(MemoryMode):
     """A kernel in memory that keeps no record of what was done to it."""
 
-    async def apply(self, change: Diff) -> None:
-        await super().apply(change)
+    def apply(self, change: Diff) -> None:
+        super().apply(change)
         self.applied.clear()
 
 

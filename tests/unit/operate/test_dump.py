@@ -127,10 +127,7 @@ def test_a_split_list_of_services_is_followed_to_the_address(
     assert world.plan.settings.split_dispatch
     kernel = dict(render(world.plan, mode))
 
-    async def read() -> Ruleset:
-        return kernel
-
-    monkeypatch.setattr(mode, "read", read)
+    monkeypatch.setattr(mode, "read", lambda: kernel)
     lines = asyncio.run(compare(world, CART, mode))
     assert not marked(lines)
     buckets = [line.text for line in lines if "BYADDR" in line.text and " -j " in line.text]
@@ -248,7 +245,7 @@ def test_a_kernel_that_cannot_be_read_is_an_error(
 ) -> None:
     mode = MemoryMode()
 
-    async def probe() -> Support:
+    def probe() -> Support:
         if isinstance(failure, Exception):
             raise failure
         return failure
@@ -289,8 +286,8 @@ def test_a_line_that_a_disturbed_reading_missed_is_looked_for_again(
         changes_during_read = 2
         misses = 1
 
-        async def read(self) -> Ruleset:
-            found = dict(await super().read())
+        def read(self) -> Ruleset:
+            found = dict(super().read())
             if self.reads <= self.misses:
                 del found["clusterIP 10.96.0.10:80"]
             return found

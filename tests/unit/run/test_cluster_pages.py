@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection
+from collections.abc import Collection, Generator
 from typing import Any, cast
 
 import msgspec
@@ -21,7 +21,8 @@ class CountingMode(MemoryMode):
         super().__init__()
         self.counted: list[int] = []
 
-    async def stats(self, plans: Collection[ServicePlan]) -> ConnectionStats:
+    def stats(self, plans: Collection[ServicePlan]) -> Generator[None, None, ConnectionStats]:
+        yield
         self.counted.append(len(plans))
         names = [plan.key.name for plan in plans]
         return ConnectionStats(

@@ -9,16 +9,17 @@ import time
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from steersman.config import parse_command_line
-from steersman.model.ruleset import Diff
 from steersman.run.process.assemble import assemble
 from steersman.run.process.daemon import Daemon, NodeLock, Stop
 from steersman.run.process.instance import Holder
 from steersman.run.process.klog import ProcessLog
 from steersman.run.process.machine import Machine
+from tests.support.modes.inline import Inline
 from tests.support.modes.memory import MemoryMode
 
 MANIFEST = """
@@ -39,16 +40,26 @@ class SlowMode(MemoryMode):
         self.writing = False
         self.slow = False
         self.began = asyncio.Event()
+        self.worker = SlowWorker(self)
 
-    async def apply(self, change: Diff) -> None:
-        self.writing = True
+
+class SlowWorker(Inline):
+    """Takes its time for the batches of a mode."""
+
+    def __init__(self, mode: SlowMode) -> None:
+        super().__init__()
+        self._mode = mode
+
+    async def do(self, call: Any, /, *args: Any, **kwargs: Any) -> Any:
+        mode = self._mode
+        mode.writing = call == mode.apply
         try:
-            if self.slow:
-                self.began.set()
+            if mode.writing and mode.slow:
+                mode.began.set()
                 await asyncio.sleep(3600.0)
-            await super().apply(change)
+            return await super().do(call, *args, **kwargs)
         finally:
-            self.writing = False
+            mode.writing = False
 
 
 class NotedLock(NodeLock):

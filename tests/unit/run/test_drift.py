@@ -22,6 +22,7 @@ from steersman.run.sync.packer import Packer
 from steersman.run.sync.state import SyncReport
 from tests.support.builders.store import slice_
 from tests.support.http import asking
+from tests.support.modes.inline import Held, Inline
 from tests.support.modes.memory import World
 from tests.support.samples import value_of
 
@@ -126,19 +127,11 @@ async def test_objects_of_the_process_itself_are_no_drift(
     assert "node" in here.world.mode.kernel
 
 
-class SlowRead:
-    """Holds each read of the kernel until `go`, and then returns what the kernel had before."""
-
-    def __init__(self, here: Drifting, monkeypatch: pytest.MonkeyPatch) -> None:
-        self.begun, self.go = asyncio.Event(), asyncio.Event()
-        self._read = here.world.mode.read
-        monkeypatch.setattr(here.world.mode, "read", self.read)
-
-    async def read(self) -> Ruleset:
-        found = await self._read()
-        self.begun.set()
-        await self.go.wait()
-        return found
+def slow_read(here: Drifting) -> Held:
+    """Hold each read of the kernel until `go`; then it returns what the kernel had before."""
+    worker = here.world.mode.worker = Held("read", after=True)
+    worker.go.clear()
+    return worker
 
 
 async def test_a_comparison_on_request_writes_nothing(here: Drifting) -> None:
@@ -154,9 +147,9 @@ async def test_a_comparison_on_request_writes_nothing(here: Drifting) -> None:
 async def test_syncs_go_on_while_the_kernel_is_compared(
     here: Drifting, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    world, slow = here.world, SlowRead(here, monkeypatch)
+    world, slow = here.world, slow_read(here)
     comparing = asyncio.create_task(compare(world.sync, 5))
-    await slow.begun.wait()
+    await slow.reached.wait()
     world.store.upsert(slice_("s2-x", "s2", ("10.1.0.97",)))
     async with asyncio.timeout(5):
         assert await world.run()
@@ -168,10 +161,10 @@ async def test_syncs_go_on_while_the_kernel_is_compared(
 async def test_drift_is_found_while_a_sync_changes_other_objects(
     here: Drifting, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    world, slow = here.world, SlowRead(here, monkeypatch)
+    world, slow = here.world, slow_read(here)
     world.mode.kernel["node"] = "theirs"
     comparing = asyncio.create_task(compare(world.sync, 5))
-    await slow.begun.wait()
+    await slow.reached.wait()
     world.store.upsert(slice_("s2-x", "s2", ("10.1.0.97",)))
     assert await world.run()
     slow.go.set()
@@ -186,23 +179,27 @@ async def test_what_a_sync_writes_and_takes_back_meanwhile_is_no_drift(
     world = here.world
     before = slice_("s2-x", "s2", ("10.1.0.2",))
     between = slice_("s2-x", "s2", ("10.1.0.97",))
-    read, reads = world.mode.read, 0
 
-    async def read_between() -> Ruleset:
-        nonlocal reads
-        reads += 1
-        if reads > 1:
-            return await read()
-        world.store.upsert(between)
-        await world.run()
-        found = await read()
-        world.store.upsert(before)
-        await world.run()
-        return found
+    class Between(Inline):
+        """Has syncs before and after the first read."""
 
-    monkeypatch.setattr(world.mode, "read", read_between)
+        reads = 0
+
+        async def do(self, call: Any, /, *args: Any, **kwargs: Any) -> Any:
+            if call != world.mode.read or self.reads:
+                self.reads += call == world.mode.read
+                return await super().do(call, *args, **kwargs)
+            self.reads = 1
+            world.store.upsert(between)
+            await world.run()
+            found = await super().do(call, *args, **kwargs)
+            world.store.upsert(before)
+            await world.run()
+            return found
+
+    worker = world.mode.worker = Between()
     assert await compare(world.sync, 5) is None
-    assert reads == 2
+    assert worker.reads == 2
 
 
 async def test_objects_are_unpacked_in_a_thread(
@@ -230,10 +227,10 @@ async def test_nothing_is_compared_before_the_kernel_is_known() -> None:
 async def test_after_a_failed_sync_it_is_not_known_what_is_in_force(
     here: Drifting, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    world, slow = here.world, SlowRead(here, monkeypatch)
+    world, slow = here.world, slow_read(here)
     world.mode.kernel["node"] = "theirs"
     comparing = asyncio.create_task(compare(world.sync, 5))
-    await slow.begun.wait()
+    await slow.reached.wait()
     world.mode.busy = True
     world.store.upsert(slice_("s2-x", "s2", ("10.1.0.97",)))
     with pytest.raises(BusyError):
@@ -261,7 +258,7 @@ async def test_a_busy_kernel_and_a_wrong_number_are_answered(
 ) -> None:
     page = DriftPage(here.log, lambda: here.world.sync)
 
-    async def busy() -> Ruleset:
+    def busy() -> Ruleset:
         raise BusyError("somebody holds the lock")
 
     monkeypatch.setattr(here.world.mode, "read", busy)

@@ -254,12 +254,13 @@ async def test_the_server_answers_while_the_kernel_holds_a_write_up() -> None:
         assert over.wait(60)
 
     class Held(MemoryMode):
-        async def apply(self, change: Diff) -> None:
-            await worker.do(write)
-            await super().apply(change)
+        def apply(self, change: Diff) -> None:
+            write()
+            super().apply(change)
 
-    worker, world = KernelWorker(), World(1)
+    world = World(1)
     world.mode = Held()
+    worker = world.mode.worker = KernelWorker()
     world.start()
     app = proxy_health_app(
         ProxyHealth(10), lambda: NODE, ready=lambda: True, count=lambda *_: None, clock=now

@@ -8,6 +8,7 @@ from collections.abc import Collection, Generator, Iterable
 
 import pytest
 
+from steersman.host.worker import KernelWorker
 from steersman.model.errors import ApplyError, BusyError
 from steersman.model.names import Family
 from steersman.model.plan import ServicePlan
@@ -51,14 +52,15 @@ class Busy(BareMode):
     def __init__(self) -> None:
         self.asked = 0
 
-    async def stats(self, plans: Collection[ServicePlan]) -> ConnectionStats:
+    def stats(self, plans: Collection[ServicePlan]) -> Generator[None, None, ConnectionStats]:
+        yield
         self.asked += 1
         ends = {(p.key.name, str(end)): 3 for p in plans for end in p.reachable}
         fronts = {(p.key.name, "10.96.0.1:80"): 9 for p in plans}
         moved = dict.fromkeys(ends, TrafficCounters(10, 20, 1000, 2000))
         return ConnectionStats(fronts, ends, {}, moved)
 
-    async def node_totals(self) -> NodeTotals:
+    def node_totals(self) -> NodeTotals:
         return NodeTotals(
             9,
             TrafficCounters(1, 2, 3, 4),
@@ -152,20 +154,18 @@ class Reading(BareMode):
         self.begun = asyncio.Event()
         self.changed = threading.Event()
         self.asked = 0
+        self.worker = KernelWorker()
+        self._loop = asyncio.get_running_loop()
 
-    async def stats(self, plans: Collection[ServicePlan]) -> ConnectionStats:
+    def stats(self, plans: Collection[ServicePlan]) -> Generator[None, None, ConnectionStats]:
         self.asked += 1
-        loop = asyncio.get_running_loop()
-
-        def read() -> ConnectionStats:
-            found = {}
-            for each in plans:
-                found[each.key.name, "10.96.0.1:80"] = 1
-                loop.call_soon_threadsafe(self.begun.set)
-                self.changed.wait(60)
-            return ConnectionStats(found, {})
-
-        return await asyncio.to_thread(read)
+        found = {}
+        for each in plans:
+            found[each.key.name, "10.96.0.1:80"] = 1
+            self._loop.call_soon_threadsafe(self.begun.set)
+            self.changed.wait(60)
+            yield
+        return ConnectionStats(found, {})
 
 
 async def test_plans_may_change_while_connections_are_counted() -> None:
@@ -177,15 +177,17 @@ async def test_plans_may_change_while_connections_are_counted() -> None:
     mode.changed.set()
     (frontends,) = [m for m in await scrape if m.name == "steersman_frontend_connections_total"]
     assert [sample.labels["service"] for sample in frontends.samples] == ["a", "b", REST]
+    await mode.worker.close()
 
 
 @pytest.mark.parametrize("error", [OSError(24, "x"), TimeoutError(), ApplyError(), BusyError()])
 async def test_the_other_metrics_do_not_go_with_these(error: Exception) -> None:
     class Failing(BareMode):
-        async def stats(self, _: Collection[ServicePlan]) -> ConnectionStats:
+        def stats(self, _: Collection[ServicePlan]) -> Generator[None, None, ConnectionStats]:
+            yield
             raise error
 
-        async def node_totals(self) -> NodeTotals:
+        def node_totals(self) -> NodeTotals:
             raise error
 
     page = await default(Failing(), [served("a")], all_of_them=True)
@@ -209,6 +211,7 @@ async def test_a_collection_that_takes_too_long_ends_before_the_next_begins(
     mode.changed.set()
     assert await metrics.services(ServiceFilter())
     assert mode.asked == 2
+    await mode.worker.close()
 
 
 async def test_a_mode_that_counts_nothing_has_no_series() -> None:

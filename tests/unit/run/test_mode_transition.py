@@ -41,7 +41,7 @@ class Carrying(Mode):
         self.closed += 1
         return 0
 
-    async def probe(self) -> Support:
+    def probe(self) -> Support:
         return Support(usable=True)
 
     def render_node(self, settings: NodeSettings) -> Ruleset:
@@ -50,23 +50,23 @@ class Carrying(Mode):
     def render_service(self, plan: ServicePlan, settings: NodeSettings) -> Ruleset:
         raise NotImplementedError
 
-    async def read(self) -> Ruleset:
+    def read(self) -> Ruleset:
         return dict(self.have)
 
-    async def fingerprint(self) -> Hashable | None:
+    def fingerprint(self) -> Hashable | None:
         return None
 
-    async def apply(self, change: Diff) -> None:
+    def apply(self, change: Diff) -> None:
         self.have = patch(self.have, change)
         self.history.append(self.have)
 
-    async def hold_ports(self) -> None:
+    def hold_ports(self) -> None:
         self.held_after = self.history[-1]
 
     def without_new_connections(self, have: Ruleset) -> Ruleset:
         return {"server": "closing"} if "server" in have else {}
 
-    async def connections(self) -> int:
+    def connections(self) -> int:
         return self._connected.pop(0) if len(self._connected) > 1 else self._connected[0]
 
 
@@ -107,7 +107,7 @@ def test_nobody_waits_for_nobody() -> None:
 
 def test_a_mode_that_does_not_say() -> None:
     class Silent(Carrying):
-        async def connections(self) -> int:
+        def connections(self) -> int:
             raise BusyError("gone")
 
     assert "its leftovers stay: gone" in left(Silent(1), 60.0)
@@ -118,10 +118,10 @@ def test_what_cannot_be_removed_now_is_removed_later(error: Exception) -> None:
     class Held(Carrying):
         held = True
 
-        async def apply(self, change: Diff) -> None:
+        def apply(self, change: Diff) -> None:
             if self.held:
                 raise error
-            await super().apply(change)
+            super().apply(change)
 
     async def release(_: float) -> None:
         waits.append(dict(mode.have))
@@ -140,7 +140,7 @@ def test_a_mode_that_cannot_be_looked_at_is_looked_at_again(
     class Hidden(Carrying):
         looks = 0
 
-        async def probe(self) -> Support:
+        def probe(self) -> Support:
             self.looks += 1
             return Support(usable=self.looks > refusals, missing=("a lock is held.",))
 
@@ -160,10 +160,10 @@ def test_a_clean_up_closes_each_mode(
     error: Exception | None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     class Failing(Carrying):
-        async def apply(self, change: Diff) -> None:
+        def apply(self, change: Diff) -> None:
             if error is not None:
                 raise error
-            await super().apply(change)
+            super().apply(change)
 
     modes = [Failing(0), Carrying(0)]
     left = [Leftovers(ModeSpec("carrying"), "", mode) for mode in modes]

@@ -23,10 +23,10 @@ class PartsMode(MemoryMode):
         super().__init__()
         self.parts: list[Diff] = []
 
-    async def apply_parts(self, parts: Iterable[Diff]) -> None:
+    def apply_parts(self, parts: Iterable[Diff]) -> None:
         for part in parts:
             self.parts.append(part)
-            await self.apply(part)
+            self.apply(part)
 
 
 @pytest.fixture

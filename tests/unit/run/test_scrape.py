@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from collections import defaultdict
-from collections.abc import Collection
+from collections.abc import Collection, Generator
 from contextlib import suppress
 from pathlib import Path
 
@@ -47,13 +47,14 @@ class Counting(BareMode):
     def __init__(self, proxy: bool) -> None:
         self._proxy = proxy
 
-    async def stats(self, plans: Collection[ServicePlan]) -> ConnectionStats:
+    def stats(self, plans: Collection[ServicePlan]) -> Generator[None, None, ConnectionStats]:
+        yield
         end, front = (PLAN.key.name, str(PLAN.reachable[0])), (PLAN.key.name, "10.96.0.1:80")
         moved = TrafficCounters(1, 2, 3, 4)
         dials = {end: DialCounters(5, 0.5)} if self._proxy else None
         return ConnectionStats({front: 9}, {end: 3}, {front: moved}, {end: moved}, dials)
 
-    async def node_totals(self) -> NodeTotals:
+    def node_totals(self) -> NodeTotals:
         proxy = ProxyTotals(1, 2.0, ((0.5, 3), (float("inf"), 4)), 5, 6)
         moved = TrafficCounters(1, 2, 3, 4)
         if self._proxy:

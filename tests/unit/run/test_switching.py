@@ -25,6 +25,7 @@ from steersman.run.process.daemon import Daemon, NodeLock, Stop
 from steersman.run.process.klog import ProcessLog
 from steersman.run.process.machine import Machine
 from tests.support.builders.store import service, slice_
+from tests.support.modes.inline import Held
 from tests.support.modes.memory import MemoryMode
 
 OBJECTS = """
@@ -49,31 +50,25 @@ class TestMode(MemoryMode):
         self.name = name
         self.usable = True
         self.open = 0
-        self.gate = asyncio.Event()
-        self.gate.set()
-        self.at_gate = asyncio.Event()
+        self.worker = held = Held("apply")
+        self.gate, self.at_gate = held.go, held.reached
         self.closed = 0
         self.held = 0
         self.ports_held_with: set[str] = set()
 
-    async def probe(self) -> Support:
+    def probe(self) -> Support:
         return Support(self.usable, () if self.usable else ("The kernel is too old.",))
 
-    async def apply(self, change: Diff) -> None:
-        self.at_gate.set()
-        await self.gate.wait()
-        await super().apply(change)
-
-    async def connections(self) -> int:
+    def connections(self) -> int:
         return self.open
 
     def without_new_connections(self, have: Ruleset) -> Ruleset:
         return {key: value for key, value in have.items() if key == "node"}
 
-    async def hold_nat_hooks(self) -> None:
+    def hold_nat_hooks(self) -> None:
         self.held += 1
 
-    async def hold_ports(self) -> None:
+    def hold_ports(self) -> None:
         self.ports_held_with = set(self.kernel)
 
     async def aclose(self, drain: float = 0.0) -> int:
@@ -289,13 +284,13 @@ async def test_what_a_mode_wrote_is_removed_though_no_way_leads_back(
         await world.switch("ebpf")
         await world.until(lambda: not new.kernel)
 
-        async def too_late() -> Ruleset:
+        def too_late() -> Ruleset:
             raise TimeoutError("bpftool did not answer in time")
 
         with monkeypatch.context() as patch:
 
-            async def written_but_late(change: Diff) -> None:
-                await MemoryMode.apply(new, change)
+            def written_but_late(change: Diff) -> None:
+                MemoryMode.apply(new, change)
                 patch.setattr(old, "read", too_late)
                 raise TimeoutError("nft did not answer in time")
 
@@ -457,8 +452,8 @@ async def test_what_others_take_away_during_the_switch_is_written_again(tmp_path
         old, new = world.modes["ebpf"], world.modes["nftables"]
         remove = old.apply
 
-        async def apply(change: Diff) -> None:
-            await remove(change)
+        def apply(change: Diff) -> None:
+            remove(change)
             if change.removed:  # an object that both modes have
                 new.kernel.pop("node", None)
 

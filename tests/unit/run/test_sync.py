@@ -20,6 +20,7 @@ from steersman.modes.base import ByOthers
 from steersman.run.sync.state import SyncResult
 from steersman.source.store import Store
 from tests.support.builders.store import make, service, slice_
+from tests.support.modes.inline import Held
 from tests.support.modes.memory import MemoryMode, World
 
 
@@ -108,10 +109,10 @@ async def test_a_refused_change_leaves_what_was_there_before() -> None:
 
 async def test_only_what_was_written_is_said_to_be() -> None:
     class Clinging(MemoryMode):
-        async def apply(self, change: Diff) -> None:
+        def apply(self, change: Diff) -> None:
             if "in use" in change.removed:
                 raise ApplyError("a rule of somebody else's leads there")
-            await super().apply(change)
+            super().apply(change)
 
     world = World(9)
     world.mode = Clinging()
@@ -194,12 +195,12 @@ class HalfWay(MemoryMode):
         self.error: Exception | None = None
         self.twice: set[Any] = set()
 
-    async def apply(self, change: Diff) -> None:
+    def apply(self, change: Diff) -> None:
         self.twice |= change.added.keys() & self.kernel.keys()
         if self.error is not None:
             self.kernel |= dict(list(change.added.items())[::2])
             raise self.error
-        await super().apply(change)
+        super().apply(change)
 
 
 @pytest.mark.parametrize("error", [BusyError("the lock"), TimeoutError("iptables-restore")])
@@ -225,7 +226,7 @@ class Counting(MemoryMode):
         super().__init__()
         self.strangers = 0
 
-    async def fingerprint(self) -> Hashable | None:
+    def fingerprint(self) -> Hashable | None:
         return ByOthers(self.strangers)
 
 
@@ -472,25 +473,17 @@ async def test_planning_and_rendering_let_others_run(monkeypatch: pytest.MonkeyP
 
 
 async def test_a_reload_while_a_sync_writes_leaves_what_is_published() -> None:
-    class Slow(MemoryMode):
-        gate: asyncio.Event | None = None
-
-        async def apply(self, change: Diff) -> None:
-            if self.gate is not None:
-                await self.gate.wait()
-            await super().apply(change)
-
     world = World()
-    mode = world.mode = Slow()
-    world.start()
+    worker = world.mode.worker = Held("apply")
     await world.run()
-    mode.gate = asyncio.Event()
+    worker.go.clear()
+    worker.reached.clear()
     world.store.upsert(slice_("s1-x", "s1", ("10.1.0.99",)))
     run = asyncio.create_task(world.run())
-    await asyncio.sleep(0)
+    await worker.reached.wait()
     config = NodeConfig(node_name="me", families=(Family.IPV4,), masquerade_all=True)
     world.use(config)
-    mode.gate.set()
+    worker.go.set()
     await run
     assert len(world.sync.state.plan.services) == 4
     assert world.sync.state.plan.settings.families == (Family.IPV4,)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Collection
+from collections.abc import Collection, Generator
 
 import msgspec
 
@@ -26,7 +26,10 @@ class CountingMode(MemoryMode):
         self.calls = 0
         self.counting = True
 
-    async def stats(self, plans: Collection[ServicePlan]) -> ConnectionStats | None:
+    def stats(
+        self, plans: Collection[ServicePlan]
+    ) -> Generator[None, None, ConnectionStats | None]:
+        yield
         self.calls += 1
         if self.busy:
             raise BusyError("somebody holds the lock")
@@ -44,7 +47,7 @@ class CountingMode(MemoryMode):
         counts = {key(end): count for end, count in self.counts.items()}
         return ConnectionStats({}, counts, dials=dials)
 
-    async def node_totals(self) -> NodeTotals:
+    def node_totals(self) -> NodeTotals:
         return NodeTotals(proxy=ProxyTotals(0, 0.0, (), 9, 0)) if self.failures else NodeTotals()
 
 
@@ -91,9 +94,9 @@ async def test_counts_are_read_rarely_if_that_is_expensive() -> None:
     page_ = await page()
     read = page_.mode.stats
 
-    async def slow(plans: Collection[ServicePlan]) -> ConnectionStats | None:
+    def slow(plans: Collection[ServicePlan]) -> Generator[None, None, ConnectionStats | None]:
         page_.now += 0.5
-        return await read(plans)
+        return read(plans)
 
     page_.mode.stats = slow  # type: ignore[method-assign]
     for _ in range(9):
@@ -178,7 +181,8 @@ async def test_a_refresh_of_a_large_cluster_is_cheap() -> None:
     ends = [f"10.244.0.{number}:8080" for number in range(3)]
     counts = ConnectionStats({}, {(name, end): 7 for name in names for end in ends})
 
-    async def stats(_: Collection[ServicePlan]) -> ConnectionStats | None:
+    def stats(_: Collection[ServicePlan]) -> Generator[None, None, ConnectionStats]:
+        yield
         return counts
 
     page_.mode.stats = stats  # type: ignore[method-assign, assignment]

@@ -34,7 +34,7 @@ class NeedyMode(MemoryMode):
         self.needs = needs or Requirements()
         self.support = support or Support(usable=True)
 
-    async def probe(self) -> Support:
+    def probe(self) -> Support:
         return self.support
 
     def requirements(self) -> Requirements:
@@ -123,8 +123,8 @@ def test_what_a_disturbed_reading_missed_is_read_again() -> None:
         missed: tuple[str, ...] = ()
         """What each reading misses."""
 
-        async def read(self) -> dict[Any, Any]:
-            found = dict(await super().read())
+        def read(self) -> dict[Any, Any]:
+            found = dict(super().read())
             found.pop(self.missed[min(self.reads, len(self.missed)) - 1])
             return found
 
@@ -151,7 +151,7 @@ def test_a_kernel_without_rules() -> None:
     assert result.text == "the kernel has no rules of the memory mode"
 
     class Gone(NeedyMode):
-        async def read(self) -> dict[Any, Any]:
+        def read(self) -> dict[Any, Any]:
             raise FileNotFoundError(2, "no pins")
 
     assert rules(Gone()).text == "the kernel has no rules of the memory mode"
