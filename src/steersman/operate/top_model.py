@@ -213,13 +213,28 @@ class TopModel:
         """Position of the selected row, or of the first line of a text."""
         self._page = 10
         """Rows of the last frame."""
-        self._selected_before = 0
-        """The row that was selected when a Service was opened."""
+        self._chosen: tuple[str, str] | None = None
+        """Name and protocol of the selected ServicePort: rows change places all the time."""
 
     def show(self, sample: TopSample) -> None:
-        """Show another sample."""
+        """Show another sample; the ServicePort that was selected still is, if it is among them."""
         self.sample = sample
-        self._at = max(0, min(self._at, self._lines - 1))
+        self._find_chosen()
+
+    def _find_chosen(self) -> None:
+        """Move to the row of the selected ServicePort; where it is gone, select another one."""
+        if self.view == "services" and self.sample is not None:
+            names = [(row.name, row.protocol) for row in self.sample.rows]
+            if self._chosen in names:
+                self._at = names.index(self._chosen)
+        self._move_to(self._at)
+
+    def _move_to(self, place: int) -> None:
+        """Move to a row or line, or to the next one that there is."""
+        self._at = max(0, min(place, self._lines - 1))
+        if self.view == "services" and self.sample is not None and self.sample.rows:
+            row = self.sample.rows[self._at]
+            self._chosen = row.name, row.protocol
 
     def show_text(self, title: str, lines: Iterable[str]) -> None:
         """Show a text, such as what doctor found."""
@@ -255,8 +270,7 @@ class TopModel:
             return self._typed(key)
         if key in _MOVES or key in ("page up", "page down", "home", "end"):
             step = {"page up": -self._page, "page down": self._page, "home": -self._lines}
-            by = _MOVES.get(key) or step.get(key, self._lines)
-            self._at = max(0, min(self._at + by, self._lines - 1))
+            self._move_to(self._at + (_MOVES.get(key) or step.get(key, self._lines)))
             return None
         match key:
             case "q":
@@ -275,7 +289,6 @@ class TopModel:
             case "?" | "h":
                 self.view, self._at = "help", 0
             case "enter" if self.view == "services" and self.selected:
-                self._selected_before = self._at
                 self.question = self.question._replace(service=self.selected)
                 self.view, self._at = "endpoints", 0
                 return Command("ask")
@@ -288,10 +301,11 @@ class TopModel:
     def _back(self) -> Command | None:
         if self.view in ("text", "help", "findings"):
             self.view, self._at = "endpoints" if self.question.service else "services", 0
+            self._find_chosen()
             return None
         if self.question.service:
             self.question = self.question._replace(service="")
-            self.view, self._at = "services", self._selected_before
+            self.view = "services"
         else:
             self.question = self.question._replace(filter="")
         return Command("ask")
@@ -308,7 +322,8 @@ class TopModel:
                 text = text[:-1]
             case _ if len(key) == 1:
                 text += key
-        self.question, self._at = self.question._replace(filter=text), 0
+        self.question = self.question._replace(filter=text)
+        self._chosen, self._at = None, 0
         return Command("ask")
 
     # The screen

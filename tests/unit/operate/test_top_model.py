@@ -174,6 +174,25 @@ def test_only_some_rows_fit_and_the_selected_one_is_among_them() -> None:
     assert model.selected == "mail/smtp"
 
 
+def test_keys_are_about_the_service_that_was_chosen_wherever_its_row_is() -> None:
+    model = model_of()
+    press(model, "down", "down")
+    model.show(sample(rows=(ROWS[2], ROWS[0], ROWS[1])))
+    assert any(line.startswith(">mail/smtp") for line in screen(model))
+    assert press(model, "p") == Command("dial", "mail/smtp")
+    press(model, "?", "escape", "f", "escape")
+    assert model.selected == "mail/smtp"
+    assert press(model, "enter") == Command("ask")
+    model.show(sample(rows=(), matching=0))
+    press(model, "escape")
+    model.show(sample())
+    assert press(model, "d") == Command("doctor", "mail/smtp")
+    both = (TopRow("dns/dns", "TCP", 1), TopRow("dns/dns", "UDP", 1))
+    model.show(sample(rows=both))  # what was chosen is gone
+    model.show(sample(rows=both[::-1]))
+    assert screen(model)[7].startswith(">"), "still the row with UDP"
+
+
 def test_a_service_is_opened_and_left() -> None:
     model = model_of()
     assert press(model, "j", "enter") == Command("ask")
