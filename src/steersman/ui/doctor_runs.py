@@ -6,7 +6,6 @@ import time
 from collections import OrderedDict
 from collections.abc import Callable
 from typing import Any
-from weakref import WeakKeyDictionary
 
 import msgspec
 
@@ -20,8 +19,6 @@ _REMEMBERED = 100
 _SECONDS = 3600.0
 _MOST_RESULTS, _MOST_LINES, _LONGEST = 40, 12, 500
 """Results of a run, lines of evidence of a result, and their characters."""
-
-_runs: WeakKeyDictionary[Fleet, DoctorRuns] = WeakKeyDictionary()
 
 
 class DoctorRuns:
@@ -77,13 +74,8 @@ class DoctorRuns:
         return sum(at > since for at, _ in self._runs.values())
 
 
-def doctor_runs(fleet: Fleet) -> DoctorRuns:
-    """Return the runs on the nodes of a fleet."""
-    return _runs.setdefault(fleet, DoctorRuns())
-
-
-async def run_doctor(fleet: Fleet, node: str) -> Diagnosis:
-    """Run doctor about a node on this node, and remember what it found.
+async def run_doctor(fleet: Fleet, runs: DoctorRuns, node: str) -> Diagnosis:
+    """Run doctor on a node, and remember what it found.
 
     Raises:
         QuestionError: it cannot be run; the message says why.
@@ -98,5 +90,5 @@ async def run_doctor(fleet: Fleet, node: str) -> Diagnosis:
     except msgspec.ValidationError as error:
         text = f"node {node} runs another version of steersman: {error}"
         raise QuestionError(text) from error
-    doctor_runs(fleet).note(node, "", diagnosis)
+    runs.note(node, "", diagnosis)
     return diagnosis

@@ -1,9 +1,9 @@
-"""Counts of nodes for pages, asked for only while somebody looks at them.
+"""What pages ask nodes for, only while somebody looks at them.
 
-    page -> Sampler.top -> GET /top of the node
+    page -> Sampler.top -> Shared -> GET /top of the node
 
-Readers of the same counts share one request, and its answer for a second. The rates of a Service
-are kept for the few minutes that its page shows, of the Services that were looked at last.
+Readers of the same thing share one request, and its answer for a while. The rates of a Service are
+kept for the few minutes that its page shows, of the Services that were looked at last.
 """
 
 from __future__ import annotations
@@ -11,12 +11,14 @@ from __future__ import annotations
 import asyncio
 import time
 from collections import OrderedDict
-from collections.abc import Callable
-from typing import NamedTuple, TypeVar
+from collections.abc import Awaitable, Callable, Iterator
+from contextlib import contextmanager
+from typing import Generic, NamedTuple, TypeVar
 from urllib.parse import urlencode
 
 import msgspec
 
+from steersman.model.history import History
 from steersman.model.kube import ObjectMeta, Pod, PodIP, PodSpec, PodStatus
 from steersman.model.names import ObjectName
 from steersman.model.top import TopSample
@@ -29,26 +31,69 @@ from steersman.ui.fleet import Fleet
 _K = TypeVar("_K")
 _V = TypeVar("_V")
 
-_FRESH = 1.0  # seconds for which an answer is given again
-_STALE = 10.0  # seconds after which a World is read again, even if its node had no sync
-_MOST_COUNTS = 256
-_MOST_WATCHED = 32  # Services whose rates are kept: 200 kB each if they have many endpoints
-_MOST_WORLDS = 16
-_MOST_PODS = 256
+_HISTORY = msgspec.json.Decoder(History)
+
+_STALE = 10.0
+"""Seconds after which a World is read again, even if its node had no sync."""
 _POD_STALE = 30.0
 """Seconds after which a pod is looked up again, whether it was found or not: that takes a whole
 World, tens of megabytes in a large cluster."""
+_HISTORY_STALE = 15.0
+"""Seconds after which a history is asked for again though nothing happened: the hour moves on."""
+_MOST_WATCHED = 32  # Services whose rates are kept: 200 kB each if they have many endpoints
 
 
-class _Known(NamedTuple):
+class _Known(NamedTuple, Generic[_V]):
     at: float
-    sample: TopSample
+    version: object
+    value: _V
 
 
-class _Seen(NamedTuple):
-    at: float
-    revision: int
-    world: World
+class Shared(Generic[_K, _V]):
+    """The last answers by key. Readers who ask at the same time wait for one request."""
+
+    def __init__(
+        self, most: int, seconds: float, clock: Callable[[], float] = time.time, apart: float = 0.0
+    ) -> None:
+        """Remember nothing yet.
+
+        Args:
+            most: answers that are kept, those that were asked for last.
+            seconds: after which an answer is asked for again.
+            clock: seconds since 1970.
+            apart: seconds between two requests of a key; who comes earlier waits.
+        """
+        self._most, self._seconds = most, seconds
+        self._clock, self._apart = clock, apart
+        self._known: OrderedDict[_K, _Known[_V]] = OrderedDict()
+        self._asking: dict[_K, asyncio.Lock] = {}
+
+    async def get(self, key: _K, ask: Callable[[], Awaitable[_V]], version: object = None) -> _V:
+        """Return an answer; raises what `ask` raises, and then nothing is kept.
+
+        Args:
+            key: of the answer.
+            ask: asks for it.
+            version: an answer of another version is asked for again.
+        """
+        lock = self._asking.setdefault(key, asyncio.Lock())
+        try:
+            async with lock:
+                if (known := self._known.get(key)) is not None:
+                    age = self._clock() - known.at
+                    if known.version == version and age < self._seconds:
+                        return known.value
+                    if age < self._apart:
+                        await asyncio.sleep(self._apart - age)
+                value = await ask()
+                keep(self._known, key, _Known(self._clock(), version, value), self._most)
+                return value
+        finally:
+            if not lock.locked():
+                self._asking.pop(key, None)
+
+    def __len__(self) -> int:
+        return len(self._known)
 
 
 class Sampler:
@@ -63,11 +108,11 @@ class Sampler:
         """
         self._fleet = fleet
         self._clock = clock
-        self._counts: OrderedDict[tuple[str, str], _Known] = OrderedDict()
-        self._asking: dict[tuple[str, str], asyncio.Lock] = {}
-        self._histories: OrderedDict[tuple[str, str], RateHistory] = OrderedDict()
-        self._worlds: OrderedDict[tuple[str, ObjectName], _Seen] = OrderedDict()
-        self._pods: OrderedDict[tuple[str, ObjectName], tuple[float, Pod | None]] = OrderedDict()
+        self._counts = Shared[tuple[str, str], TopSample](256, 1.0, clock)
+        self._rates: OrderedDict[tuple[str, str], RateHistory] = OrderedDict()
+        self._worlds = Shared[tuple[str, ObjectName], World](16, _STALE, clock)
+        self._histories = Shared[str, History](8, _HISTORY_STALE, clock, 1.0)
+        self._pods = Shared[tuple[str, ObjectName], Pod | None](256, _POD_STALE, clock)
         self._looking = asyncio.Lock()
 
     async def top(self, node: str, service: str = "") -> TopSample:
@@ -80,32 +125,21 @@ class Sampler:
         Raises:
             QuestionError: the node does not answer, or not as expected.
         """
-        key = node, service
-        lock = self._asking.setdefault(key, asyncio.Lock())
-        try:
-            async with lock:
-                known = self._counts.get(key)
-                if known is None or self._clock() - known.at >= _FRESH:
-                    words = {"sort": "rate"} | ({"service": service} if service else {})
-                    data = await self._fleet.get(node, f"/top?{urlencode(words)}")
-                    try:
-                        sample = msgspec.msgpack.decode(data, type=TopSample)
-                    except msgspec.DecodeError as error:
-                        text = f"{node} sends counts of another version of steersman: {error}"
-                        raise QuestionError(text) from error
-                    known = _Known(self._clock(), sample)
-                    _keep(self._counts, key, known, _MOST_COUNTS)
-                return known.sample
-        finally:
-            if not lock.locked():
-                self._asking.pop(key, None)
+
+        async def ask() -> TopSample:
+            words = {"sort": "rate"} | ({"service": service} if service else {})
+            data = await self._fleet.get(node, f"/top?{urlencode(words)}")
+            with _understood(node):
+                return msgspec.msgpack.decode(data, type=TopSample)
+
+        return await self._counts.get((node, service), ask)
 
     async def rates(self, node: str, service: str) -> ServiceRates:
         """Return the rates of a Service through a node; raises as `top`."""
         sample = await self.top(node, service)
         key = node, service
-        history = self._histories.get(key) or RateHistory()
-        _keep(self._histories, key, history, _MOST_WATCHED)
+        history = self._rates.get(key) or RateHistory()
+        keep(self._rates, key, history, _MOST_WATCHED)
         now = self._clock()
         history.add(now, sample)
         return service_rates(service, now, sample, history)
@@ -116,38 +150,55 @@ class Sampler:
         Raises:
             QuestionError: the node cannot be asked, or does not know the Service.
         """
-        key, now = (node, service), self._clock()
         state = self._fleet.nodes.get(node)
         revision = state.revision if state else 0
-        seen = self._worlds.get(key)
-        if seen is None or seen.revision != revision or now - seen.at >= _STALE:
-            seen = _Seen(now, revision, await self._fleet.world(node, service))
-            _keep(self._worlds, key, seen, _MOST_WORLDS)
-        return seen.world
+        return await self._worlds.get(
+            (node, service), lambda: self._fleet.world(node, service), revision
+        )
+
+    async def history(self, node: str) -> History:
+        """Return the history of a node's syncs; raises as `top`."""
+
+        async def ask() -> History:
+            data = await self._fleet.get(node, "/history")
+            with _understood(node):
+                return _HISTORY.decode(data)
+
+        state = self._fleet.nodes.get(node)
+        version = (state.pid, state.revision, state.failure) if state else None
+        return await self._histories.get(node, ask, version)
 
     async def pod(self, node: str, name: ObjectName) -> Pod | None:
         """Return a pod that a node knows behind any Service; None if it knows none of that name."""
-        key = node, name
-        async with self._looking:  # one whole World at a time
-            at, pod = self._pods.get(key, (float("-inf"), None))
-            if self._clock() - at >= _POD_STALE:
-                try:
-                    whole = await self._fleet.world(node)
-                except (QuestionError, TimeoutError):
-                    return None
+
+        async def ask() -> Pod | None:
+            async with self._looking:  # one whole World at a time
+                whole = await self._fleet.world(node)
                 known = await asyncio.to_thread(lambda: Names(whole).pods.get(name))
-                pod = None
-                if known is not None:
-                    pod = Pod(
-                        ObjectMeta(name.name, name.namespace),
-                        PodSpec(node_name=known.node),
-                        PodStatus(pod_ips=[PodIP(ip) for ip in known.ips]),
-                    )
-                _keep(self._pods, key, (self._clock(), pod), _MOST_PODS)
-        return pod
+            if known is None:
+                return None
+            return Pod(
+                ObjectMeta(name.name, name.namespace),
+                PodSpec(node_name=known.node),
+                PodStatus(pod_ips=[PodIP(ip) for ip in known.ips]),
+            )
+
+        try:
+            return await self._pods.get((node, name), ask)
+        except (QuestionError, TimeoutError):
+            return None
 
 
-def _keep(known: OrderedDict[_K, _V], key: _K, value: _V, most: int) -> None:
+@contextmanager
+def _understood(node: str) -> Iterator[None]:
+    """Decode an answer of a node inside; raise QuestionError if that is not possible."""
+    try:
+        yield
+    except msgspec.DecodeError as error:
+        raise QuestionError(f"node {node} runs another version of steersman: {error}") from error
+
+
+def keep(known: OrderedDict[_K, _V], key: _K, value: _V, most: int) -> None:
     """Keep a value as the latest one of at most that many."""
     known[key] = value
     known.move_to_end(key)

@@ -29,11 +29,15 @@ import msgspec
 
 from steersman import __version__
 from steersman.operate.answer import Answer, QuestionError
+from steersman.operate.fleet_view import FleetQuery, FleetView
+from steersman.operate.services_view import ServicesView
 from steersman.run.serve import http
 from steersman.ui import filters
 from steersman.ui.access import HTML, Access
+from steersman.ui.doctor_runs import DoctorRuns
 from steersman.ui.fleet import Fleet
 from steersman.ui.requests import Asked, RefusedError, Route, read_form
+from steersman.ui.sampling import Sampler, Shared
 
 log = logging.getLogger("steersman")
 
@@ -47,6 +51,7 @@ _APART = 0.5  # least seconds between two updates of a page
 _SHARE = 4  # an update that takes t seconds is followed by a pause of at least 4 t
 _HEARTBEAT = 15.0  # seconds; proxies close connections on which nothing is sent
 _MOST_READERS = 64
+_PLANS = 2  # that are computed at the same time, of all readers
 _PATIENCE = 60.0  # seconds until a reader that takes nothing is dropped; its browser asks again
 _MOST_BODY = 2 << 20
 _JSON = "application/json"
@@ -95,6 +100,11 @@ class Site:
         self.pages = pages
         self.access = access or Access()
         self.version = __version__
+        self.sampler = Sampler(fleet)
+        self.clusters = Shared[FleetQuery, FleetView](8, 1.0)
+        self.services = Shared[tuple[str, str, int], ServicesView](8, 10.0)
+        self.doctor_runs = DoctorRuns()
+        self.planning = asyncio.Semaphore(_PLANS)
         self._readers = 0
         self._templates = jinja2.Environment(
             loader=jinja2.FileSystemLoader(_FOLDER / "templates"),

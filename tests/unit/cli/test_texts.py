@@ -13,6 +13,7 @@ from steersman.cli.command import Command, command_help, command_names, find_com
 from steersman.cli.commands.man import command_page, overview_page
 from steersman.cli.main import main, usage
 from steersman.config import parse_command_line
+from steersman.modes.specs import DEFAULT_MODE, SPECS
 
 COMMANDS = [find_command(name) for name in command_names()]
 QUESTIONS = [command for command in COMMANDS if command.answer is not None]
@@ -61,6 +62,15 @@ def test_the_examples_parse(command: Command) -> None:
         flags = [word for word in words[2:] if not word.startswith("--kubeconfig")]
         parse_command_line(flags, extra=command.all_flags, allow_arguments=True)
         del pipes
+
+
+@pytest.mark.parametrize("name", ["switch", "plan"])
+def test_examples_change_to_a_mode_that_a_node_does_not_have_anyway(name: str) -> None:
+    modes = set[str]()
+    for example in find_command(name).examples:
+        modes |= SPECS.keys() & set(example.words.split())
+    assert modes
+    assert DEFAULT_MODE not in modes
 
 
 @pytest.mark.parametrize("command", [None, *COMMANDS], ids=lambda c: c.name if c else "overview")

@@ -405,13 +405,13 @@ async def test_what_the_server_remembers_is_bounded(fleet: Fleet) -> None:
         fleet.pages["node-a", f"/top?sort=rate&service=shop%2Fs{number}"] = counts()
         await sampler.rates("node-a", f"shop/s{number}")
         await sampler.world("node-a", ObjectName("shop", f"s{number}"))
-    known = (sampler._counts, sampler._histories, sampler._worlds, sampler._asking)
+    known = (sampler._counts, sampler._rates, sampler._worlds, sampler._counts._asking)
     assert [len(each) for each in known] == [256, 32, 16, 0]
 
 
 async def test_counts_of_another_version_are_a_problem(fleet: Fleet) -> None:
     fleet.pages["node-a", "/top?sort=rate"] = msgspec.msgpack.encode({"status": 5})
-    with pytest.raises(QuestionError, match="another version of steersman"):
+    with pytest.raises(QuestionError, match="node-a runs another version of steersman"):
         await Sampler(fleet).top("node-a")
 
 

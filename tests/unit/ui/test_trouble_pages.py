@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import re
 from typing import Any
 
@@ -12,7 +13,7 @@ from steersman.model.findings import Finding, Severity
 from steersman.model.history import History, Refusal, SyncRecord
 from steersman.model.node_state import Condition, NodeState
 from steersman.operate.doctor.check import Diagnosis, Finished, Verdict
-from steersman.ui.doctor_runs import DoctorRuns, doctor_runs
+from steersman.ui.doctor_runs import DoctorRuns
 from steersman.ui.pages import PAGES
 from steersman.ui.site import Site
 from tests.support.pages import ScriptedFleet, events, serving
@@ -146,7 +147,7 @@ async def test_doctor_that_cannot_be_run(lines: list[Any], error: str) -> None:
         reply = await client.post("/problems/doctor", data=form)
         assert reply.status == 503
         assert error in await reply.text()
-        assert len(doctor_runs(fleet)) == 0
+        assert len(site.doctor_runs) == 0
 
 
 def test_runs_of_doctor_are_bounded_and_forgotten() -> None:
@@ -211,9 +212,14 @@ async def test_a_history_is_asked_for_once_by_many_readers() -> None:
 
     fleet.get = counted  # type: ignore[method-assign]
     async with serving(site) as client:
-        for _ in range(5):
-            assert (await client.get("/time")).status == 200
-    assert asked == ["/history"]
+        replies = await asyncio.gather(*(client.get("/time") for _ in range(5)))
+        replies.append(await client.get("/time"))
+        assert {reply.status for reply in replies} == {200}
+        assert asked == ["/history"]
+        fleet.put(state("a", revision=99))  # and after a sync once more
+        replies = await asyncio.gather(*(client.get("/time") for _ in range(5)))
+        assert {reply.status for reply in replies} == {200}
+    assert asked == ["/history"] * 2
 
 
 async def test_a_node_without_a_history() -> None:

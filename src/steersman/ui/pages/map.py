@@ -9,7 +9,6 @@ from steersman.model.top import TopSample
 from steersman.operate.answer import QuestionError
 from steersman.operate.traffic import NOT_COUNTED
 from steersman.operate.traffic_map import TrafficMap, busiest, traffic_graph
-from steersman.ui.pages.service import sampler_of
 from steersman.ui.site import Page, Query, Site
 
 _MOST_NODES = 8
@@ -46,8 +45,10 @@ async def _samples(
     site: Site, asked: Iterable[tuple[str, str]], problems: list[str]
 ) -> dict[tuple[str, str], TopSample]:
     """Return the counts of nodes and Services; what fails is added to the problems."""
-    asked, sampler = list(asked), sampler_of(site)
-    replies = await asyncio.gather(*(sampler.top(*each) for each in asked), return_exceptions=True)
+    asked = list(asked)
+    replies = await asyncio.gather(
+        *(site.sampler.top(*each) for each in asked), return_exceptions=True
+    )
     found: dict[tuple[str, str], TopSample] = {}
     for each, reply in zip(asked, replies, strict=True):
         if isinstance(reply, TopSample):

@@ -10,7 +10,6 @@ import asyncio
 import time
 from collections import defaultdict
 from collections.abc import Iterator, Sequence
-from weakref import WeakKeyDictionary
 
 import msgspec
 
@@ -26,9 +25,6 @@ from steersman.ui.site import Page, Query, Site
 
 MOST_NODES = 8
 """Nodes that are planned for one question."""
-_AT_ONCE = 2
-"""Plans that are computed at the same time, of all readers."""
-_slots: WeakKeyDictionary[Site, asyncio.Semaphore] = WeakKeyDictionary()
 
 
 class Result(msgspec.Struct, frozen=True, rename="camel"):
@@ -152,7 +148,7 @@ async def plan_on(site: Site, asked: PlanQuestion, chosen: Sequence[str]) -> tup
 
 async def _plan_node(site: Site, asked: PlanQuestion, name: str) -> Result:
     try:
-        async with _slots.setdefault(site, asyncio.Semaphore(_AT_ONCE)):
+        async with site.planning:
             world = await site.fleet.get(name, "/world")
             return Result((name,), 0, await plan_in_process(world, asked))
     except (QuestionError, TimeoutError) as error:

@@ -8,7 +8,7 @@ from urllib.parse import urlencode
 from steersman.operate.problems import Problems, find_problems, read_filter
 from steersman.run.serve import http
 from steersman.ui.access import see_other
-from steersman.ui.doctor_runs import doctor_runs, run_doctor
+from steersman.ui.doctor_runs import run_doctor
 from steersman.ui.requests import Asked
 from steersman.ui.site import Page, Query, Site
 
@@ -19,7 +19,7 @@ async def answer(site: Site, query: Query) -> Problems:
     return find_problems(
         fleet.seen,
         fleet.disagreements,
-        doctor_runs(fleet).results,
+        site.doctor_runs.results,
         read_filter(query),
         now=time.time(),
         trouble=fleet.problem,
@@ -29,7 +29,7 @@ async def answer(site: Site, query: Query) -> Problems:
 async def start_doctor(site: Site, asked: Asked) -> http.Answer:
     """Run doctor on a node, then show its problems."""
     node = asked.form.text("node")[:300].strip()
-    diagnosis = await run_doctor(site.fleet, node)
+    diagnosis = await run_doctor(site.fleet, site.doctor_runs, node)
     words = {"node": node, "doctor": diagnosis.cause or "nothing"}
     return see_other(f"/problems?{urlencode(words)}")
 

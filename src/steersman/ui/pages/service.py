@@ -10,7 +10,6 @@ import asyncio
 from collections.abc import Iterator
 from typing import Any
 from urllib.parse import quote, urlencode
-from weakref import WeakKeyDictionary
 
 import msgspec
 
@@ -26,16 +25,12 @@ from steersman.operate.trace import TraceAnswer
 from steersman.operate.traffic import ServiceRates
 from steersman.run.serve import http
 from steersman.ui.access import HTML
-from steersman.ui.doctor_runs import doctor_runs
 from steersman.ui.requests import Asked
-from steersman.ui.sampling import Sampler
 from steersman.ui.site import Page, Query, Site
 
 _PATH = "/services/{namespace}/{name}"
 _LONGEST = 1000  # characters of a client or destination that somebody types
 _MOST_DIFFERING = 20
-
-_samplers: WeakKeyDictionary[Site, Sampler] = WeakKeyDictionary()
 
 _ANSWERS: dict[str, type[Answer]] = {"doctor": Diagnosis, "dump": KernelDump, "trace": TraceAnswer}
 """What a page may ask a node to run."""
@@ -61,11 +56,6 @@ class RunView(Answer, frozen=True, kw_only=True):
             yield from self.answer.blocks(wide)
 
 
-def sampler_of(site: Site) -> Sampler:
-    """Return the sampler of a site."""
-    return _samplers.setdefault(site, Sampler(site.fleet))
-
-
 def _name(query: Query) -> ObjectName:
     return ObjectName(query["namespace"], query["name"])
 
@@ -82,7 +72,7 @@ async def view_of(site: Site, query: Query) -> ServiceView:
         )
     client, to = (query.get(key, "")[:_LONGEST] for key in ("client", "to"))
     try:
-        world = await sampler_of(site).world(node, name)
+        world = await site.sampler.world(node, name)
     except (QuestionError, TimeoutError) as error:
         return ServiceView(
             service=str(name),
@@ -101,7 +91,7 @@ async def view_of(site: Site, query: Query) -> ServiceView:
         if wanted and (
             wanted.namespace == name.namespace or await site.access.sees_pods(wanted.namespace)
         ):
-            found = await sampler_of(site).pod(node, wanted)
+            found = await site.sampler.pod(node, wanted)
             pods = [found] if found else []
     except QuestionError:  # the view says so
         pass
@@ -118,7 +108,7 @@ async def view_of(site: Site, query: Query) -> ServiceView:
 
 async def rates_of(site: Site, query: Query) -> ServiceRates:
     """Return the rates of the Service of a query, or say why there are none."""
-    name, sampler = _name(query), sampler_of(site)
+    name, sampler = _name(query), site.sampler
     node = query.get("node", "") or site.fleet.default_node
     try:
         rates = await sampler.rates(node, str(name))
@@ -180,7 +170,7 @@ async def run_command(site: Site, asked: Asked) -> http.Answer:
         answer: Any = msgspec.convert(last.answer, _ANSWERS[command])
         view = msgspec.structs.replace(view, answer=answer)
         if isinstance(answer, Diagnosis) and node:
-            doctor_runs(site.fleet).note(node, str(name), answer)
+            site.doctor_runs.note(node, str(name), answer)
         if isinstance(answer, KernelDump):
             page = await view_of(site, {**query, **asked.values})
             if page.flow is not None:
