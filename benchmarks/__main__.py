@@ -16,6 +16,7 @@ from benchmarks import (
     failover_cost,
     fleet,
     footprint,
+    http2,
     idle,
     memory,
     nftables,
@@ -54,11 +55,12 @@ BENCHMARKS: dict[str, Callable[[bool], list[Figure]]] = {
     "stream": stream.run,
     "ui": ui.run,
     "wire": wire.run,
+    "http2": http2.run,
     "failover": failover_cost.run,
     "udp": udp.run,
     "fleet": fleet.run,
 }
-NEED_ROOT = set(BENCHMARKS) - {"memory", "proxy", "ui", "wire", "fleet"}
+NEED_ROOT = set(BENCHMARKS) - {"memory", "proxy", "ui", "wire", "http2", "fleet"}
 
 
 def main() -> int:
