@@ -20,6 +20,7 @@ from steersman.host.rtnetlink import (
     LIST_LINKS,
     get_namespace_number,
     namespace_of_peer,
+    parse_link,
     parse_namespace_number,
 )
 
@@ -86,6 +87,44 @@ def call_inside(path: Path | None, function: Callable[[], T]) -> T:
 
     with ThreadPoolExecutor(1, thread_name_prefix="netns") as pool:
         return pool.submit(inside).result()
+
+
+def new_namespace() -> int:
+    """Return a descriptor of a new network namespace; it blocks.
+
+    The kernel removes the namespace, with all devices and routes in it, when the descriptor and
+    the sockets made inside are closed: so also if this process is killed.
+
+    Raises:
+        OSError: CAP_SYS_ADMIN is missing (EPERM), or there are too many (ENOSPC).
+    """
+
+    def make() -> int:
+        if _libc.unshare(_CLONE_NEWNET):
+            code = ctypes.get_errno()
+            raise OSError(code, os.strerror(code))
+        return os.open("/proc/thread-self/ns/net", os.O_RDONLY | os.O_CLOEXEC)
+
+    with ThreadPoolExecutor(1, thread_name_prefix="netns") as pool:
+        return pool.submit(make).result()
+
+
+def linked_namespaces(folders: Iterable[Path] = NAMESPACES) -> tuple[dict[Path, int], int]:
+    """Return the namespaces at the other end of this namespace's veth devices; it blocks.
+
+    Returns:
+        The index of such a device by path of the namespace, and the number of namespaces that have
+        one but are not found: they belong to processes that cannot be seen from here.
+    """
+    found: dict[Path, int] = {}
+    with Netlink(NETLINK_ROUTE, buffer=1 << 20) as netlink:
+        links = [(namespace_of_peer(each), parse_link(each)) for each in netlink.dump(LIST_LINKS)]
+        devices = {number: link.number for number, link in links if link.peer_elsewhere}
+        for path in namespaces(folders):
+            with suppress(OSError):  # it ended meanwhile, or is no namespace
+                if (number := _number(netlink, path)) in devices:
+                    found[path] = devices.pop(number)
+    return found, len(devices)
 
 
 def find_namespace(address: str, folders: Iterable[Path] = NAMESPACES) -> Path | None:

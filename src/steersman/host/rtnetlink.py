@@ -34,7 +34,8 @@ from steersman.host.nlmsg import (
 
 RTM_NEWLINK, RTM_DELLINK, RTM_GETLINK = 16, 17, 18
 RTM_NEWADDR, RTM_DELADDR, RTM_GETADDR = 20, 21, 22
-RTM_GETROUTE = 26
+RTM_NEWROUTE, RTM_GETROUTE = 24, 26
+RTM_NEWNEIGH = 28
 RTM_GETNSID = 90
 
 RTNLGRP_LINK, RTNLGRP_IPV4_IFADDR, RTNLGRP_IPV6_IFADDR = 1, 5, 9
@@ -46,11 +47,15 @@ IFA_F_DADFAILED, IFA_F_DEPRECATED, IFA_F_TENTATIVE = 0x08, 0x20, 0x40
 _IFINFOMSG = struct.Struct("=BxHiII")
 _IFADDRMSG = struct.Struct("=BBBBI")
 _RTMSG = struct.Struct("=BBBBBBBBI")
-_RTN_LOCAL = 2
+_NDMSG = struct.Struct("=BxxxiHBB")
+_IFF_UP = 0x1
+_RT_TABLE_MAIN, _RTPROT_STATIC, _RTN_UNICAST, _RTN_LOCAL, _RTNH_F_ONLINK = 254, 4, 1, 2, 4
+_NUD_PERMANENT, _NDA_DST, _NDA_LLADDR = 0x80, 1, 2
 
 _IFLA_IFNAME, _IFLA_MTU, _IFLA_LINK, _IFLA_MASTER, _IFLA_LINKINFO = 3, 4, 5, 10, 18
 _IFLA_INFO_KIND, _IFLA_INFO_DATA, _IFLA_INFO_SLAVE_KIND, _IFLA_INFO_SLAVE_DATA = 1, 2, 4, 5
 _IFLA_VXLAN_LINK = 3
+_IFLA_ADDRESS, _IFLA_NET_NS_FD, _VETH_INFO_PEER = 1, 28, 1
 _IFLA_LINK_NETNSID = 37
 _NETNSA_NSID, _NETNSA_FD = 1, 3
 _IFLA_BRPORT_MODE = 4  # hairpin
@@ -89,6 +94,16 @@ class Interface(NamedTuple):
     """Index of the bridge or bond that it belongs to; 0 for none."""
     peer_elsewhere: bool = False
     """Whether it is a veth whose other end is in another network namespace."""
+
+
+class VethEnd(NamedTuple):
+    """One end of a new veth pair."""
+
+    name: str
+    mac: bytes
+    """Its hardware address: six bytes."""
+    namespace: int | None = None
+    """A descriptor of the network namespace to put it into; None for that of the socket."""
 
 
 class LinkDetails(NamedTuple):
@@ -222,6 +237,26 @@ def new_dummy_link(name: str) -> Request:
     return Request(RTM_NEWLINK, payload, NLM_F_CREATE | NLM_F_EXCL | NLM_F_ACK)
 
 
+def new_veth(near: VethEnd, far: VethEnd) -> Request:
+    """Create a pair of veth devices. Both are down: see `bring_up`."""
+    info = nested(_VETH_INFO_PEER, _veth_end(far))
+    kind = text(_IFLA_INFO_KIND, "veth") + nested(_IFLA_INFO_DATA, info)
+    payload = _veth_end(near) + nested(_IFLA_LINKINFO, kind)
+    return Request(RTM_NEWLINK, payload, NLM_F_CREATE | NLM_F_EXCL | NLM_F_ACK)
+
+
+def _veth_end(end: VethEnd) -> bytes:
+    payload = bytes(_IFINFOMSG.size) + text(_IFLA_IFNAME, end.name)
+    payload += attr(_IFLA_ADDRESS, end.mac)
+    return payload if end.namespace is None else payload + u32(_IFLA_NET_NS_FD, end.namespace)
+
+
+def bring_up(link: int) -> Request:
+    """Bring an interface up."""
+    payload = _IFINFOMSG.pack(socket.AF_UNSPEC, 0, link, _IFF_UP, _IFF_UP)
+    return Request(RTM_NEWLINK, payload, NLM_F_ACK)
+
+
 def delete_link(name: str) -> Request:
     """Delete an interface, with all addresses on it."""
     return Request(RTM_DELLINK, bytes(_IFINFOMSG.size) + text(_IFLA_IFNAME, name), NLM_F_ACK)
@@ -247,14 +282,42 @@ def delete_address(link: int, address: str) -> Request:
 
 def _host_address(link: int, address: str) -> bytes:
     """Return the payload for an address with the longest prefix and without duplicate detection."""
-    family = socket.AF_INET6 if ":" in address else socket.AF_INET
-    packed = socket.inet_pton(family, address)
+    family, packed = _packed(address)
     return (
         _IFADDRMSG.pack(family, len(packed) * 8, 0, 0, link)
         + attr(_IFA_LOCAL, packed)
         + attr(_IFA_ADDRESS, packed)
         + u32(_IFA_FLAGS, _IFA_F_NODAD)
     )
+
+
+def new_route(link: int, address: str = "", gateway: str = "") -> Request:
+    """Add a route to one address over an interface, or the default route over a gateway.
+
+    The gateway needs no route of its own; see `new_neighbour`.
+    """
+    family, packed = _packed(address or gateway)
+    length, scope = (0, RT_SCOPE_UNIVERSE) if gateway else (len(packed) * 8, RT_SCOPE_LINK)
+    payload = _RTMSG.pack(
+        *(family, length, 0, 0, _RT_TABLE_MAIN, _RTPROT_STATIC, scope, _RTN_UNICAST),
+        _RTNH_F_ONLINK if gateway else 0,
+    )
+    payload += attr(_RTA_GATEWAY if gateway else _RTA_DST, packed) + u32(_RTA_OIF, link)
+    return Request(RTM_NEWROUTE, payload, NLM_F_CREATE | NLM_F_EXCL | NLM_F_ACK)
+
+
+def new_neighbour(link: int, address: str, mac: bytes) -> Request:
+    """Add a permanent neighbour, so that nobody is asked who has the address."""
+    family, packed = _packed(address)
+    payload = _NDMSG.pack(family, link, _NUD_PERMANENT, 0, 0)
+    payload += attr(_NDA_DST, packed) + attr(_NDA_LLADDR, mac)
+    return Request(RTM_NEWNEIGH, payload, NLM_F_CREATE | NLM_F_EXCL | NLM_F_ACK)
+
+
+def _packed(address: str) -> tuple[int, bytes]:
+    """Return family and bytes of an address."""
+    family = socket.AF_INET6 if ":" in address else socket.AF_INET
+    return family, socket.inet_pton(family, address)
 
 
 def get_route(packed: bytes) -> Request:

@@ -1,6 +1,8 @@
 from __future__ import annotations
 
 import socket
+import sys
+from ipaddress import ip_address
 
 import pytest
 
@@ -9,6 +11,8 @@ from steersman.host.rtnetlink import (
     RTM_NEWLINK,
     Address,
     Interface,
+    VethEnd,
+    bring_up,
     delete_address,
     delete_link,
     get_link,
@@ -17,8 +21,12 @@ from steersman.host.rtnetlink import (
     is_local_route,
     new_address,
     new_dummy_link,
+    new_neighbour,
+    new_route,
+    new_veth,
     parse_address,
     parse_link,
+    parse_route,
 )
 
 
@@ -94,3 +102,24 @@ def test_routes_to_this_machine_are_local() -> None:
     reply = received(request)
     assert not is_local_route(reply)
     assert is_local_route(reply._replace(payload=bytes(7) + b"\x02" + bytes(4)))
+
+
+def test_a_new_veth_has_both_ends() -> None:
+    request = new_veth(VethEnd("near", b"\x02" * 6), VethEnd("far", b"\x06" * 6, 9))
+    assert parse_link(received(request)).name == "near"
+    info = attributes(attributes(request.payload, 16)[18])
+    assert info[1] == b"veth\0"
+    far = attributes(attributes(info[2])[1], 16)
+    assert far == {3: b"far\0", 1: b"\x06" * 6, 28: (9).to_bytes(4, sys.byteorder)}
+    assert parse_link(received(bring_up(5))).number == 5
+
+
+@pytest.mark.parametrize("address", ["10.1.1.1", "fd00::1"])
+def test_routes_lead_to_an_address_or_to_a_gateway(address: str) -> None:
+    direct = received(new_route(7, address))
+    assert (parse_route(direct).device, parse_route(direct).gateway) == (7, "")
+    default = received(new_route(7, gateway=address))
+    assert (parse_route(default).device, parse_route(default).gateway) == (7, address)
+    assert default.payload[1] == 0
+    neighbour = attributes(new_neighbour(7, address, b"\x02" * 6).payload, 12)
+    assert neighbour == {1: ip_address(address).packed, 2: b"\x02" * 6}

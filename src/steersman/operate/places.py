@@ -1,0 +1,180 @@
+"""Places of this machine from which packets can be sent: the node, its pods, a client outside.
+
+A pod is the namespace at the other end of one of the node's veth devices. A client outside is a
+namespace of our own, linked to the node by a veth pair:
+
+    our namespace, smc-PID-N ---- smd-PID-N, the node    198.19.x.y/32, 2001:2::x:y/128
+
+Its addresses are reserved for tests of networks (RFC 2544, RFC 5180), so no neighbour has them. All
+that is made hangs on the two devices, and only a descriptor keeps the namespace alive: if this
+process is killed, the kernel removes everything.
+"""
+
+from __future__ import annotations
+
+import itertools
+import os
+import secrets
+import socket
+from collections.abc import AsyncIterator, Mapping
+from contextlib import asynccontextmanager, suppress
+from functools import partial
+from ipaddress import ip_address
+from pathlib import Path
+from typing import Literal, NamedTuple
+
+from steersman.host.netlink import NETLINK_ROUTE, Netlink
+from steersman.host.netns import call_inside, linked_namespaces, new_namespace
+from steersman.host.rtnetlink import (
+    LIST_ADDRESSES,
+    RT_SCOPE_UNIVERSE,
+    VethEnd,
+    bring_up,
+    delete_link,
+    get_route,
+    new_address,
+    new_neighbour,
+    new_route,
+    new_veth,
+    parse_address,
+    parse_route,
+)
+from steersman.host.threads import to_thread_to_end
+from steersman.model.names import Family
+
+_OUTSIDE = {Family.IPV4: 0xC6130000, Family.IPV6: 0x20010002 << 96}
+"""198.19.0.0/16 and 2001:2::/48."""
+_GATEWAYS = {Family.IPV4: "169.254.1.1", Family.IPV6: "fe80::1"}
+"""Next hops of the client; no interface has them, the neighbour entry is enough."""
+_serial = itertools.count(1)
+
+
+class Place(NamedTuple):
+    """A place to send packets from."""
+
+    kind: Literal["node", "pod", "outside"]
+    name: str
+    """For people, such as `the pod 10.244.0.9`."""
+    netns: Path | None = None
+    """Its network namespace; None for that of this process."""
+    addresses: Mapping[Family, str] = {}
+    """The source to send from, by family; for the node, the kernel chooses one."""
+    device: str = ""
+    """The node's interface by which its packets come in; "" for the node."""
+
+    def has(self, family: Family) -> bool:
+        """Whether it can send packets of a family."""
+        return self.kind == "node" or family in self.addresses
+
+
+class Pods(NamedTuple):
+    """The pods of this node that have a veth device."""
+
+    found: tuple[Place, ...]
+    unseen: int
+    """Number of pods whose namespaces cannot be seen from here, as in a pod without hostPID."""
+
+
+NODE = Place("node", "this node")
+
+
+def find_pods() -> Pods:
+    """Return the pods of this node, by address; it blocks, about 1 ms for each."""
+    found = []
+    linked, unseen = linked_namespaces()
+    for path, number in linked.items():
+        try:
+            addresses = call_inside(path, _global_addresses)
+            if addresses:
+                device = _device_to(next(iter(addresses.values()))) or socket.if_indextoname(number)
+                name = f"the pod {' '.join(addresses.values())}"
+                found.append(Place("pod", name, path, addresses, device))
+        except PermissionError:
+            unseen += 1
+        except OSError:
+            pass  # it ended meanwhile
+    return Pods(tuple(sorted(found, key=lambda place: place.name)), unseen)
+
+
+def _global_addresses() -> dict[Family, str]:
+    """Return the first address of each family that other hosts may use, in this namespace."""
+    found: dict[Family, str] = {}
+    families = {socket.AF_INET: Family.IPV4, socket.AF_INET6: Family.IPV6}
+    with Netlink(NETLINK_ROUTE, buffer=1 << 18) as netlink:
+        for address in map(parse_address, netlink.dump(LIST_ADDRESSES)):
+            family = families.get(socket.AddressFamily(address.family))
+            if family and address.packed and address.scope == RT_SCOPE_UNIVERSE:
+                found.setdefault(family, str(ip_address(address.packed)))
+    return dict(sorted(found.items()))
+
+
+def _device_to(address: str) -> str:
+    """Return the interface by which packets to an address leave; "" if there is none."""
+    with Netlink(NETLINK_ROUTE, buffer=1 << 16) as netlink, suppress(OSError):
+        (reply,) = netlink.request(get_route(ip_address(address).packed))
+        return socket.if_indextoname(parse_route(reply).device)
+    return ""
+
+
+@asynccontextmanager
+async def client_outside() -> AsyncIterator[Place]:
+    """Link a client to this node for a while.
+
+    Raises:
+        OSError: CAP_SYS_ADMIN or CAP_NET_ADMIN is missing, or the kernel has no veth devices.
+    """
+    namespace = await to_thread_to_end(new_namespace)
+    try:
+        yield await to_thread_to_end(_link, namespace)
+    finally:
+        await to_thread_to_end(_unlink, namespace)
+
+
+def _link(namespace: int) -> Place:
+    """Link a new namespace to the node, and return the place in it."""
+    tag, path = f"{os.getpid()}-{next(_serial) % 100}", Path(f"/proc/self/fd/{namespace}")
+    outer = VethEnd(f"smc-{tag}", b"\x02sm" + secrets.token_bytes(3), namespace)
+    inner = VethEnd(f"smd-{tag}", b"\x02sm" + secrets.token_bytes(3))
+    host = 1 + secrets.randbelow((1 << 16) - 2)
+    addresses: dict[Family, str] = {}
+
+    def inside(address: str, gateway: str) -> None:
+        with Netlink(NETLINK_ROUTE, buffer=1 << 16) as netlink:
+            link = socket.if_nametoindex(outer.name)
+            netlink.request(bring_up(link))
+            netlink.request(new_address(link, address))
+            netlink.request(new_neighbour(link, gateway, inner.mac))
+            netlink.request(new_route(link, gateway=gateway))
+
+    with Netlink(NETLINK_ROUTE, buffer=1 << 16) as netlink:
+        netlink.request(new_veth(inner, outer))
+        link = socket.if_nametoindex(inner.name)
+        netlink.request(bring_up(link))
+        for family, gateway in _GATEWAYS.items():
+            address = str(ip_address(_OUTSIDE[family] + host))
+            with suppress(OSError):  # the family is off on this machine
+                netlink.request(new_route(link, address))
+                netlink.request(new_neighbour(link, address, outer.mac))
+                call_inside(path, partial(inside, address, gateway))
+                addresses[family] = address
+    name = f"a client outside ({', '.join(addresses.values())})"
+    return Place("outside", name, path, addresses, inner.name)
+
+
+def _unlink(namespace: int) -> None:
+    """Remove the client; its namespace alone would be removed later, when the kernel has time."""
+
+    def links() -> list[str]:
+        return [name for _, name in socket.if_nameindex() if name.startswith("smc-")]
+
+    try:
+        path = Path(f"/proc/self/fd/{namespace}")
+        for name in call_inside(path, links):
+            call_inside(path, partial(_delete, name))
+    finally:
+        os.close(namespace)
+
+
+def _delete(name: str) -> None:
+    with Netlink(NETLINK_ROUTE, buffer=1 << 16) as netlink:
+        netlink.request(delete_link(name))
