@@ -1,4 +1,4 @@
-"""Build hook: compiles the BPF programs of the ebpf mode, and the decoder of protobuf.
+"""Build hook: compiles the BPF programs and the decoder of protobuf.
 
 The programs are one object each per byte order: bytecode, the same for every processor. A checkout
 is compiled at each build, which fails without clang: a wheel without the mode would look complete.
@@ -33,12 +33,13 @@ except ImportError:  # to compile, hatchling is not needed
 
 MODE = Path("src/steersman/modes/ebpf")
 TARGETS = {"el": "bpfel", "eb": "bpfeb"}
-# Source by the first word of its objects: the mode's programs, those that trace them, and those
-# that see connections fail.
+# Source by the beginning of its objects' paths: the mode's programs, those that trace them, those
+# that see connections fail, and those that watch a packet in any mode.
 SOURCES = {
-    "steersman": "steersman.bpf.c",
-    "trace": "trace.bpf.c",
-    "failures": "failures.bpf.c",
+    MODE / "steersman": MODE / "c/steersman.bpf.c",
+    MODE / "trace": MODE / "c/trace.bpf.c",
+    MODE / "failures": MODE / "c/failures.bpf.c",
+    Path("src/steersman/host/packet_watch"): Path("src/steersman/host/packet_watch.bpf.c"),
 }
 FLAGS = ("-g", "-O2", "-mcpu=v3", "-Wall", "-Werror")
 
@@ -55,7 +56,7 @@ THIS_MACHINE = sysconfig.get_platform().rpartition("-")[2]  # os.uname is not on
 
 def objects(root: Path) -> list[Path]:
     """The objects, whether they are there or not."""
-    return [root / MODE / f"{name}-{order}.o" for name in SOURCES for order in TARGETS]
+    return [root / f"{name}-{order}.o" for name in SOURCES for order in TARGETS]
 
 
 def missing_tools() -> str:
@@ -78,8 +79,7 @@ def compile_objects(root: Path) -> None:
     """
     for name, source in SOURCES.items():
         for order, target in TARGETS.items():
-            out = root / MODE / f"{name}-{order}.o"
-            compile_object(root / MODE / "c" / source, target, out)
+            compile_object(root / source, target, root / f"{name}-{order}.o")
 
 
 def compile_object(source: Path, target: str, out: Path) -> None:

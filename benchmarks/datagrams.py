@@ -36,10 +36,10 @@ from benchmarks.path import (
     node_with,
     take_turns,
 )
+from steersman.host.libbpf import call
 from steersman.modes.base import Mode
 from steersman.modes.ebpf import bpf
 from steersman.modes.ebpf.bpf import Link
-from steersman.modes.ebpf.libbpf import call
 from steersman.modes.ebpf.loader import FILE, LoadedObject
 from steersman.modes.ebpf.mode import EbpfMode
 from steersman.modes.ebpf.probe import load

@@ -14,6 +14,8 @@ from random import Random
 
 import pytest
 
+from steersman.host.bpf_object import OpenedObject
+from steersman.host.libbpf import call, library
 from steersman.model.names import Family
 from steersman.model.plan import ServicePlan
 from steersman.model.ruleset import diff
@@ -21,9 +23,8 @@ from steersman.modes.ebpf import bpf, flows, layout, render
 from steersman.modes.ebpf.bpf import ArrayMap, FullError, HashMap
 from steersman.modes.ebpf.datapath import Datapath, EbpfOptions
 from steersman.modes.ebpf.layout import Kind
-from steersman.modes.ebpf.libbpf import call, library
 from steersman.modes.ebpf.links import DEVICE_PROGRAMS, XDP_PROGRAM
-from steersman.modes.ebpf.loader import LoadedObject, OpenedObject, Shape
+from steersman.modes.ebpf.loader import LoadedObject, Shape
 from steersman.modes.ebpf.netns import NodeNetns
 from steersman.modes.ebpf.services import QUARANTINE, SlotAllocator
 from steersman.modes.ebpf.tables import Tables

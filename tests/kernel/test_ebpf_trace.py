@@ -18,6 +18,7 @@ from msgspec.structs import replace
 
 from steersman.cli.output import print_answer
 from steersman.host.exec import SubprocessExec
+from steersman.host.libbpf import call
 from steersman.host.netns import enter
 from steersman.model.errors import BusyError
 from steersman.model.inputs import Snapshot
@@ -35,7 +36,6 @@ from steersman.model.world import Origin, World
 from steersman.modes.ebpf import loader, trace, trace_events
 from steersman.modes.ebpf.bpf import Object
 from steersman.modes.ebpf.datapath import EbpfOptions
-from steersman.modes.ebpf.libbpf import call
 from steersman.modes.ebpf.mode import EbpfMode
 from steersman.modes.ebpf.trace_story import KERNEL
 from steersman.operate.trace import TraceAnswer, trace_packet

@@ -15,12 +15,12 @@ import msgspec
 import pytest
 
 import hatch_build
+from steersman.host.libbpf import ObjectError
 from steersman.model.errors import ApplyError
 from steersman.model.plan import Endpoint
 from steersman.modes.ebpf import bpf, datapath, layout, loader, migration
 from steersman.modes.ebpf.bpf import ArrayMap, HashMap
 from steersman.modes.ebpf.dump import open_tables
-from steersman.modes.ebpf.libbpf import ObjectError
 from tests.support.builders.ebpf_node_plan import (
     CLIENT,
     LAYOUT,

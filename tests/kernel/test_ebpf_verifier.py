@@ -9,10 +9,11 @@ from pathlib import Path
 
 import pytest
 
+from steersman.host.bpf_object import OpenedObject
+from steersman.host.libbpf import library
 from steersman.modes.ebpf import failures, trace_events
 from steersman.modes.ebpf.bpf import Object
-from steersman.modes.ebpf.libbpf import library
-from steersman.modes.ebpf.loader import LoadedObject, OpenedObject
+from steersman.modes.ebpf.loader import LoadedObject
 from tests.support.lab.ebpf import compiled
 from tests.support.lab.ebpf_node import MARKS
 

@@ -20,6 +20,7 @@ import pytest
 from steersman.failover.policy import Policy
 from steersman.failover.watch import Failure
 from steersman.host.exec import SubprocessExec
+from steersman.host.libbpf import call
 from steersman.model.errors import BusyError
 from steersman.model.failover import Backend, Observation
 from steersman.model.names import Protocol
@@ -29,7 +30,6 @@ from steersman.modes.ebpf import layout, loader
 from steersman.modes.ebpf.bpf import HashMap
 from steersman.modes.ebpf.datapath import EbpfOptions
 from steersman.modes.ebpf.failures import EbpfFailures
-from steersman.modes.ebpf.libbpf import call
 from steersman.modes.ebpf.mode import EbpfMode
 from tests.support.builders.ebpf_node_plan import (
     CLIENT,

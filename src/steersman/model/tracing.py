@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from typing import Literal
+from collections.abc import Mapping
+from typing import Final, Literal
 
 from steersman.model.addresses import family_of, join_host_port
 from steersman.model.names import Family, Protocol
@@ -95,3 +96,48 @@ class TrackedConnection(Value, frozen=True):
         if self.masqueraded:
             text += f", which sees {join_host_port(self.seen_source, self.seen_port)}"
         return f"{text} ({self.state})" if self.state else text
+
+
+class Sighting(Value, frozen=True):
+    """A place on this machine where a packet or its answer was seen."""
+
+    kind: Literal["sent", "received", "dropped"]
+    """`sent` by a device, after its egress programs; `received` by one, before its ingress ones."""
+    netns: int
+    """Inode of the network namespace; 0 if it is not known."""
+    device: str
+    """"" if the packet is on none."""
+    source: str
+    source_port: int
+    destination: str
+    port: int
+    reply: bool = False
+    """Whether it is an answer."""
+    what: str = ""
+    """Of an answer: `SYN-ACK`, `INIT-ACK`, `a reset`, `a datagram` or `an ICMP error`, whose
+    addresses are of the packet that it quotes."""
+    mark: int = 0
+    """The mark of the packet (fwmark)."""
+    length: int = 0
+    """Bytes, with IP header."""
+    reason: str = ""
+    """Of a drop: the kernel's reason, such as `NETFILTER_DROP`; "" before Linux 5.17."""
+    function: str = ""
+    """Of a drop: the function of the kernel; "" if the kernel hides that."""
+
+
+DROP_REASONS: Final[Mapping[str, str]] = {
+    "NETFILTER_DROP": "a rule of netfilter drops it: a firewall, or a NetworkPolicy",
+    "IP_RPFILTER": "its source is reached by another device (net.ipv4.conf.*.rp_filter)",
+    "NO_SOCKET": "nothing listens there",
+    "IP_INNOROUTES": "there is no route for it",
+    "IP_OUTNOROUTES": "there is no route for it",
+    "IP_INADDRERRORS": "its addresses may not be forwarded",
+    "IP_LOCALNET": "it is for 127.0.0.0/8, but comes from outside",
+    "NEIGH_FAILED": "the next hop does not answer ARP or neighbour discovery",
+    "PKT_TOO_BIG": "it is larger than the MTU of the next link",
+    "TCP_LISTEN_OVERFLOW": "the queue of the listening socket is full",
+    "SOCKET_RCVBUFF": "the buffer of the receiving socket is full",
+    "QDISC_DROP": "the queue of the device is full",
+}
+"""What the kernel's reasons for a drop mean."""

@@ -21,11 +21,11 @@ from typing import Any
 
 import hatch_build
 from steersman.host.exec import Exec, SubprocessExec
+from steersman.host.libbpf import call
 from steersman.model.plan import NodePlan
 from steersman.modes.ebpf.bpf import HashMap
 from steersman.modes.ebpf.datapath import EbpfOptions
 from steersman.modes.ebpf.dump import describe
-from steersman.modes.ebpf.libbpf import call
 from steersman.modes.ebpf.loader import FILE
 from steersman.modes.ebpf.mode import EbpfMode
 from steersman.modes.ebpf.netns import NodeNetns

@@ -23,7 +23,7 @@ from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Self
 
-from steersman.modes.ebpf.libbpf import call
+from steersman.host.libbpf import call
 
 # Attach types, `enum bpf_attach_type`.
 XDP = 37

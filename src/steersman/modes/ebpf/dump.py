@@ -10,6 +10,7 @@ import time
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 
+from steersman.host.libbpf import ObjectError
 from steersman.model.addresses import join_host_port
 from steersman.model.names import PROTOCOL_BY_NUMBER, Family
 from steersman.modes.ebpf import PINS, bpf, layout
@@ -20,7 +21,6 @@ from steersman.modes.ebpf.layout import (
     ServiceValue,
     print_address,
 )
-from steersman.modes.ebpf.libbpf import ObjectError
 from steersman.modes.ebpf.tables import Tables
 
 _CLASSES = ("pods", "node", "others")

@@ -15,21 +15,15 @@ import hashlib
 import os
 import struct
 import sys
-from collections.abc import Callable, Collection, Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, closing
 from pathlib import Path
 from typing import NamedTuple, TypeAlias
 
+from steersman.host.bpf_object import OpenedObject
+from steersman.host.libbpf import MAP_ATTRIBUTES, call, library, load_error
 from steersman.modes.ebpf import bpf, layout
-from steersman.modes.ebpf.libbpf import (
-    MAP_ATTRIBUTES,
-    SAMPLE,
-    call,
-    forget_warnings,
-    library,
-    load_error,
-)
 
 FILE = Path(__file__).with_name(f"steersman-{'el' if sys.byteorder == 'little' else 'eb'}.o")
 """The object for this machine; the build creates it (hatch_build.py)."""
@@ -39,12 +33,6 @@ _MAP_INFO = struct.Struct("=6I16sIIQQ3I")  # the start of struct bpf_map_info
 _MAP_INFO_SIZE = 80
 # Threads that load the object of the mode.
 _THREADS = 2
-
-
-class _OpenOptions(ctypes.Structure):
-    """The part of `struct bpf_object_open_opts` that we set."""
-
-    _fields_ = (("size", ctypes.c_size_t), ("object_name", ctypes.c_char_p))
 
 
 class StaleMapsError(Exception):
@@ -127,70 +115,6 @@ def read_fields(btf: int | None, number: int) -> dict[str, tuple[int, int]]:
 def digest(path: Path = FILE) -> bytes:
     """Return sixteen bytes that identify an object."""
     return hashlib.blake2b(path.read_bytes(), digest_size=16).digest()
-
-
-class OpenedObject:
-    """An object that libbpf has read; `load` brings its programs and maps into the kernel."""
-
-    def __init__(self, path: Path) -> None:
-        """Read an object.
-
-        Raises:
-            ObjectError: it is none.
-        """
-        self.path = path
-        data = path.read_bytes()
-        options = _OpenOptions(ctypes.sizeof(_OpenOptions), b"steersman")
-        forget_warnings()
-        self.handle = library().bpf_object__open_mem(data, len(data), ctypes.byref(options))
-        if not self.handle:
-            raise load_error(ctypes.get_errno(), f"{path} is no BPF object")
-
-    def divide(self, parts: int, without: Collection[str]) -> list[set[str]]:
-        """Divide the programs, by name, into parts that take about as long to load."""
-        size = library().bpf_program__insn_cnt
-        sizes = {name: size(handle) for name, handle in self.each("program") if name not in without}
-        found: list[set[str]] = [set() for _ in range(parts)]
-        for name in sorted(sizes, key=sizes.__getitem__, reverse=True):
-            min(found, key=lambda part: sum(map(sizes.__getitem__, part))).add(name)
-        return found
-
-    def prepare(self, programs: Collection[str], maps: Mapping[str, int]) -> None:
-        """Have `load` load only these programs, with these maps (descriptors) for its own ones."""
-        for name, handle in self.each("program"):
-            library().bpf_program__set_autoload(handle, name in programs)
-        for name, handle in self.each("map"):
-            if name in maps:
-                library().bpf_map__reuse_fd(handle, maps[name])  # libbpf duplicates it
-
-    def load(self) -> None:
-        """Load everything; the verifier checks every program.
-
-        Raises:
-            ObjectError: libbpf or the kernel refused it.
-        """
-        if failed := library().bpf_object__load(self.handle):
-            raise load_error(-failed, f"the kernel does not load {self.path}")
-
-    def each(self, kind: str) -> Iterator[tuple[str, int]]:
-        """Yield names and handles of libbpf of every `program` or `map`."""
-        next_one = getattr(library(), f"bpf_object__next_{kind}")
-        name_of = getattr(library(), f"bpf_{kind}__name")
-        handle = next_one(self.handle, None)
-        while handle:
-            yield name_of(handle).decode(), handle
-            handle = next_one(self.handle, handle)
-
-    def descriptors(self, kind: str) -> dict[str, int]:
-        """Return the descriptor of every `program` or `map` by name, once they are loaded."""
-        fd_of = getattr(library(), f"bpf_{kind}__fd")
-        return {name: fd_of(handle) for name, handle in self.each(kind)}
-
-    def close(self) -> None:
-        """Close every descriptor. Idempotent."""
-        if self.handle:
-            library().bpf_object__close(self.handle)
-            self.handle = None
 
 
 class LoadedObject:
@@ -324,7 +248,6 @@ class BesideObject(OpenedObject):
         """
         super().__init__(path)
         self._attached: list[bpf.Object] = []
-        self._ring: int | None = None
         try:
             if wrong := next(iter(differences(self.handle, sizes, offsets or {})), ""):
                 raise load_error(errno.EINVAL, f"{path} has other structs: {wrong}")
@@ -358,27 +281,6 @@ class BesideObject(OpenedObject):
         """Attach a program of sockets to a cgroup (a descriptor), behind those that are there."""
         self._attached.append(bpf.Link.attach(self.programs[name], cgroup, attach_type))
 
-    def listen(self, name: str, take: Callable[[bytes], object]) -> None:
-        """Read a ring buffer: `consume` gives each record to a function."""
-
-        def keep(_context: int, data: int, size: int) -> int:
-            take(ctypes.string_at(data, size))
-            return 0
-
-        self._callback = SAMPLE(keep)  # an attribute, because libbpf has a pointer to it
-        self._ring = library().ring_buffer__new(self.maps[name], self._callback, None, None)
-        if not self._ring:
-            raise load_error(ctypes.get_errno(), "there is no ring buffer")
-
-    def fileno(self) -> int:
-        """Return a descriptor that is readable when there are records."""
-        number: int = library().ring_buffer__epoll_fd(self._ring)
-        return number
-
-    def consume(self) -> None:
-        """Take the records that are there."""
-        library().ring_buffer__consume(self._ring)
-
     def program_ids(self) -> list[int]:
         """Return the kernel's ids of the programs."""
         return [bpf.Object(number).id for number in self.programs.values()]
@@ -387,9 +289,7 @@ class BesideObject(OpenedObject):
         """Detach everything. Idempotent."""
         for each in self._attached:
             each.close()
-        if self._ring:
-            library().ring_buffer__free(self._ring)
-        self._attached, self._ring = [], None
+        self._attached = []
         super().close()
 
 

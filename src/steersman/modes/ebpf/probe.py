@@ -17,11 +17,11 @@ from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import NamedTuple
 
+from steersman.host.libbpf import call, library
 from steersman.host.process import CAP_SYS_ADMIN, has_capability
 from steersman.model.errors import ApplyError
 from steersman.modes.base import Support
 from steersman.modes.ebpf import bpf
-from steersman.modes.ebpf.libbpf import call, library
 from steersman.modes.ebpf.netns import netns_cookie
 
 _MOUNTS = Path("/proc/self/mountinfo")

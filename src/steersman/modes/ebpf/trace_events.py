@@ -5,9 +5,7 @@ Nothing is pinned: when this process ends, however it does, the kernel detaches 
 
 from __future__ import annotations
 
-import ctypes
 import enum
-import functools
 import struct
 import sys
 from collections.abc import Sequence
@@ -16,7 +14,6 @@ from typing import NamedTuple
 
 from steersman.modes.ebpf import layout
 from steersman.modes.ebpf.bpf import CGROUP_ATTACH_TYPES, HashMap
-from steersman.modes.ebpf.libbpf import library
 from steersman.modes.ebpf.loader import BesideObject
 
 FILE = Path(__file__).with_name(f"trace-{'el' if sys.byteorder == 'little' else 'eb'}.o")
@@ -25,9 +22,6 @@ FILTER = struct.Struct("=16s16s2s2sB3xIII4x")
 EVENT = struct.Struct("=QQQ40siIII6B2xI16s4x")
 _SIZES = {"trace_filter": FILTER.size, "trace_event": EVENT.size}
 _ONLY_KEY = layout.number_key(0)
-_BTF_KIND_ENUM = 6
-_REASON_PREFIX = "SKB_DROP_REASON_"
-_SYMBOLS = Path("/proc/kallsyms")
 
 
 class Kind(enum.IntEnum):
@@ -131,36 +125,3 @@ class Watcher(BesideObject):
         """Count the events for which the buffer had no room."""
         lost: int = FILTER.unpack(self._filter.get(_ONLY_KEY) or bytes(FILTER.size))[-1]
         return lost
-
-
-@functools.cache
-def drop_reasons() -> dict[int, str]:
-    """Return the kernel's names for why it drops a packet (`enum skb_drop_reason`), by number."""
-    btf = library().btf__load_vmlinux_btf()
-    if not btf:
-        return {}
-    try:
-        number = library().btf__find_by_name_kind(btf, b"skb_drop_reason", _BTF_KIND_ENUM)
-        if number < 0:
-            return {}
-        # libbpf has no accessors: read struct btf_type, and the struct btf_enum after it.
-        start = library().btf__type_by_id(btf, number)
-        _, info, _ = struct.unpack("=III", ctypes.string_at(start, 12))
-        values = struct.iter_unpack("=Ii", ctypes.string_at(start + 12, 8 * (info & 0xFFFF)))
-        return {
-            value: library().btf__name_by_offset(btf, text).decode().removeprefix(_REASON_PREFIX)
-            for text, value in values
-        }
-    finally:
-        library().btf__free(btf)
-
-
-def function_at(address: int) -> str:
-    """Return the function of the kernel that an address is in; "" if the kernel hides that."""
-    best, name = 0, ""
-    with _SYMBOLS.open() as lines:
-        for line in lines:
-            start = int(line[:16], 16)
-            if best < start <= address:
-                best, name = start, line.split()[2]
-    return name

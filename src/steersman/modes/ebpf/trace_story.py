@@ -8,11 +8,12 @@ from typing import Literal, TypeAlias
 
 from msgspec.structs import replace
 
+from steersman.host.packet_watch import drop_reasons, function_at
 from steersman.model.plan import SourceClass
-from steersman.model.tracing import STEERSMAN, TraceStep, WatchedFlow
+from steersman.model.tracing import DROP_REASONS, STEERSMAN, TraceStep, WatchedFlow
 from steersman.modes.ebpf import layout
 from steersman.modes.ebpf.dump import endpoint_name
-from steersman.modes.ebpf.trace_events import Kind, TraceEvent, drop_reasons, function_at
+from steersman.modes.ebpf.trace_events import Kind, TraceEvent
 from steersman.modes.ebpf.trace_maps import Ruling, TraceMaps
 
 KERNEL = "the kernel"
@@ -22,20 +23,6 @@ _RST = 4  # flag of TCP
 # Reasons that are none: freed after use, or not known.
 _NO_REASON = ("SKB_NOT_DROPPED_YET", "SKB_CONSUMED", "NOT_SPECIFIED", "")
 _BY_PROGRAM = {"TC_INGRESS": ("ingress", "sm_ingress"), "TC_EGRESS": ("egress", "sm_egress")}
-_REASONS = {
-    "NETFILTER_DROP": "a rule of netfilter drops it: a firewall, or a NetworkPolicy",
-    "IP_RPFILTER": "its source is reached by another device (net.ipv4.conf.*.rp_filter)",
-    "NO_SOCKET": "nothing listens there",
-    "IP_INNOROUTES": "there is no route for it",
-    "IP_OUTNOROUTES": "there is no route for it",
-    "IP_INADDRERRORS": "its addresses may not be forwarded",
-    "IP_LOCALNET": "it is for 127.0.0.0/8, but comes from outside",
-    "NEIGH_FAILED": "the next hop does not answer ARP or neighbour discovery",
-    "PKT_TOO_BIG": "it is larger than the MTU of the next link",
-    "TCP_LISTEN_OVERFLOW": "the queue of the listening socket is full",
-    "SOCKET_RCVBUFF": "the buffer of the receiving socket is full",
-    "QDISC_DROP": "the queue of the device is full",
-}
 Direction: TypeAlias = Literal["original", "reply"]
 
 
@@ -218,7 +205,7 @@ class Story:
             verdict = "no socket" if reason == "NO_SOCKET" else "drop"
             owner = "netfilter" if reason == "NETFILTER_DROP" else KERNEL
             where = "" if event.netns == self._node else f"netns {event.netns}"
-            note, place = _REASONS.get(reason, ""), function_at(event.location)
+            note, place = DROP_REASONS.get(reason, ""), function_at(event.location)
             step = TraceStep("kernel", place, reason, verdict, where, owner=owner, note=note)
             self._steps.append(replace(step, direction=direction))
             return

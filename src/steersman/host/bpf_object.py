@@ -1,0 +1,123 @@
+"""A compiled object of BPF programs, as libbpf reads and loads it.
+
+Nothing is pinned: when this process ends, however it does, the kernel detaches and frees all.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import os
+from collections.abc import Callable, Collection, Iterator, Mapping
+from pathlib import Path
+
+from steersman.host.libbpf import SAMPLE, call, forget_warnings, library, load_error
+
+
+class _OpenOptions(ctypes.Structure):
+    """The part of `struct bpf_object_open_opts` that we set."""
+
+    _fields_ = (("size", ctypes.c_size_t), ("object_name", ctypes.c_char_p))
+
+
+class OpenedObject:
+    """An object that libbpf has read; `load` brings its programs and maps into the kernel."""
+
+    def __init__(self, path: Path) -> None:
+        """Read an object.
+
+        Raises:
+            ObjectError: it is none.
+        """
+        self.path = path
+        self._ring: int | None = None
+        self._links: list[int] = []
+        data = path.read_bytes()
+        options = _OpenOptions(ctypes.sizeof(_OpenOptions), b"steersman")
+        forget_warnings()
+        self.handle = library().bpf_object__open_mem(data, len(data), ctypes.byref(options))
+        if not self.handle:
+            raise load_error(ctypes.get_errno(), f"{path} is no BPF object")
+
+    def divide(self, parts: int, without: Collection[str]) -> list[set[str]]:
+        """Divide the programs, by name, into parts that take about as long to load."""
+        size = library().bpf_program__insn_cnt
+        sizes = {name: size(handle) for name, handle in self.each("program") if name not in without}
+        found: list[set[str]] = [set() for _ in range(parts)]
+        for name in sorted(sizes, key=sizes.__getitem__, reverse=True):
+            min(found, key=lambda part: sum(map(sizes.__getitem__, part))).add(name)
+        return found
+
+    def prepare(self, programs: Collection[str], maps: Mapping[str, int]) -> None:
+        """Have `load` load only these programs, with these maps (descriptors) for its own ones."""
+        for name, handle in self.each("program"):
+            library().bpf_program__set_autoload(handle, name in programs)
+        for name, handle in self.each("map"):
+            if name in maps:
+                library().bpf_map__reuse_fd(handle, maps[name])  # libbpf duplicates it
+
+    def load(self) -> None:
+        """Load everything; the verifier checks every program.
+
+        Raises:
+            ObjectError: libbpf or the kernel refused it.
+        """
+        if failed := library().bpf_object__load(self.handle):
+            raise load_error(-failed, f"the kernel does not load {self.path}")
+
+    def each(self, kind: str) -> Iterator[tuple[str, int]]:
+        """Yield names and handles of libbpf of every `program` or `map`."""
+        next_one = getattr(library(), f"bpf_object__next_{kind}")
+        name_of = getattr(library(), f"bpf_{kind}__name")
+        handle = next_one(self.handle, None)
+        while handle:
+            yield name_of(handle).decode(), handle
+            handle = next_one(self.handle, handle)
+
+    def descriptors(self, kind: str) -> dict[str, int]:
+        """Return the descriptor of every `program` or `map` by name, once they are loaded."""
+        fd_of = getattr(library(), f"bpf_{kind}__fd")
+        return {name: fd_of(handle) for name, handle in self.each(kind)}
+
+    def attach_tracepoint(self, name: str) -> None:
+        """Attach a program that is loaded to its tracepoint, until `close`.
+
+        Raises:
+            OSError: the kernel refused it.
+        """
+        descriptor = self.descriptors("program")[name]
+        self._links.append(call("bpf_raw_tracepoint_open", None, descriptor))
+
+    def listen(self, name: str, take: Callable[[bytes], object]) -> None:
+        """Read a ring buffer: `consume` gives each record to a function."""
+
+        def keep(_context: int, data: int, size: int) -> int:
+            take(ctypes.string_at(data, size))
+            return 0
+
+        self._callback = SAMPLE(keep)  # an attribute, because libbpf has a pointer to it
+        self._ring = library().ring_buffer__new(
+            self.descriptors("map")[name], self._callback, None, None
+        )
+        if not self._ring:
+            raise load_error(ctypes.get_errno(), "there is no ring buffer")
+
+    def fileno(self) -> int:
+        """Return a descriptor that is readable when there are records."""
+        number: int = library().ring_buffer__epoll_fd(self._ring)
+        return number
+
+    def consume(self) -> None:
+        """Take the records that are there."""
+        library().ring_buffer__consume(self._ring)
+
+    def close(self) -> None:
+        """Detach programs, and close every descriptor. Idempotent."""
+        for descriptor in self._links:
+            os.close(descriptor)
+        self._links = []
+        if self._ring:
+            library().ring_buffer__free(self._ring)
+            self._ring = None
+        if self.handle:
+            library().bpf_object__close(self.handle)
+            self.handle = None
