@@ -8,7 +8,16 @@ import pytest
 
 from steersman.model.names import Family, Protocol
 from steersman.netfilter.firewall import from_iptables, from_nft
-from steersman.netfilter.firewall.packet_filter import Chain, FilterTable, Hook, Packet, Rule, drops
+from steersman.netfilter.firewall.packet_filter import (
+    Chain,
+    Change,
+    FilterTable,
+    Hook,
+    Packet,
+    Rule,
+    changes,
+    drops,
+)
 
 WEB = Packet(
     Family.IPV4,
@@ -258,7 +267,7 @@ def test_tables_of_nft_can_be_left_out() -> None:
     chain = {"name": "c", "type": "filter", "hook": "forward", "prio": 0, "policy": "drop"}
     objects = [
         {"chain": {"family": family, "table": table, **chain}}
-        for family in ("ip", "ip6", "bridge")
+        for family in ("ip", "ip6", "arp")
         for table in ("ours", "theirs")
     ]
     tables = from_nft.parse_ruleset(objects, skip=lambda _, table: table == "ours")
@@ -308,3 +317,126 @@ def test_a_packet_is_printed() -> None:
     assert str(WEB) == "192.0.2.9 to 10.0.0.5:8080/TCP"
     assert str(UNKNOWN) == "anyone to 10.0.0.5:8080/TCP"
     assert str(ANSWER) == "answers of 10.0.0.5 (TCP)"
+
+
+def changed(found: list[Change]) -> list[str]:
+    return [f"{'yes' if each.certain else 'maybe'} {each.effect.kind}" for each in found]
+
+
+@pytest.mark.parametrize(
+    ("table", "target", "kind"),
+    [
+        ("nat", "DNAT --to-destination 10.9.9.9", "destination"),
+        ("nat", "REDIRECT --to-ports 15001", "destination"),
+        ("nat", "MASQUERADE", "source"),
+        ("raw", "CT --notrack", "untracked"),
+        ("raw", "NOTRACK", "untracked"),
+        ("raw", "CT --zone-orig 5", "zone"),
+        ("raw", "CT --helper ftp", ""),
+        ("mangle", "TTL --ttl-set 1", "hops"),
+        ("mangle", "NFQUEUE --queue-num 3", "program"),
+        ("mangle", "MARK --set-xmark 0x0/0xffffffff", "mark"),
+        ("mangle", "MARK", ""),
+    ],
+)
+def test_what_extensions_of_iptables_change(table: str, target: str, kind: str) -> None:
+    text = f"*{table}\n:PREROUTING ACCEPT [0:0]\n-A PREROUTING -p tcp -j {target}\nCOMMIT\n"
+    tables = from_iptables.parse_saved(text, Family.IPV4)
+    found = changes(tables, "prerouting", WEB)
+    assert changed(found) == ([f"yes {kind}"] if kind else [])
+    assert not changes(tables, "prerouting", WEB._replace(protocol=Protocol.UDP))
+    assert not changes(tables, "prerouting", WEB._replace(family=Family.IPV6))
+    assert not drops(tables, "prerouting", WEB)
+
+
+def test_marks_that_are_changed() -> None:
+    def marked(target: str, mark: int) -> int:
+        effect = from_iptables.parse_rule(f"-A PREROUTING -j MARK --set-xmark {target}").effect
+        assert effect is not None
+        return effect.marked(mark)
+
+    assert marked("0x0/0x4000", 0x4001) == 1
+    assert marked("0x4000/0x4000", 1) == 0x4001
+    assert marked("0x2", 0x4001) == 2
+    assert marked("0x4000/0x0", 1) == 0x4001
+
+
+def nat(*lines: str, own_jumps: str = "KUBE-") -> list[FilterTable]:
+    chains = ":PREROUTING ACCEPT [0:0]\n:POSTROUTING ACCEPT [0:0]\n:KUBE-SERVICES - [0:0]\n"
+    text = f"*nat\n{chains}{chr(10).join(lines)}\nCOMMIT\n"
+    return from_iptables.parse_saved(text, Family.IPV4, own_jumps=own_jumps)
+
+
+def test_only_what_comes_before_our_chains_of_nat_counts() -> None:
+    ours = "-A PREROUTING -j KUBE-SERVICES", "-A KUBE-SERVICES -p tcp -j DNAT --to 10.0.0.5"
+    other = "-A PREROUTING -p tcp -j DNAT --to 10.9.9.9"
+    assert changed(changes(nat(*ours), "prerouting", WEB)) == []
+    assert changed(changes(nat(*ours, own_jumps=""), "prerouting", WEB)) == ["yes destination"]
+    assert changed(changes(nat(other, *ours), "prerouting", WEB)) == ["yes destination"]
+    assert changed(changes(nat(ours[0], other, ours[1]), "prerouting", WEB)) == []
+    # Who accepts a packet before them leaves it with the address of the Service.
+    accept = "-A PREROUTING -p tcp -j ACCEPT"
+    assert changed(changes(nat(accept, *ours), "prerouting", WEB)) == ["yes destination"]
+    source = "-A POSTROUTING -j SNAT --to-source 192.0.2.2"
+    (change,) = changes(nat(*ours, source), "postrouting", WEB)
+    assert (change.effect.kind, change.priority, change.place) == ("source", 100, source)
+    assert not changes(nat(source), "postrouting", ANSWER)
+
+
+def test_nat_sees_packets_as_they_are_before_it() -> None:
+    rule = "-A PREROUTING -d 10.96.0.1/32 -j DNAT --to-destination 10.9.9.9"
+    before = WEB._replace(destination="10.96.0.1", port=80)
+    assert changed(changes(nat(rule), "prerouting", WEB, before)) == ["yes destination"]
+    assert not changes(nat(rule), "prerouting", WEB)
+
+
+MARK = {"meta": {"key": "mark"}}
+
+
+@pytest.mark.parametrize(
+    ("statement", "kind", "mark"),
+    [
+        ({"dnat": {"addr": "10.9.9.9"}}, "destination", 0),
+        ({"masquerade": None}, "source", 0),
+        ({"notrack": None}, "untracked", 0),
+        ({"queue": {"num": 3}}, "program", 0),
+        ({"mangle": {"key": MARK, "value": 2}}, "mark", 2),
+        ({"mangle": {"key": MARK, "value": {"&": [MARK, 0xFFFFBFFF]}}}, "mark", 1),
+        ({"mangle": {"key": MARK, "value": {"|": [MARK, 6]}}}, "mark", 0x4007),
+        ({"mangle": {"key": MARK, "value": {"^": [MARK, 3]}}}, "mark", 0x4002),
+        ({"mangle": {"key": MARK, "value": {"ct": {"key": "mark"}}}}, "mark", 0),
+        ({"mangle": {"key": {"ct": {"key": "zone"}}, "value": 5}}, "zone", 0),
+        ({"mangle": {"key": payload("ip", "ttl"), "value": 1}}, "hops", 0),
+        ({"mangle": {"key": payload("ip", "dscp"), "value": 1}}, "", 0),
+    ],
+)
+def test_what_statements_of_nft_change(statement: dict[str, Any], kind: str, mark: int) -> None:
+    dport = match(payload("tcp", "dport"), 8080)
+    found = changes(nft(dport, statement), "forward", WEB)
+    assert changed(found) == ([f"yes {kind}"] if kind else [])
+    if kind == "mark":
+        assert found[0].effect.marked(0x4001) == mark
+    assert changed(changes(nft({"limit": {}}, statement), "forward", WEB)) == (
+        [f"maybe {kind}"] if kind else []
+    )
+    assert not changes(nft(dport, statement), "forward", WEB._replace(port=9))
+
+
+def test_hooks_of_devices() -> None:
+    def hooked(family: str, hook: str, **more: Any) -> list[FilterTable]:
+        chain = {"name": "c", "type": "filter", "hook": hook, "prio": 0, **more}
+        place = {"family": family, "table": "t"}
+        rule = {**place, "chain": "c", "handle": 2, "expr": [DROP]}
+        return from_nft.parse_ruleset([{"chain": {**place, **chain}}, {"rule": rule}])
+
+    def ends(tables: list[FilterTable], hook: Hook, packet: Packet = WEB) -> list[bool]:
+        return [drop.certain for drop in drops(tables, hook, packet)]
+
+    assert ends(hooked("netdev", "ingress"), "ingress") == [False]
+    assert ends(hooked("netdev", "ingress", dev="eth0"), "ingress") == [True]
+    assert ends(hooked("netdev", "ingress", dev=["eth1", "eth2"]), "ingress") == []
+    assert ends(hooked("netdev", "egress", dev="pod3"), "egress") == [True]
+    assert ends(hooked("netdev", "egress", dev="eth0"), "egress") == []
+    assert ends(hooked("bridge", "forward"), "ingress") == [True]
+    assert ends(hooked("bridge", "postrouting"), "egress") == [True]
+    assert ends(hooked("bridge", "prerouting"), "prerouting") == []

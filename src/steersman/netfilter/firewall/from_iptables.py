@@ -1,17 +1,19 @@
 """Parse iptables-save into the form of packet_filter.py. Pure.
 
-Only what decides about the first packet of a connection is understood; every other match counts as
-unknown, every other target lets the walk continue.
+Only what decides about the first packet of a connection is understood, and what changes it; every
+other match counts as unknown, every other target lets the walk continue.
 """
 
 from __future__ import annotations
 
 import shlex
+from collections.abc import Iterable, Iterator, Sequence
 
 from steersman.model.addresses import canonical_cidr
 from steersman.model.names import Family
 from steersman.netfilter.firewall.packet_filter import (
     Chain,
+    Effect,
     Fate,
     FilterTable,
     Match,
@@ -36,35 +38,62 @@ _FATES: dict[str, Fate] = {
     "RETURN": "return",
 }
 _PROTOCOLS = {"tcp": 6, "udp": 17, "sctp": 132, "icmp": 1, "ipv6-icmp": 58, "all": 0}
-_PRIORITIES = {"raw": -300, "mangle": -150, "filter": 0, "security": 50}
-"""Tables that filter; of nat no rule drops a packet."""
+_PRIORITIES = {"raw": -300, "mangle": -150, "nat": -100, "filter": 0, "security": 50}
+_SOURCE_NAT = 100
+"""The priority of nat where it changes sources."""
+_ALL_BITS = 0xFFFFFFFF
 _WITHOUT_MATCH = frozenset({"-m", "--comment", "--ctproto"})
 """Options that match nothing by themselves, each with one word."""
 
 
-def parse_saved(text: str, family: Family, tool: str = "iptables") -> list[FilterTable]:
-    """Return the tables that iptables-save printed, without nat.
+def parse_saved(
+    text: str, family: Family, tool: str = "iptables", own_jumps: str = ""
+) -> list[FilterTable]:
+    """Return the tables that iptables-save printed.
 
     Args:
         text: its output.
         family: of the command.
         tool: for the names of the tables, as in `filter (iptables-legacy)`.
+        own_jumps: beginning of the names of a mode's own chains of nat, which are left out. What
+            follows after a jump to them in a base chain of destinations is left out, too: it does
+            not see packets to Services.
     """
     tables: dict[str, dict[str, Chain]] = {}
     rules: dict[tuple[str, str], list[Rule]] = {}
     for table, name, policy, lines in chains(text):
-        if table not in _PRIORITIES:  # nat, the largest table by far
+        nat = table == "nat"
+        if table not in _PRIORITIES or (nat and own_jumps and name.startswith(own_jumps)):
             continue
         own = rules.setdefault((table, name), [])
-        own += map(parse_rule, lines)
+        parsed = map(parse_rule, lines)
+        if nat and own_jumps and name in ("PREROUTING", "OUTPUT"):
+            own += _before(parsed, own_jumps)
+        else:
+            own += parsed
         if policy:
             hook = name.lower() if name in BUILT_IN else ""
-            chain = Chain(own, hook, _PRIORITIES[table], _FATES.get(policy, "accept"))
-            tables.setdefault(table, {})[name] = chain
+            priority = _PRIORITIES[table]
+            if nat and name in ("POSTROUTING", "INPUT"):
+                priority = _SOURCE_NAT
+            fate = _FATES.get(policy, "accept")
+            tables.setdefault(table, {})[name] = Chain(own, hook, priority, fate, nat)
     return [
         FilterTable(f"table {table} ({tool})", frozenset({family}), found)
         for table, found in tables.items()
     ]
+
+
+def _before(rules: Iterable[Rule], own_jumps: str) -> Iterator[Rule]:
+    """Yield the rules before the first jump to a chain of ours.
+
+    There, a packet that a rule accepts keeps the destination that it has.
+    """
+    for rule in rules:
+        if rule.target.startswith(own_jumps):
+            return
+        accepts = rule.fate == "accept" and rule.effect is None
+        yield rule._replace(effect=Effect("destination")) if accepts else rule
 
 
 def parse_rule(line: str) -> Rule:
@@ -91,6 +120,9 @@ def parse_rule(line: str) -> Rule:
             target = values[0] if values else ""
             if fate := _FATES.get(target):
                 return Rule(tuple(matches), fate, line)
+            if effect := _effect(target, words[place:]):
+                nat = effect.kind in ("destination", "source")
+                return Rule(tuple(matches), "accept" if nat else "", line, effect=effect)
             if not target or target in _CONTINUING:
                 return Rule(tuple(matches), "", line)
             return Rule(tuple(matches), "goto" if option == "-g" else "jump", line, target)
@@ -110,6 +142,31 @@ _CONTINUING = frozenset(
     }
 )
 """Extensions that iptables calls targets; anything else is a chain."""
+
+
+def _effect(target: str, words: Sequence[str]) -> Effect | None:
+    """Return what an extension does to a packet, by the words after its name."""
+    options = dict(zip(words, [*words[1:], ""], strict=False))
+    match target:
+        case "DNAT" | "REDIRECT":
+            return Effect("destination")
+        case "SNAT" | "MASQUERADE" | "NETMAP":
+            return Effect("source")
+        case "NOTRACK":
+            return Effect("untracked")
+        case "CT" if "--notrack" in options:
+            return Effect("untracked")
+        case "CT" if {"--zone", "--zone-orig", "--zone-reply"} & options.keys():
+            return Effect("zone")
+        case "TTL" | "HL":
+            return Effect("hops")
+        case "TPROXY" | "NFQUEUE" | "QUEUE":
+            return Effect("program")
+        case "MARK" if "--set-xmark" in options:
+            value, _, mask = options["--set-xmark"].partition("/")
+            return Effect("mark", _ALL_BITS & ~int(mask or "0xffffffff", 0), int(value, 0))
+        case _:
+            return None
 
 
 def _match(option: str, values: list[str]) -> Match:

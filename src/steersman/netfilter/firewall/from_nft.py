@@ -1,7 +1,7 @@
 """Parse `nft -j -nn list ...` into the form of packet_filter.py (libnftables-json(5)). Pure.
 
-Only what decides about the first packet of a connection is understood; everything else counts as
-unknown. Elements of sets by name are not looked up.
+Only what decides about the first packet of a connection is understood, and what changes it;
+everything else counts as unknown. Elements of sets by name are not looked up.
 """
 
 from __future__ import annotations
@@ -13,6 +13,7 @@ from steersman.model.addresses import canonical_cidr
 from steersman.model.names import Family, Protocol
 from steersman.netfilter.firewall.packet_filter import (
     Chain,
+    Effect,
     Fate,
     FilterTable,
     Match,
@@ -33,8 +34,27 @@ _FAMILIES = {
     "ip": frozenset({Family.IPV4}),
     "ip6": frozenset({Family.IPV6}),
     "inet": frozenset(Family),
+    "bridge": frozenset(Family),
+    "netdev": frozenset(Family),
 }
-"""Families whose chains see routed packets; bridge, arp and netdev do not."""
+"""Families whose chains see packets of IP."""
+_DEVICE_HOOKS = {
+    "bridge": {
+        **dict.fromkeys(("prerouting", "input", "forward"), "ingress"),
+        **dict.fromkeys(("output", "postrouting"), "egress"),
+    },
+}
+"""By family: the hooks that are not those of routed packets, as packet_filter.py calls them."""
+_EFFECTS = {
+    "dnat": Effect("destination"),
+    "redirect": Effect("destination"),
+    "snat": Effect("source"),
+    "masquerade": Effect("source"),
+    "notrack": Effect("untracked"),
+    "tproxy": Effect("program"),
+    "queue": Effect("program"),
+}
+_ALL_BITS = 0xFFFFFFFF
 _FATES: tuple[Fate, ...] = ("accept", "drop", "reject", "return", "jump", "goto")
 _IPS_DST_NAT = 32  # linux/netfilter/nf_conntrack_common.h
 _ESTABLISHED, _NEW = 2, 8  # of `ct state`, as numbers
@@ -51,7 +71,7 @@ _STATES: dict[str, Callable[[Json], Match]] = {
 """The match of a property of the connection with a value."""
 _PROTOCOLS = {"tcp": Protocol.TCP, "udp": Protocol.UDP, "sctp": Protocol.SCTP}
 _NFPROTO = {Family.IPV4: 2, Family.IPV6: 10}
-_SILENT = frozenset({"counter", "log", "comment", "mangle", "notrack", "ct helper", "nflog"})
+_SILENT = frozenset({"counter", "log", "comment", "mangle", "ct helper", "nflog"})
 """Statements that match everything."""
 
 
@@ -66,6 +86,7 @@ def parse_ruleset(
     """
     chains: dict[tuple[str, str], dict[str, Chain]] = {}
     rules: dict[tuple[str, str, str], list[Rule]] = {}
+    devices: dict[tuple[str, str, str], Match] = {}
     for entry in objects:
         for kind, value in entry.items():
             if kind not in ("chain", "rule") or value.get("family") not in _FAMILIES:
@@ -74,19 +95,35 @@ def parse_ruleset(
             if skip(family, table):
                 continue
             if kind == "rule":
-                rules.setdefault((family, table, value["chain"]), []).extend(parse_rule(value))
+                where = family, table, value["chain"]
+                of_device = (devices[where],) if where in devices else ()
+                rules.setdefault(where, []).extend(
+                    rule._replace(matches=(*of_device, *rule.matches)) for rule in parse_rule(value)
+                )
             else:
                 name = value["name"]
+                hook = value.get("hook", "")
+                if family == "netdev" and hook:
+                    devices[family, table, name] = _device(value.get("dev"), hook)
                 chains.setdefault((family, table), {})[name] = Chain(
                     rules.setdefault((family, table, name), []),
-                    value.get("hook", "") if value.get("type") == "filter" else "",
+                    _DEVICE_HOOKS.get(family, {}).get(hook, hook),
                     value.get("prio", 0) if isinstance(value.get("prio", 0), int) else 0,
                     "drop" if value.get("policy") == "drop" else "accept",
+                    value.get("type") == "nat",
                 )
     return [
         FilterTable(f"table {family} {table}", _FAMILIES[family], of_table)
         for (family, table), of_table in chains.items()
     ]
+
+
+def _device(names: Json, hook: str) -> Match:
+    """Match the devices of a chain; versions of nft before 1.0.7 do not always print them."""
+    names = names if isinstance(names, list) else [names] if names else []
+    if not names:
+        return unknown_match
+    return either([on_interface(name, out=hook == "egress") for name in names])
 
 
 def parse_rule(value: Mapping[str, Json]) -> Iterator[Rule]:
@@ -95,6 +132,10 @@ def parse_rule(value: Mapping[str, Json]) -> Iterator[Rule]:
     matches: list[Match] = []
     for statement in value.get("expr", ()):
         ((kind, what),) = statement.items()
+        if effect := _EFFECTS.get(kind) or (_mangled(what) if kind == "mangle" else None):
+            nat = effect.kind in ("destination", "source")
+            yield Rule(tuple(matches), "accept" if nat else "", place, effect=effect)
+            continue
         if kind in _FATES:
             target = what["target"] if kind in ("jump", "goto") else ""
             yield Rule(tuple(matches), cast(Fate, kind), place, target)
@@ -105,6 +146,27 @@ def parse_rule(value: Mapping[str, Json]) -> Iterator[Rule]:
             matches.append(_match(what))
         elif kind not in _SILENT:
             matches.append(unknown_match)
+
+
+def _mangled(what: Json) -> Effect | None:
+    """Return what a statement sets; None if it does not matter here."""
+    match what:
+        case {"key": {"meta": {"key": "mark"}}, "value": int(value)}:
+            return Effect("mark", 0, value)
+        case {"key": {"meta": {"key": "mark"}}, "value": {"&": [{"meta": _}, int(keep)]}}:
+            return Effect("mark", keep)
+        case {"key": {"meta": {"key": "mark"}}, "value": {"|": [{"meta": _}, int(bits)]}}:
+            return Effect("mark", _ALL_BITS & ~bits, bits)
+        case {"key": {"meta": {"key": "mark"}}, "value": {"^": [{"meta": _}, int(bits)]}}:
+            return Effect("mark", _ALL_BITS, bits)
+        case {"key": {"meta": {"key": "mark"}}}:  # the mark of the connection, or out of a map
+            return Effect("mark")
+        case {"key": {"ct": {"key": "zone"}}}:
+            return Effect("zone")
+        case {"key": {"payload": {"field": "ttl" | "hoplimit"}}}:
+            return Effect("hops")
+        case _:
+            return None
 
 
 def _verdict_map(what: Json, matches: tuple[Match, ...], place: str) -> Iterator[Rule]:

@@ -3,7 +3,7 @@
 Rules come from iptables-save (from_iptables.py) or from `nft -j` (from_nft.py) in one form. A
 match is true, false, or unknown: rates, sets by name, extensions and properties that the Packet
 does not say. So a walk ends in one of three ways: the packet passes, it is certainly dropped, or it
-may be dropped. Pure.
+may be dropped. `changes` returns the rules that it meets and that change it. Pure.
 """
 
 from __future__ import annotations
@@ -49,7 +49,26 @@ class Packet(NamedTuple):
 Match: TypeAlias = Callable[[Packet], bool | None]
 Fate: TypeAlias = Literal["accept", "drop", "reject", "return", "jump", "goto", ""]
 """The verdict of a rule; "" if the walk continues."""
-Hook: TypeAlias = Literal["prerouting", "input", "forward", "output", "postrouting"]
+Hook: TypeAlias = Literal[
+    "ingress", "prerouting", "input", "forward", "output", "postrouting", "egress"
+]
+"""A hook of routed packets; `ingress` and `egress` stand for all hooks of devices and bridges."""
+
+
+class Effect(NamedTuple):
+    """What a rule does to a packet, beside a verdict."""
+
+    kind: Literal["destination", "source", "untracked", "zone", "mark", "hops", "program"]
+    """What it changes: an address, whether or in which zone conntrack tracks it, the mark, the hops
+    that are left; or `program`: it gives the packet to a program."""
+    keep: int = 0
+    """For a mark: the bits that stay."""
+    flip: int = 0
+    """For a mark: the bits that are inverted after that."""
+
+    def marked(self, mark: int) -> int:
+        """Return the mark of a packet that had `mark`."""
+        return (mark & self.keep) ^ self.flip
 
 
 class Rule(NamedTuple):
@@ -61,6 +80,7 @@ class Rule(NamedTuple):
     """How an operator finds it: its text, or `handle 7`."""
     target: str = ""
     """The chain that a jump leads to."""
+    effect: Effect | None = None
 
 
 class Chain(NamedTuple):
@@ -70,6 +90,9 @@ class Chain(NamedTuple):
     hook: str = ""
     priority: int = 0
     policy: Fate = "accept"
+    nat: bool = False
+    """Whether it only translates addresses: such a chain sees the first packet of a connection, and
+    the packet as it is before NAT."""
 
 
 class FilterTable(NamedTuple):
@@ -97,6 +120,20 @@ class Drop(NamedTuple):
         return f"{self.table}, chain {self.chain}: {self.place}"
 
 
+class Change(NamedTuple):
+    """A rule that changes a packet."""
+
+    table: str
+    chain: str
+    place: str
+    """The rule."""
+    certain: bool
+    """False if it depends on something that is not known."""
+    effect: Effect
+    priority: int
+    """Of the base chain."""
+
+
 def drops(
     tables: Iterable[FilterTable], hook: Hook, packet: Packet, before: Packet | None = None
 ) -> list[Drop]:
@@ -115,7 +152,7 @@ def drops(
         if packet.family not in table.families:
             continue
         for name, chain in table.chains.items():
-            if chain.hook == hook:
+            if chain.hook == hook and not chain.nat:
                 walk = _Walk(table)
                 seen = before if before and chain.priority < _NAT else packet
                 settled = walk.through(name, seen, sure=True)
@@ -125,6 +162,26 @@ def drops(
     return sorted(found, key=lambda drop: not drop.certain)
 
 
+def changes(
+    tables: Iterable[FilterTable], hook: Hook, packet: Packet, before: Packet | None = None
+) -> list[Change]:
+    """Return the rules that change a packet, or may, at a hook; the certain ones first.
+
+    The arguments are those of `drops`.
+    """
+    found = []
+    for table in tables:
+        if packet.family not in table.families:
+            continue
+        for name, chain in table.chains.items():
+            if chain.hook == hook and not (chain.nat and packet.answer):
+                walk = _Walk(table)
+                first = chain.priority < _NAT or (chain.nat and chain.priority <= _NAT)
+                walk.through(name, before if before and first else packet, sure=True)
+                found += [change._replace(priority=chain.priority) for change in walk.changes]
+    return sorted(found, key=lambda change: not change.certain)
+
+
 class _Walk:
     """The way of one packet through the chains that a base chain leads to."""
 
@@ -132,6 +189,8 @@ class _Walk:
         self.table = table
         self.drop: Drop | None = None
         """The first place where it may end, or the one where it does."""
+        self.changes: list[Change] = []
+        """The rules that change it, up to there."""
         self._may_be_accepted = False
         self._inside: list[str] = []
 
@@ -156,9 +215,15 @@ class _Walk:
         try:
             for rule in chain.rules:
                 hit = _all(match(packet) for match in rule.matches)
-                if hit is False or not rule.fate:
+                if hit is False:
                     continue
                 here = sure and hit is True
+                if rule.effect:
+                    certain = here and not self._may_be_accepted
+                    place = self.table.name, name, rule.place
+                    self.changes.append(Change(*place, certain, rule.effect, chain.priority))
+                if not rule.fate:
+                    continue
                 if rule.fate in ("drop", "reject"):
                     self.ends(name, rule.place, rule.fate, sure=here)
                 elif rule.fate == "accept":

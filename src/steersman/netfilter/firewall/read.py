@@ -1,4 +1,4 @@
-"""Read the rules of iptables and nft that filter packets, whichever program wrote them."""
+"""Read the rules of iptables and nft that drop or change packets, whoever wrote them."""
 
 from __future__ import annotations
 
@@ -14,11 +14,11 @@ from steersman.host.exec import Exec
 from steersman.model.names import Family
 from steersman.netfilter.firewall.from_iptables import parse_saved
 from steersman.netfilter.firewall.from_nft import parse_ruleset
-from steersman.netfilter.firewall.packet_filter import Drop, FilterTable
+from steersman.netfilter.firewall.packet_filter import Change, Drop, FilterTable
 from steersman.netfilter.nft.tables import list_tables
 
-_TABLES = ("raw", "mangle", "filter", "security")
-"""Tables of iptables whose rules can drop a packet."""
+_TABLES = ("raw", "mangle", "nat", "filter", "security")
+"""Tables of iptables whose rules can drop or change a packet."""
 _TOOLS = {Family.IPV4: ("iptables", "ip"), Family.IPV6: ("ip6tables", "ip6")}
 """Names of a family's commands, and of its tables in nft."""
 _HELPERS = "steersman-"
@@ -34,7 +34,7 @@ _LISTING = 1.5
 
 
 class Firewall(NamedTuple):
-    """The rules that filter packets."""
+    """The rules that drop or change packets."""
 
     tables: list[FilterTable]
     notes: tuple[str, ...] = ()
@@ -47,6 +47,8 @@ async def read_firewall(
     own: frozenset[str],
     root: Path = Path("/"),
     list_tables: Callable[[], list[tuple[str, str]]] = list_tables,
+    *,
+    own_jumps: str = "",
 ) -> Firewall:
     """Read the rules of iptables-nft, iptables-legacy and nft.
 
@@ -56,24 +58,26 @@ async def read_firewall(
         own: names of tables of nft to leave out; those of a mode are large.
         root: of the file system with /proc.
         list_tables: returns family and name of all tables of nft (in another namespace, in tests).
+        own_jumps: beginning of the names of a mode's chains of nat, to leave out.
     """
     families = tuple(families)
     runs = []
     for family in families:
         prefix, name = _TOOLS[family]
-        runs.append(_saved(execute, family, f"{prefix}-nft", []))
+        runs.append(_saved(execute, family, f"{prefix}-nft", [], own_jumps))
         # Listing a table with iptables-legacy creates it, so only those in use are listed.
         in_use: list[str] = []
         with suppress(OSError):
             in_use = (root / f"proc/net/{name}_tables_names").read_text().split()
         legacy = [table for table in _TABLES if table in in_use]
-        runs += [_saved(execute, family, f"{prefix}-legacy", ["-t", table]) for table in legacy]
+        tool = f"{prefix}-legacy"
+        runs += [_saved(execute, family, tool, ["-t", table], own_jumps) for table in legacy]
     tables: list[FilterTable] = []
     notes: list[str] = []
     # iptables-nft keeps its rules in tables that nft lists, too, but without its extensions. A
     # table that nft made by other means is incompatible with iptables: then nft lists it.
-    wanted = {_TOOLS[family][1] for family in families} | {"inet"}
-    known = {(each, "nat") for each in wanted}
+    wanted = {_TOOLS[family][1] for family in families} | {"inet", "bridge", "netdev"}
+    known = set[tuple[str, str]]()
     for saved, nft_names, note in await asyncio.gather(*runs):
         tables += saved
         known |= nft_names
@@ -104,7 +108,7 @@ async def read_firewall(
 
 
 async def _saved(
-    execute: Exec, family: Family, tool: str, words: Sequence[str]
+    execute: Exec, family: Family, tool: str, words: Sequence[str], own_jumps: str
 ) -> tuple[list[FilterTable], set[tuple[str, str]], list[str]]:
     """Run iptables-save; return its tables, their names in nft and, if it fails, a note."""
     try:
@@ -117,7 +121,7 @@ async def _saved(
     if result.returncode:
         return [], set(), [f"rules of {tool} were not read: {result.message}"]
     text = result.stdout.decode(errors="replace")
-    found = await asyncio.to_thread(parse_saved, text, family, tool)
+    found = await asyncio.to_thread(parse_saved, text, family, tool, own_jumps)
     names = {(_TOOLS[family][1], table.name.split()[1]) for table in found}
     return found, names if tool.endswith("nft") else set(), []
 
@@ -135,7 +139,7 @@ async def _nft(execute: Exec, words: Sequence[str]) -> tuple[str, list[str]]:
     return result.stdout.decode(errors="replace"), []
 
 
-async def rule_text(execute: Exec, drop: Drop) -> str:
+async def rule_text(execute: Exec, drop: Drop | Change) -> str:
     """Return a rule as its tool prints it, with its handle."""
     if drop.place.startswith("handle "):
         _, family, table = drop.table.split()

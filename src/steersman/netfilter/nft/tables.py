@@ -30,7 +30,6 @@ from steersman.netfilter.nft.wire import (
     GETCHAIN,
     GETTABLE,
     HEAD,
-    INET,
     NFPROTO,
     TABLE_NAME,
     Table,
@@ -127,7 +126,7 @@ def _some_list(
 
 
 def list_tables() -> list[tuple[str, str]]:
-    """Return family and name of the tables whose chains see routed packets; blocks.
+    """Return family and name of the tables whose chains see packets of IP; blocks.
 
     `nft list tables` does the same, but nft 1.0.6 reads every rule of the machine for it.
 
@@ -137,6 +136,7 @@ def list_tables() -> list[tuple[str, str]]:
     found = []
     with Netlink(NETLINK_NETFILTER, buffer=1 << 20) as netlink:
         for reply in netlink.dump(request(GETTABLE, ALL)):
-            if (protocol := reply.payload[0]) in (INET, *NFPROTO.values()):
-                found.append((FAMILY_NAMES[protocol], table_of(reply.payload)))
+            family = FAMILY_NAMES.get(reply.payload[0], "arp")
+            if family != "arp":
+                found.append((family, table_of(reply.payload)))
     return found

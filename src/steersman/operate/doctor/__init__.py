@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Final
 
 from steersman.operate.doctor.check import Check
+from steersman.operate.doctor.node_changes import CHANGE_CHECKS
 from steersman.operate.doctor.node_conntrack import CONNTRACK_CHECKS
 from steersman.operate.doctor.node_firewall import FIREWALL_CHECKS
 from steersman.operate.doctor.node_path import PATH_CHECKS
@@ -32,6 +33,7 @@ CHECKS: Final[tuple[Check, ...]] = (
     *RIVAL_CHECKS,
     *RULES_CHECKS,
     *FIREWALL_CHECKS,
+    *CHANGE_CHECKS,
     *SYSCTL_CHECKS,
     *CONNTRACK_CHECKS,
     *PATH_CHECKS,

@@ -49,6 +49,7 @@ class Verdict(enum.StrEnum):
     ERROR = "error"  # traffic fails because of it
     WARNING = "warning"  # some traffic may fail, or it will
     UNKNOWN = "unknown"  # it could not be checked
+    NOTICE = "notice"  # it is odd, and harmless unless a connection fails
     OK = "ok"
     SKIPPED = "skipped"  # it has nothing to do with the question
 
@@ -58,6 +59,7 @@ _STYLES: Mapping[Verdict, Style] = {
     Verdict.ERROR: "bad",
     Verdict.WARNING: "warn",
     Verdict.UNKNOWN: "dim",
+    Verdict.NOTICE: "dim",
     Verdict.OK: "good",
     Verdict.SKIPPED: "dim",
 }
@@ -93,8 +95,8 @@ class CheckResult(msgspec.Struct, frozen=True, kw_only=True, rename="camel"):
     cause: int = 0
     """A Cause, or a number in between; 0 for that of the check."""
     suspect: bool = False
-    """For a warning: it may well be the reason why connections fail. If some do and no error
-    explains it, this is the likely cause."""
+    """For a warning or notice: it may well be the reason why connections fail. If some do and no
+    error explains it, this is the likely cause."""
 
 
 def ok(text: str, *evidence: str) -> CheckResult:
@@ -120,6 +122,18 @@ def error(text: str, *evidence: str, remedy: str = "", cause: int = 0) -> CheckR
     """Return a result that explains why traffic of the question fails."""
     return CheckResult(
         verdict=Verdict.ERROR, text=text, evidence=evidence, remedy=remedy, cause=cause
+    )
+
+
+def notice(text: str, *evidence: str, remedy: str = "", cause: int = 0) -> CheckResult:
+    """Return an oddity: the likely cause only if a connection fails and no error explains it."""
+    return CheckResult(
+        verdict=Verdict.NOTICE,
+        text=text,
+        evidence=evidence,
+        remedy=remedy,
+        cause=cause,
+        suspect=True,
     )
 
 
@@ -378,7 +392,7 @@ class Diagnosis(Answer, frozen=True, kw_only=True, rename="camel"):
             yield Line("Nothing wrong was found", style="good")
         yield Line("")
         for result in self.results:
-            shown = result.verdict in (Verdict.ERROR, Verdict.WARNING, Verdict.UNKNOWN)
+            shown = result.verdict not in (Verdict.OK, Verdict.SKIPPED)
             if not (shown or wide):
                 continue
             words = f"{result.verdict.value:8} {result.title}: {result.text}"
@@ -444,7 +458,7 @@ def likely_cause(results: Sequence[Finished]) -> Finished | None:
         return None
     # A failed connection alone explains nothing: a suspect does, if there is one.
     if bad[0].verdict is Verdict.ERROR and bad[0].cause >= Cause.ENDPOINT:
-        return next((each for each in bad if each.suspect), bad[0])
+        return next((each for each in results if each.suspect), bad[0])
     return bad[0]
 
 

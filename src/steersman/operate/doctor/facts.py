@@ -80,8 +80,13 @@ async def ways(context: Context) -> dict[str, Way]:
 
 
 async def firewall(context: Context) -> Firewall:
-    """Return the filtering rules of all programs, without tables of the mode itself."""
-    own = (await context.once(requirements)).own_tables
+    """Return the rules of all programs, without tables of the mode itself."""
+    needs = await context.once(requirements)
     return await read_firewall(
-        context.execute, context.families, own, context.root, context.list_tables
+        context.execute,
+        context.families,
+        needs.own_tables,
+        context.root,
+        context.list_tables,
+        own_jumps=needs.own_jumps,
     )

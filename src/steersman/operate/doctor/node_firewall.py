@@ -33,11 +33,12 @@ from steersman.operate.doctor.check import (
 from steersman.operate.doctor.facts import Path, firewall, paths, requirements, ways
 from steersman.operate.doctor.network import Way
 
-_WHO = {
+WHO: Final = {
     SourceClass.POD: "pods of this node",
     SourceClass.NODE: "this node itself",
     SourceClass.EXTERNAL: "clients outside",
 }
+"""Whose packets a way is of."""
 _SIMILAR = 4
 """Endpoints that are looked at of those which are reached by one interface."""
 
@@ -76,7 +77,7 @@ async def firewalls(context: Context) -> Iterable[CheckResult]:
                         continue  # of the mode itself: source ranges, policy Local
                     if stage.packet.answer and not drop.certain:
                         continue  # too little is known of the client: it would always be so
-                    hits.setdefault(drop, {})[f"{_WHO[path.source]}: {stage.packet}"] = None
+                    hits.setdefault(drop, {})[f"{WHO[path.source]}: {stage.packet}"] = None
         return hits
 
     results = []
@@ -172,6 +173,7 @@ def stages(
     if local_process:
         yield Stage("output", from_node, to_service)
     else:
+        yield Stage("ingress", to_service)
         yield Stage("prerouting", to_endpoint, to_service)
     if way.local:  # an endpoint in the node's own network
         yield Stage("input", to_endpoint)
@@ -179,6 +181,7 @@ def stages(
     if not local_process:
         yield Stage("forward", leaving)
     yield Stage("postrouting", leaving)
+    yield Stage("egress", leaving._replace(goes_out=""))  # a port of that bridge, perhaps
     # The answer comes back by the same interface; a masqueraded one is forwarded, too.
     answer = to_endpoint._replace(
         destination="",
@@ -188,6 +191,7 @@ def stages(
         mark=0 if needs.delivery == "forwarded" else None,
         answer=True,
     )
+    yield Stage("ingress", answer._replace(came_in=""))
     yield Stage("prerouting", answer)
     yield Stage("input" if local_process else "forward", answer)
 

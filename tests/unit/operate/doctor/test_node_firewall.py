@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 import pytest
 
@@ -13,63 +13,23 @@ from steersman.compile.trace import Flow
 from steersman.host.exec import Result
 from steersman.model.names import Family
 from steersman.model.plan import SourceClass
-from steersman.modes.base import Requirements
 from steersman.netfilter.firewall.read import read_firewall
-from steersman.operate.doctor.check import USUAL, CheckResult, Context, Question, Verdict
+from steersman.operate.doctor.check import USUAL, CheckResult, Question, Verdict
 from steersman.operate.doctor.network import Way
 from steersman.operate.doctor.node_firewall import FIREWALL_CHECKS
-from tests.support.builders.doctor import CART, FakeNetwork, context_of, results
-from tests.support.builders.objects import endpoint, port, service, slice_
-from tests.support.modes.memory import MemoryMode
+from tests.support.builders.doctor import CART, context_of, results
+from tests.support.builders.firewall import (
+    ACCEPTING,
+    Delivering,
+    Delivery,
+    context,
+    programs,
+    saved,
+)
+from tests.support.builders.objects import service
 from tests.support.modes.scripted import OnLoop, Scripted
 
 (FIREWALL,) = FIREWALL_CHECKS
-THINGS = service(type="NodePort", ports=[port(nodePort=30080)]), slice_(endpoint("10.0.0.5"))
-Delivery = Literal["forwarded", "local", "translated"]
-
-
-class Delivering(MemoryMode):
-    def __init__(self, delivery: Delivery = "forwarded") -> None:
-        super().__init__()
-        self.delivery = delivery
-
-    def requirements(self) -> Requirements:
-        return Requirements(delivery=self.delivery, own_jumps="KUBE-")
-
-
-def saved(chains: str, *rules: str) -> str:
-    return "\n".join(("*filter", *chains.split(";"), *rules, "COMMIT", ""))
-
-
-ACCEPTING = ":INPUT ACCEPT [0:0];:FORWARD ACCEPT [0:0];:OUTPUT ACCEPT [0:0]"
-
-
-def programs(filter_table: str, *more: tuple[str, str | int | Exception]) -> Scripted:
-    return Scripted(
-        *more,
-        ("iptables-nft-save", filter_table),
-        ("ip6tables-nft-save", ""),
-    )
-
-
-def context(
-    runs: Scripted,
-    *,
-    way: Way | None = None,
-    delivery: Delivery = "forwarded",
-    question: Question | None = None,
-    root: Path | None = None,
-    tables: Sequence[tuple[str, str]] = (),
-) -> Context:
-    return context_of(
-        *THINGS,
-        mode=Delivering(delivery),
-        network=FakeNetwork(ways={"10.0.0.5": way or Way("pod1")}),
-        programs=runs,
-        question=question or Question(CART),
-        root=root,
-        list_tables=lambda: list(tables),
-    )
 
 
 def check(*rules: str, chains: str = ACCEPTING, **more: Any) -> tuple[CheckResult, ...]:
@@ -166,7 +126,7 @@ def test_rules_of_nft_are_named_by_their_text() -> None:
     dport = {"payload": {"protocol": "tcp", "field": "dport"}}
     match = {"match": {"op": "==", "left": dport, "right": 8080}}
     rule = {**place, "chain": "fwd", "handle": 7, "expr": [match, {"drop": None}]}
-    tables = ("inet", "fw"), ("ip", "filter"), ("ip", "nat"), ("inet", "steersman-instance")
+    tables = ("inet", "fw"), ("ip", "filter"), ("inet", "steersman-instance")
     runs = programs(
         saved(ACCEPTING),
         (
@@ -242,10 +202,14 @@ def test_legacy_rules_are_read_if_a_table_exists(tmp_path: Path) -> None:
     (tmp_path / "proc/net").mkdir(parents=True)
     (tmp_path / "proc/net/ip_tables_names").write_text("nat\nfilter\n")
     table = saved(ACCEPTING, "-A FORWARD -j DROP")
-    runs = programs(saved(ACCEPTING), ("iptables-legacy-save -t filter", table))
+    runs = programs(
+        saved(ACCEPTING),
+        ("iptables-legacy-save -t nat", ""),
+        ("iptables-legacy-save -t filter", table),
+    )
     (result,) = results(FIREWALL, context(runs, root=tmp_path))
     assert "table filter (iptables-legacy), chain FORWARD" in result.text
-    assert not any("legacy-save -t nat" in line for line in runs.ran)
+    assert not any("legacy-save -t raw" in line for line in runs.ran)
 
 
 def test_a_service_without_endpoints_has_no_packets_to_drop() -> None:
