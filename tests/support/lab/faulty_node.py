@@ -69,9 +69,16 @@ class FaultyNode:
     """
 
     def __init__(
-        self, folder: Path, mode: str, *flags: str, bridge: str = "", pod: bool = False
+        self,
+        folder: Path,
+        mode: str,
+        *flags: str,
+        bridge: str = "",
+        pod: bool = False,
+        healthy: Callable[[], list[Object]] = world,
     ) -> None:
         self.folder = folder
+        self.healthy = healthy
         self.pod = pod
         self.flags = (f"--proxy-mode={mode}", *flags)
         layout = Layout(
@@ -93,7 +100,7 @@ class FaultyNode:
             pid=self.pod,
         )
         self.serve()
-        self.write(world())
+        self.write(self.healthy())
         self.start()
         return self
 
@@ -167,13 +174,13 @@ class FaultyNode:
     @contextlib.contextmanager
     def objects(self, change: Callable[[list[Object]], None]) -> Iterator[None]:
         """Change the objects of the cluster for a while."""
-        changed = world()
+        changed = self.healthy()
         change(changed)
         self.write(changed)
         try:
             yield
         finally:
-            self.write(world())
+            self.write(self.healthy())
 
     @contextlib.contextmanager
     def sysctl(self, name: str, value: str, usual: str) -> Iterator[None]:
