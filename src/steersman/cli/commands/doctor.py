@@ -65,6 +65,7 @@ COMMAND = Command(
         (0, "No check found an error."),
         (1, "Something is wrong."),
         (2, "The checks could not be run."),
+        (3, "Nothing wrong was found, but some checks did not end or need more rights."),
     ),
     answer=_answer,
 )

@@ -39,6 +39,10 @@ LONGEST = 10.0
 """Seconds after which the answer is given, whatever is still unknown."""
 USUAL = 6.0
 """Seconds that one check may take."""
+_INCOMPLETE = 3
+"""Exit status if nothing wrong was found and not everything was checked."""
+_LISTED = 4
+"""Checks without a result that the headline names."""
 _EVIDENCE = 8
 """Lines of evidence that are shown of one result; the data has all of them."""
 
@@ -97,6 +101,10 @@ class CheckResult(msgspec.Struct, frozen=True, kw_only=True, rename="camel"):
     suspect: bool = False
     """For a warning or notice: it may well be the reason why connections fail. If some do and no
     error explains it, this is the likely cause."""
+    untried: tuple[str, ...] = ()
+    """What was not tried although it belongs to the question, in a few words each."""
+    unfinished: bool = False
+    """The check could not be carried out, so the whole question has no answer."""
 
 
 def ok(text: str, *evidence: str) -> CheckResult:
@@ -137,9 +145,15 @@ def notice(text: str, *evidence: str, remedy: str = "", cause: int = 0) -> Check
     )
 
 
-def unknown(text: str, *evidence: str, remedy: str = "") -> CheckResult:
+def unknown(text: str, *evidence: str, remedy: str = "", unfinished: bool = False) -> CheckResult:
     """Return that something could not be checked, and why."""
-    return CheckResult(verdict=Verdict.UNKNOWN, text=text, evidence=evidence, remedy=remedy)
+    return CheckResult(
+        verdict=Verdict.UNKNOWN,
+        text=text,
+        evidence=evidence,
+        remedy=remedy,
+        unfinished=unfinished,
+    )
 
 
 def skipped(text: str) -> CheckResult:
@@ -366,8 +380,20 @@ class Diagnosis(Answer, frozen=True, kw_only=True, rename="camel"):
 
     @property
     def exit_code(self) -> int:
-        """1 if a check found an error."""
-        return int(any(result.verdict is Verdict.ERROR for result in self.results))
+        """1 if a check found an error, otherwise 3 if a check could not be carried out."""
+        if any(result.verdict is Verdict.ERROR for result in self.results):
+            return 1
+        return _INCOMPLETE if self.unfinished else 0
+
+    @property
+    def unfinished(self) -> Sequence[str]:
+        """The titles of the checks that could not be carried out."""
+        return [*dict.fromkeys(each.title for each in self.results if each.unfinished)]
+
+    @property
+    def untried(self) -> Sequence[str]:
+        """What was not tried although it belongs to the question."""
+        return [*dict.fromkeys(what for each in self.results for what in each.untried)]
 
     @property
     def watched(self) -> Any:
@@ -382,14 +408,21 @@ class Diagnosis(Answer, frozen=True, kw_only=True, rename="camel"):
         """Yield the cause, every problem with evidence and remedy, then the good checks."""
         counts = {verdict: len(self.of(verdict)) for verdict in Verdict}
         yield Line(self.asked, style="title")
+        failed = bool(counts[Verdict.ERROR])
         if self.cause:
-            style: Style = "bad" if self.exit_code else "warn"
-            first = "Likely cause" if self.exit_code else "Nothing fails, but"
-            yield Line(f"{first}: {self.cause}", style=style)
+            first = "Likely cause" if failed else "No failure was found, but"
+            yield Line(f"{first}: {self.cause}", style="bad" if failed else "warn")
             if self.remedy:
                 yield Line(f"What to do: {self.remedy}")
-        else:
+        if late := self.unfinished:
+            some = ", ".join(late[:_LISTED]) + f" and {len(late) - _LISTED} more" * (
+                len(late) > _LISTED
+            )
+            yield Line(f"Not everything was checked: no result of {some}", style="warn")
+        elif not self.cause:
             yield Line("Nothing wrong was found", style="good")
+        if untried := self.untried:
+            yield Line(f"Not tried: {', '.join(untried)}", style="dim")
         yield Line("")
         for result in self.results:
             shown = result.verdict not in (Verdict.OK, Verdict.SKIPPED)
@@ -430,7 +463,8 @@ async def diagnose(
     done: list[Finished] = []
     for check, task in zip(checks, tasks, strict=True):
         if task in late:
-            done.append(_named(check, unknown(f"it did not end within {longest:g} s")))
+            why = f"it did not end within {longest:g} s"
+            done.append(_named(check, unknown(why, unfinished=True)))
         else:
             done += task.result()
     await asyncio.gather(*late, return_exceptions=True)
@@ -471,13 +505,13 @@ async def _finish(context: Context, check: Check) -> list[Finished]:
             results = tuple(await check.run(context))
     except TimeoutError as late:
         why = str(late) or f"it did not end within {check.seconds:g} s"
-        return [_named(check, unknown(why))]
+        return [_named(check, unknown(why, unfinished=True))]
     except PermissionError as denied:
-        why = str(denied.strerror or denied)
-        return [_named(check, unknown(f"this needs root: {why}", remedy="run it as root"))]
+        why = f"this needs root: {denied.strerror or denied}"
+        return [_named(check, unknown(why, remedy="run it as root", unfinished=True))]
     except Exception as failure:
-        why = str(failure) or type(failure).__name__
-        return [_named(check, unknown(f"it could not be checked: {why}"))]
+        why = f"it could not be checked: {str(failure) or type(failure).__name__}"
+        return [_named(check, unknown(why, unfinished=True))]
     return [_named(check, result) for result in results] or [
         _named(check, skipped("there is nothing to check"))
     ]
@@ -493,6 +527,8 @@ def _named(check: Check, result: CheckResult) -> Finished:
         remedy=result.remedy,
         cause=result.cause or check.cause,
         suspect=result.suspect,
+        untried=result.untried,
+        unfinished=result.unfinished,
     )
 
 

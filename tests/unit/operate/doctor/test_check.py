@@ -95,10 +95,11 @@ def test_checks_cannot_harm_each_other() -> None:
     async def slow_tool(_: Context) -> Iterable[CheckResult]:
         raise TimeoutError("nft did not end within 5 s")
 
+    late = Check("waits", "Waits", waits, seconds=0.01)
     answer = run_checks(
         context_of(),
         Check("raises", "Raises", raises),
-        Check("waits", "Waits", waits, seconds=0.01),
+        late,
         Check("denied", "Denied", denied),
         Check("tool", "Tool", slow_tool),
         says("nothing"),
@@ -113,6 +114,38 @@ def test_checks_cannot_harm_each_other() -> None:
         "nothing": (Verdict.SKIPPED, "there is nothing to check"),
         "fine": (Verdict.OK, "it is fine"),
     }
+    assert answer.exit_code == 3
+    assert answer.unfinished == ["Raises", "Waits", "Denied", "Tool"]
+    assert lines(answer)[1:3] == [
+        "Not everything was checked: no result of Raises, Waits, Denied, Tool",
+        "",
+    ]
+    several = run_checks(
+        context_of(),
+        *(Check(f"c{number}", f"C{number}", raises) for number in range(6)),
+        says("warned", warning("it may fail")),
+    )
+    assert several.exit_code == 3
+    assert lines(several)[1:3] == [
+        "No failure was found, but: it may fail",
+        "Not everything was checked: no result of C0, C1, C2, C3 and 2 more",
+    ]
+    assert run_checks(context_of(), says("bad", error("broken")), late).exit_code == 1
+
+
+def test_what_was_not_tried_is_in_the_headline() -> None:
+    untried = ("clients outside", "UDP")
+    parts = [
+        Check("one", "One", lambda _: untold(untried)),
+        Check("two", "Two", lambda _: untold(("UDP",))),
+    ]
+    answer = run_checks(context_of(), *parts)
+    assert (answer.exit_code, answer.untried) == (0, ["clients outside", "UDP"])
+    assert lines(answer)[1:3] == ["Nothing wrong was found", "Not tried: clients outside, UDP"]
+
+
+async def untold(what: tuple[str, ...]) -> Iterable[CheckResult]:
+    return [CheckResult(verdict=Verdict.SKIPPED, text="not all can be tried", untried=what)]
 
 
 def test_the_answer_comes_in_time() -> None:
