@@ -203,6 +203,7 @@ def test_counters_reset_by_others_are_not_counted_twice(cluster: Cluster, damage
     cluster.program()
     cluster.program(plan)
     reached(6)
+    assert counts() == ([6], [6])
     cluster.program(make.port([0, 1, 2]))
     cluster.program(plan)  # its elements are others than at first
     reached(3)

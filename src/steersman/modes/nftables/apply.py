@@ -28,7 +28,6 @@ from steersman.model.errors import TRANSIENT_ERRNOS, ApplyError, BusyError
 from steersman.model.names import Family
 from steersman.model.ruleset import Diff
 from steersman.modes.nftables import wire
-from steersman.modes.nftables.counters import ElementCounters
 from steersman.modes.nftables.derived import Counts, DerivedElements
 from steersman.modes.nftables.layout import (
     TABLE,
@@ -165,7 +164,6 @@ class KernelTables:
         """Transactions that came during the last `read`."""
         self._patient = patient
         self.sender = Sender(netlink)
-        self.counters = ElementCounters(netlink)
         self._nft = nft
         self._markers: dict[Family, Marker | None] = {}
         """Markers of the tables that exist; None for a table that is not ours."""
@@ -316,8 +314,7 @@ class KernelTables:
             change = Diff(change.added, removed, change.changed)
         counts = self._derived.counts_after(change)
         drops = [Operation(nft.delete_table(OURS[f]), (prefix(Kind.SKELETON, f),)) for f in dropped]
-        with self.counters.carried_over(change):
-            self._commit(drops, self._with_learned(self._derived.complete(change, counts)))
+        self._commit(drops, self._with_learned(self._derived.complete(change, counts)))
         if dropped:
             for family in dropped:
                 self._markers.pop(family, None)

@@ -320,10 +320,6 @@ def without_locality(endpoint: bytes) -> bytes:
     return endpoint[:-1] + b"\0"
 
 
-address_and_port: Callable[[bytes], bytes] = itemgetter(slice(-1))
-"""Return a slot's value without its locality, to compare with others of its kind."""
-
-
 def interval_end(key: bytes, address: bytes) -> bytes:
     """Return the last key of an interval, given its first key and its value."""
     return key[: -len(address)] + address

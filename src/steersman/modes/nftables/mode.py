@@ -243,12 +243,7 @@ class NftablesMode(Mode):
 
     def stats(self, plans: Collection[ServicePlan]) -> Generator[None, None, ConnectionStats]:
         """Return the connections so far by ServicePort; call it on the event loop."""
-        relayed, plans = self._relay.counts(), tuple(plans)  # now: the loop counts them
-
-        def steps() -> Generator[None, None, ConnectionStats]:
-            return (yield from self._scrape.steps(self._opened().counters, relayed, plans))
-
-        return steps()
+        return self._scrape.steps(self._relay.counts(), tuple(plans))  # now: the loop counts them
 
     def changes(self) -> Changes:
         """Hear of other programs that change our tables, or flush the ruleset.

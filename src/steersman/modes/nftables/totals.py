@@ -8,7 +8,7 @@ held: a node meets few of a cluster's endpoints.
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from typing import NamedTuple
+from typing import NamedTuple, TypeAlias
 
 from steersman.model.addresses import join_host_port
 from steersman.model.plan import Frontend, ServicePlan
@@ -28,41 +28,33 @@ from steersman.modes.nftables.layout import (
     unpack_endpoint,
 )
 
-_NONE: Mapping[bytes, int] = {}
+Count: TypeAlias = tuple[bytes, int]
+"""What an element counts (`layout.counted_key`), and how many connections so far."""
 
 
 class ConnectionTotals:
     """Connections so far."""
 
     def __init__(self) -> None:
-        self._last: Mapping[bytes, int] = {}
+        self._last: dict[bytes, Count] = {}
         self._frontends: Mapping[StatsKey, int] = {}
         self._endpoints: Mapping[StatsKey, int] = {}
 
     def update(
-        self,
-        counts: Mapping[bytes, int],
-        plans: Iterable[ServicePlan],
-        carried: Mapping[bytes, int] = _NONE,
+        self, counts: Mapping[bytes, Count], plans: Iterable[ServicePlan]
     ) -> ConnectionStats:
         """Add the increase since the last time; forget frontends and endpoints that are gone.
 
         Args:
-            counts: by `layout.counted_key`; one that is left out is as it was, except of members.
+            counts: by element; one that is 0 or, except of members, left out is as it was.
             plans: all plans that are in force.
-            carried: the part of the counts that was counted by elements replaced since.
         """
-        # 1. The increase of each counter.
+        # 1. The increase of each counter. An element that was replaced has started at zero.
         increases: dict[bytes, int] = {}
-        missing: dict[bytes, int] = {}
-        for key, count in counts.items():
-            more = count - self._last.get(key, 0)
-            if more < 0:  # the element was deleted and came back: it started at zero
-                more = count - carried.get(key, 0)
-                if not more:
-                    missing[key] = self._last[key]
-            if more:
-                increases[key] = more
+        for key, (counted, count) in counts.items():
+            before, last = self._last.get(key, (counted, 0))
+            if more := count - last if before == counted and last <= count else count:
+                increases[counted] = increases.get(counted, 0) + more
         # 2. The totals so far of frontends and endpoints that are planned.
         owners = _Owners({}, {}, {}, {})
         for plan in self._concerned(tuple(plans), increases):
@@ -82,7 +74,8 @@ class ConnectionTotals:
             if kind_of(key) == Kind.RELAY:  # no element counts its frontend
                 owners.frontends[frontend] += more
         # 4. A count that is missing may come back: lists of elements that change are not complete.
-        self._last = {**dict(owners.planned(self._last)), **counts, **missing}
+        self._last = dict(owners.planned(self._last))
+        self._last |= {key: count for key, count in counts.items() if count[1]}
         self._frontends = {label: count for label, count in owners.frontends.items() if count}
         self._endpoints = {label: count for label, count in owners.endpoints.items() if count}
         return ConnectionStats(self._frontends, self._endpoints)
@@ -137,10 +130,10 @@ class _Owners(NamedTuple):
             for frontend in plan.frontends:
                 self.counting_set[_frontend_key(plan, frontend)] = b""
 
-    def planned(self, counts: Mapping[bytes, int]) -> Iterator[tuple[bytes, int]]:
+    def planned(self, counts: Mapping[bytes, Count]) -> Iterator[tuple[bytes, Count]]:
         """Yield the counts of frontends and endpoints that are planned."""
         for key, count in counts.items():
-            owner, endpoint = split_counted_key(key)
+            owner, endpoint = split_counted_key(count[0])
             frontend = self.frontend_of.get(owner)
             if frontend is None:
                 continue
@@ -148,7 +141,7 @@ class _Owners(NamedTuple):
                 yield key, count
 
     def is_counted_elsewhere(
-        self, key: bytes, owner: bytes, endpoint: bytes, counts: Mapping[bytes, int]
+        self, key: bytes, owner: bytes, endpoint: bytes, counts: Mapping[bytes, Count]
     ) -> bool:
         """Return whether another element counts the same connections of an endpoint.
 

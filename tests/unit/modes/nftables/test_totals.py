@@ -11,7 +11,7 @@ from steersman.model.names import Family, ServicePortName
 from steersman.model.plan import Frontend, FrontendKind, ServicePlan
 from steersman.modes.nftables.layout import Kind, counted_key
 from steersman.modes.nftables.render import render_service
-from steersman.modes.nftables.totals import ConnectionTotals
+from steersman.modes.nftables.totals import ConnectionTotals, Count
 from tests.support.builders import nftables_plans as make
 from tests.support.builders.plans import EXTERNAL_LOCAL, PLAIN
 
@@ -20,18 +20,18 @@ _ENDPOINTS = (Kind.SERVICE_ENDPOINTS, Kind.NODEPORT_ENDPOINTS)
 NODE_PORT = Frontend(FrontendKind.NODE_PORT, "", 30080, *PLAIN)
 
 
-def counts(*plans: ServicePlan, each: int) -> dict[bytes, int]:
+def counts(*plans: ServicePlan, each: int) -> dict[bytes, Count]:
     """Return the same count for every element that counts."""
-    found = {}
+    found: dict[bytes, Count] = {}
     for plan in plans:
         for key, value in render_service(plan, make.SETTINGS, {}).items():
             if key[0] in _FRONTENDS:
-                found[key] = each
+                found[key] = key, each
             elif key[0] in _ENDPOINTS:
                 assert isinstance(value, bytes)
-                found[counted_key(key, value)] = each
+                found[key] = counted_key(key, value), each
             elif key[0] == Kind.MEMBER:
-                found[key] = each
+                found[key] = key, each
     return found
 
 
@@ -75,21 +75,21 @@ def test_a_counter_that_restarts_at_zero_is_added() -> None:
     assert named(made.endpoints) == {"shop/web:http 10.244.0.1:8080": 11}
 
 
-def test_counts_carried_over_are_not_added_twice() -> None:
-    totals, plan = ConnectionTotals(), make.port([1])
-    before = counts(plan, each=4)
-    totals.update(counts(plan, each=9), [plan], before)
-    made = totals.update(counts(plan, each=5), [plan], before)  # 1 since the restart
-    assert named(made.endpoints) == {"shop/web:http 10.244.0.1:8080": 10}
+def test_a_slot_that_changes_hands_is_another_counter() -> None:
+    totals, slot, other = ConnectionTotals(), make.port([1, 2]), make.port([2, 1])
+    totals.update(counts(slot, each=9), [slot])
+    made = totals.update(counts(other, each=10), [other])
+    assert set(made.endpoints.values()) == {19}
 
 
-def test_a_missing_count_that_was_carried_over_in_part_is_not_added_again() -> None:
+def test_one_of_two_slots_that_restarts_adds_only_its_own() -> None:
+    """An endpoint's count falls by what its lost slot had: the other has counted nothing new."""
     totals, plan = ConnectionTotals(), make.port([1])
-    carried = counts(plan, each=5)
-    totals.update(counts(plan, each=9), [plan], carried)
-    totals.update(carried, [plan], carried)
-    made = totals.update(counts(plan, each=10), [plan], carried)
-    assert named(made.endpoints) == {"shop/web:http 10.244.0.1:8080": 10}
+    (key,) = (key for key in counts(plan, each=1) if key[0] in _ENDPOINTS)
+    counted, second = counts(plan, each=1)[key][0], key[:-1] + bytes((key[-1] ^ 1,))
+    totals.update({key: (counted, 9), second: (counted, 9)}, [plan])
+    made = totals.update({key: (counted, 9), second: (counted, 2)}, [plan])
+    assert set(made.endpoints.values()) == {20}
 
 
 def test_totals_of_removed_endpoints_are_dropped() -> None:
@@ -116,8 +116,9 @@ def test_sticky_connections_are_counted_once_where_they_are_learned() -> None:
 def test_relayed_connections_count_for_the_node_port() -> None:
     plan = make.port([1], frontends=[make.cluster_ip(), NODE_PORT], affinity=60)
     found = counts(plan, each=5)
-    (slot,) = (key for key in found if key[0] == Kind.NODEPORT_ENDPOINTS)
-    found[bytes((Kind.RELAY,)) + slot[1:]] = 2
+    (slot,) = (counted for counted, _ in found.values() if counted[0] == Kind.NODEPORT_ENDPOINTS)
+    relay = bytes((Kind.RELAY,)) + slot[1:]
+    found[relay] = relay, 2
     made = ConnectionTotals().update(found, [plan])
     assert named(made.endpoints) == {"shop/web:http 10.244.0.1:8080": 7}
     assert named(made.frontends)["shop/web:http nodePort:30080"] == 7
@@ -151,7 +152,7 @@ def test_counts_of_zero_may_be_left_out(steps: list[tuple[ServicePlan, int]]) ->
     dense, sparse = ConnectionTotals(), ConnectionTotals()
     for plan, each in steps:
         found = counts(plan, each=each)
-        some = {key: n for key, n in found.items() if n or key[0] == Kind.MEMBER}
+        some = {key: n for key, n in found.items() if n[1] or key[0] == Kind.MEMBER}
         one, other = dense.update(found, [plan]), sparse.update(some, [plan])
         assert named(one.endpoints) == named(other.endpoints)
         assert named(one.frontends) == named(other.frontends)
