@@ -335,8 +335,23 @@ async def test_json_is_asked_for_where_protobuf_cannot_be_read(
             await until(lambda: "new" in r.store.services)
         event = dict.fromkeys(("action", "reason", "type", "reportingController"), "x")
         event |= {"reportingInstance": "x", "eventTime": "2026-01-01T00:00:00.000000Z"}
-        await ApiEventPoster(access).post_event(
+        await ApiEventPoster(r.source.connections).post_event(
             "shop", {"metadata": {"namespace": "shop"}, **event}
         )
         assert {request.headers["Accept"] for request in server.log} == {"application/json"}
         assert len(server.events) == 1
+
+
+async def test_events_use_the_connection_of_the_watches(each_http: str) -> None:
+    async with ApiServer(WORLD) as server:
+        async with reading(server) as r:
+            await r.synced()
+            event = dict.fromkeys(("action", "reason", "type", "reportingController"), "x")
+            event |= {"reportingInstance": "x", "eventTime": "2026-01-01T00:00:00.000000Z"}
+            poster = ApiEventPoster(r.source.connections)
+            for name in ("first", "second"):
+                meta = {"name": name, "namespace": "shop"}
+                await poster.post_event("shop", {"metadata": meta, **event})
+        assert len(server.events) == 2
+        if server.front is not None:
+            assert server.front.visits == 1

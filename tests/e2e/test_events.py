@@ -14,8 +14,10 @@ import pytest
 
 from steersman.model.names import ObjectName
 from steersman.run.observe.events import Recorder
+from steersman.source.client import Connections
 from steersman.source.events import ApiEventPoster
 from steersman.source.kubeconfig import ClusterAccess, Material
+from steersman.source.pace import Timing
 from steersman.source.stats import RequestStats
 from steersman.source.wire import ApiError
 from tests.support.apiserver.certificates import Authority
@@ -34,11 +36,15 @@ REFUSALS: tuple[tuple[dict[str, Any], str], ...] = (
 )
 
 
+def poster_to(access: ClusterAccess, requests: RequestStats | None = None) -> ApiEventPoster:
+    return ApiEventPoster(Connections(access, Timing()), requests)
+
+
 @asynccontextmanager
 async def recording(access: ClusterAccess) -> AsyncIterator[Recorder]:
     """A Recorder at work, with a clock that never stands still."""
     clock = itertools.count(1_800_000_000_000_000_000, 1_000_000)
-    recorder = Recorder(ApiEventPoster(access), NODE, hostname="host", clock=lambda: next(clock))
+    recorder = Recorder(poster_to(access), NODE, hostname="host", clock=lambda: next(clock))
     task = asyncio.create_task(recorder.run())
     try:
         yield recorder
@@ -84,7 +90,7 @@ async def test_an_event_is_posted_in_json_where_the_server_speaks_no_protobuf() 
 async def test_a_refusal_is_an_api_error(fault: dict[str, Any], reason: str) -> None:
     async with ApiServer() as server:
         server.fault(kind="Event", verb="create", **fault)
-        poster = ApiEventPoster(ClusterAccess(servers=(server.url,)))
+        poster = poster_to(ClusterAccess(servers=(server.url,)))
         with pytest.raises(ApiError) as caught:
             await poster.post_event("default", {"metadata": {"name": "a"}})
         assert caught.value.reason == reason
@@ -109,7 +115,7 @@ async def test_a_refusal_is_logged_and_the_next_event_is_posted(
 
 async def test_what_the_server_finds_wrong_is_in_the_error() -> None:
     async with ApiServer() as server:
-        poster = ApiEventPoster(ClusterAccess(servers=(server.url,)))
+        poster = poster_to(ClusterAccess(servers=(server.url,)))
         event = {"metadata": {"name": "a", "namespace": "elsewhere"}}
         with pytest.raises(ApiError, match="400: the namespace of the object"):
             await poster.post_event("default", event)
@@ -124,9 +130,7 @@ async def test_requests_are_counted_by_status_and_server() -> None:
         counts = RequestStats()
         for url in (server.url, NOBODY):
             with pytest.raises(ApiError):
-                await ApiEventPoster(ClusterAccess(servers=(url,)), counts).post_event(
-                    "default", event
-                )
+                await poster_to(ClusterAccess(servers=(url,)), counts).post_event("default", event)
     nobody, host = (url.removeprefix("http://") for url in (NOBODY, server.url))
     assert counts.codes["422", "POST", host] == 1
     assert counts.codes["<error>", "POST", nobody] == 1
@@ -140,7 +144,7 @@ async def test_the_same_event_twice_is_a_conflict() -> None:
         async with recording(access) as recorder:
             recorder.starting()
         with pytest.raises(ApiError) as caught:
-            await ApiEventPoster(access).post_event("default", server.events[0])
+            await poster_to(access).post_event("default", server.events[0])
         assert caught.value.reason == "http_409"
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 
 from steersman.source.base import EventHandler
-from steersman.source.client import ApiClient
+from steersman.source.client import ApiClient, Connections
 from steersman.source.credentials import Credentials
 from steersman.source.kubeconfig import ClusterAccess
 from steersman.source.pace import Timing
@@ -64,11 +64,11 @@ class ApiServerSource:
         timing: Timing | None = None,
         credentials: Credentials | None = None,
     ) -> None:
-        self._access = access
         self._resources = resources(node_name)
         self._watch_list = watch_list
         self._timing = timing or Timing()
-        self._credentials = credentials
+        self.connections = Connections(access, self._timing, credentials)
+        """Open until `run` ends."""
         self.stats = SourceStats()
         for resource in self._resources:
             self.stats.kind(resource.kind)
@@ -76,8 +76,8 @@ class ApiServerSource:
     async def run(self, handler: EventHandler) -> None:
         """Feed the handler until cancelled; failures of the servers are retried inside."""
         # One client, so that all kinds move to another server together.
-        client = ApiClient(self._access, self.stats, self._timing, self._credentials)
-        async with client, asyncio.TaskGroup() as tasks:
+        client = ApiClient(self.connections, self.stats, self._timing)
+        async with self.connections, asyncio.TaskGroup() as tasks:
             for resource in self._resources:
                 reflector = Reflector(
                     client,

@@ -12,6 +12,7 @@ import logging
 import os
 from collections.abc import AsyncIterator, Iterator, Mapping, Sequence
 from contextlib import asynccontextmanager, contextmanager
+from copy import copy
 from types import TracebackType
 from typing import Self
 from urllib.parse import urlsplit
@@ -39,32 +40,20 @@ _NOT_SPOKEN = frozenset({406, 415})  # Not Acceptable, Unsupported Media Type
 log = logging.getLogger("steersman.source")
 
 
-class ApiClient:
-    """Sends requests to the server that worked last, or to the next one."""
+class Connections:
+    """Connections to the servers of a cluster, which several ApiClients may share."""
 
     def __init__(
-        self,
-        access: ClusterAccess,
-        stats: SourceStats,
-        timing: Timing,
-        credentials: Credentials | None = None,
+        self, access: ClusterAccess, timing: Timing, credentials: Credentials | None = None
     ) -> None:
-        self._access = access
-        self._stats = stats
-        self._timing = timing
-        self._credentials = credentials or Credentials(access)
-        self._tls = TlsContexts(access)
-        self.throttle = LogThrottle(timing.now)
-        self.large_body = asyncio.Lock()
-        """Held while an unusually large body is in memory."""
-        self.pace = Pace(timing, stats)
-        self._order = ServerOrder(access.servers, timing)
+        """Configure; nothing is connected yet."""
+        self.access = access
+        self.credentials = credentials or Credentials(access)
+        self.tls = TlsContexts(access)
+        self.order = ServerOrder(access.servers, timing)
+        """With which each client begins; it leaves servers that fail on its own."""
         encoding = "identity" if access.disable_compression else "gzip"
-        self._http = HttpClient((("Accept", JSON), ("Accept-Encoding", encoding)), timing.connect)
-        self._accepted = access.accepted if NATIVE else JSON
-        self._spoken = (JSON, CONTENT_TYPE) if NATIVE else (JSON,)
-        self._json_only: set[str] = set()  # paths at which the server refused protobuf
-        stats.server = self._order.current()
+        self.http = HttpClient((("Accept", JSON), ("Accept-Encoding", encoding)), timing.connect)
 
     async def __aenter__(self) -> Self:
         return self
@@ -75,7 +64,28 @@ class ApiClient:
         error: BaseException | None,
         trace: TracebackType | None,
     ) -> None:
-        await self._http.aclose()
+        await self.http.aclose()
+
+
+class ApiClient:
+    """Sends requests to the server that worked last, or to the next one."""
+
+    def __init__(self, connections: Connections, stats: SourceStats, timing: Timing) -> None:
+        self._access = access = connections.access
+        self._stats = stats
+        self._timing = timing
+        self._credentials = connections.credentials
+        self._tls = connections.tls
+        self._http = connections.http
+        self.throttle = LogThrottle(timing.now)
+        self.large_body = asyncio.Lock()
+        """Held while an unusually large body is in memory."""
+        self.pace = Pace(timing, stats)
+        self._order = copy(connections.order)
+        self._accepted = access.accepted if NATIVE else JSON
+        self._spoken = (JSON, CONTENT_TYPE) if NATIVE else (JSON,)
+        self._json_only: set[str] = set()  # paths at which the server refused protobuf
+        stats.server = self._order.current()
 
     def failed(self, server: str) -> None:
         """Record that a server failed: the next request goes to the next one."""

@@ -6,25 +6,20 @@ from collections.abc import Mapping
 from datetime import datetime
 from typing import Any
 
-from steersman.source.client import ApiClient
-from steersman.source.credentials import Credentials
+from steersman.source.client import ApiClient, Connections
 from steersman.source.framing import MAGIC
-from steersman.source.kubeconfig import ClusterAccess
 from steersman.source.pace import Timing
 from steersman.source.stats import RequestStats, SourceStats
 
 
 class ApiEventPoster:
-    """Creates Events in events.k8s.io/v1; implements `run.events.EventPoster`.
+    """Creates Events in events.k8s.io/v1; implements `run.events.EventPoster`."""
 
-    Events are rare, so each one gets a connection of its own.
-    """
-
-    def __init__(self, access: ClusterAccess, requests: RequestStats | None = None) -> None:
+    def __init__(self, connections: Connections, requests: RequestStats | None = None) -> None:
         """Create it; its requests are counted in `requests`."""
-        self._access = access
-        self._stats = SourceStats(requests=requests or RequestStats())
-        self._credentials = Credentials(access)
+        # A client of its own: a server that refuses Events is not left by the watches.
+        stats = SourceStats(requests=requests or RequestStats())
+        self._client = ApiClient(connections, stats, Timing())
 
     async def post_event(self, namespace: str, event: dict[str, Any]) -> None:
         """Create an Event.
@@ -33,8 +28,7 @@ class ApiEventPoster:
             ApiError: no server accepts it.
         """
         path = f"/apis/events.k8s.io/v1/namespaces/{namespace}/events"
-        async with ApiClient(self._access, self._stats, Timing(), self._credentials) as client:
-            await client.post_message(path, encoded_event(event), event)
+        await self._client.post_message(path, encoded_event(event), event)
 
 
 class NoEvents:

@@ -15,7 +15,7 @@ import msgspec
 from steersman.model.kube import Node, Pod
 from steersman.source.apiserver import resources
 from steersman.source.base import EventHandler
-from steersman.source.client import ApiClient
+from steersman.source.client import ApiClient, Connections
 from steersman.source.kubeconfig import ClusterAccess
 from steersman.source.lister import Lister, Listing
 from steersman.source.pace import Timing
@@ -98,8 +98,8 @@ async def _client(access: ClusterAccess) -> AsyncIterator[tuple[ApiClient, Sourc
     """Yield a client; every failure becomes an ApiError that names the server."""
     stats = SourceStats()
     try:
-        async with ApiClient(access, stats, _TIMING) as client:
-            yield client, stats
+        async with Connections(access, _TIMING) as connections:
+            yield ApiClient(connections, stats, _TIMING), stats
     except ApiError as error:
         text = f"API server {stats.server}: {error}"
         raise ApiError(error.reason, text, status=error.status) from error

@@ -39,7 +39,7 @@ import msgspec
 
 from steersman.operate.answer import QuestionError
 from steersman.run.serve.http import Answer, Request
-from steersman.source.client import ApiClient
+from steersman.source.client import ApiClient, Connections
 from steersman.source.kubeconfig import ClusterAccess as ApiServers
 from steersman.source.pace import Timing
 from steersman.source.stats import SourceStats
@@ -169,7 +169,8 @@ class ApiReviewer:
 
     def __init__(self, servers: ApiServers) -> None:
         """Create it; nothing is asked yet."""
-        self._servers = servers
+        timing = Timing(connect=5.0, answer=10.0)  # a reader waits
+        self._client = ApiClient(Connections(servers, timing), SourceStats(), timing)
 
     async def user(self, token: str) -> User | None:
         """Return the user of a bearer token; None if it is not valid."""
@@ -191,10 +192,8 @@ class ApiReviewer:
     async def _ask(self, group: str, kind: str, spec: object, answer: type[ValueT]) -> ValueT:
         version = f"{group}.k8s.io/v1"
         body = {"apiVersion": version, "kind": kind, "spec": spec}
-        timing = Timing(connect=5.0, answer=10.0)  # a reader waits
         try:
-            async with ApiClient(self._servers, SourceStats(), timing) as client:
-                found = await client.post(f"/apis/{version}/{kind.lower()}s", body)
+            found = await self._client.post(f"/apis/{version}/{kind.lower()}s", body)
             return msgspec.json.decode(found, type=answer)
         except (ApiError, msgspec.DecodeError) as error:
             text = f"the API server does not say who may see this ({kind}): {error}"

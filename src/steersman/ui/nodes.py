@@ -26,7 +26,7 @@ from steersman.host.peers import CONTROL
 from steersman.model.addresses import join_host_port, without_password
 from steersman.operate.answer import QuestionError
 from steersman.operate.client import check_server
-from steersman.source.client import ApiClient
+from steersman.source.client import ApiClient, Connections
 from steersman.source.http import HttpClient, Response
 from steersman.source.http_connection import HttpError
 from steersman.source.kubeconfig import ClusterAccess, Material
@@ -367,8 +367,9 @@ class PodNodes:
         """List the pods again and again: their changes are rare, and a watch is one more state."""
         backoff = Backoff(self._timing)
         last: Sequence[Way] = ()
-        api = ApiClient(self._access, SourceStats(), self._timing)
-        async with api as client, aclosing(HttpClient(_PLAIN, _CONNECT)) as http:
+        api = Connections(self._access, self._timing)
+        async with api, aclosing(HttpClient(_PLAIN, _CONNECT)) as http:
+            client = ApiClient(api, SourceStats(), self._timing)
             cluster = _Cluster(client, self._token, self._secure, http, self._tls, self._direct)
             while True:
                 try:

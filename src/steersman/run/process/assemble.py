@@ -90,7 +90,7 @@ async def assemble(
         StartError: it cannot run here.
         SysctlError: a start-up setting cannot be written (behaviour 1.1).
     """
-    source = make_source(parsed.config, node_config(parsed.config).node_name)
+    source, poster = make_source(parsed.config, node_config(parsed.config).node_name)
     chosen = await choose_mode(parsed.config, machine.create_mode)
     mode = chosen.mode
     config = in_mode(parsed.config, mode.name)
@@ -106,11 +106,9 @@ async def assemble(
     engine = Engine(mode, config, node, store)
     sync = engine.sync
     # What the process shows of it.
-    servers = Servers(
-        config, parsed.values, node.node_name, sync, stats=source.stats, logs=logs, machine=machine
-    )
-    findings = FindingsLog()
-    recorder, metrics = servers.recorder, servers.metrics
+    known = (config, parsed.values, node.node_name, sync)
+    servers = Servers(*known, stats=source.stats, poster=poster, logs=logs, machine=machine)
+    findings, recorder, metrics = FindingsLog(), servers.recorder, servers.metrics
     drift = DriftLog(store, recorder, metrics)
     failover = Failover(store, sync.in_force, recorder, metrics, lambda: servers.config)
     observers = SyncObservers(

@@ -33,10 +33,11 @@ from steersman.model.plan import Traits
 from steersman.modes.base import Mode
 from steersman.modes.registry import Factory, create
 from steersman.modes.specs import SPECS
-from steersman.run.observe.events import Recorder
+from steersman.run.observe.events import EventPoster, Recorder
 from steersman.run.observe.metrics import Metrics
 from steersman.source.apiserver import ApiServerSource
 from steersman.source.base import Source
+from steersman.source.events import ApiEventPoster, NoEvents
 from steersman.source.fetch import fetch_objects
 from steersman.source.kubeconfig import ClusterAccess, load_cluster_access
 from steersman.source.store import Store
@@ -77,14 +78,15 @@ def cluster_access(config: ProxyConfig) -> ClusterAccess:
     return msgspec.structs.replace(access, accepted=accepted, content_type=spoken)
 
 
-def make_source(config: ProxyConfig, node_name: str) -> Source:
-    """Build the configured source of objects: manifests or the API server."""
+def make_source(config: ProxyConfig, node_name: str) -> tuple[Source, EventPoster]:
+    """Build the source of objects, manifests or the API server, and what posts Events."""
     if paths := config.steersman.manifests:
         from steersman.source.files import FileSource  # noqa: PLC0415 - not with an API server
 
-        return FileSource([Path(path) for path in paths])
+        return FileSource([Path(path) for path in paths]), NoEvents()
     access, watch_list = cluster_access(config), config.steersman.watch_list
-    return ApiServerSource(access, node_name, watch_list=watch_list)
+    source = ApiServerSource(access, node_name, watch_list=watch_list)
+    return source, ApiEventPoster(source.connections, source.stats.requests)
 
 
 def new_mode(config: ProxyConfig, create: Factory = create) -> Mode:

@@ -17,7 +17,7 @@ from steersman.model.addresses import split_host_port
 from steersman.model.kube import Node, ObjectMeta
 from steersman.model.names import Family
 from steersman.model.plan import ServicePlan
-from steersman.run.observe.events import Recorder
+from steersman.run.observe.events import EventPoster, Recorder
 from steersman.run.observe.metrics import Metrics
 from steersman.run.observe.mode_metrics import ModeMetrics
 from steersman.run.observe.prometheus import Metric
@@ -34,14 +34,12 @@ from steersman.run.process.event_loop import MeasuredLoop
 from steersman.run.process.instance import Instance
 from steersman.run.process.klog import ProcessLog
 from steersman.run.process.machine import Machine
-from steersman.run.process.startup import cluster_access
 from steersman.run.serve.control import ControlSocket
 from steersman.run.serve.health import ProxyHealth, ServiceHealthServers, now, proxy_health_app
 from steersman.run.serve.http import App, Page, keep_serving
 from steersman.run.serve.metrics_server import Pages, metrics_app
 from steersman.run.serve.state_server import serve_state
 from steersman.run.sync.sync import Sync
-from steersman.source.events import ApiEventPoster, NoEvents
 from steersman.source.pace import Timing
 from steersman.source.stats import SourceStats
 
@@ -60,6 +58,7 @@ class Servers:
         sync: Sync,
         *,
         stats: SourceStats | None,
+        poster: EventPoster,
         logs: ProcessLog,
         machine: Machine,
     ) -> None:
@@ -67,6 +66,7 @@ class Servers:
 
         Args:
             stats: connection to the API server; None with manifests.
+            poster: creates Events.
             logs: its verbosity can be set by a request.
             machine: tells how full the conntrack table is.
         """
@@ -74,13 +74,7 @@ class Servers:
         self._flags = flags
         self._sync = sync
         self._logs = logs
-        standalone = bool(config.steersman.manifests)
-        poster = (
-            NoEvents()
-            if standalone
-            else ApiEventPoster(cluster_access(config), stats.requests if stats else None)
-        )
-        self._without_node = Node(ObjectMeta(name=node_name)) if standalone else None
+        self._without_node = None if stats else Node(ObjectMeta(name=node_name))
         timing = Timing()
         self.recorder = Recorder(
             poster,
