@@ -26,28 +26,10 @@ PYTHON = (
     "--hash=sha256:37acfb92655c4226879f95c988e2ef1449a53c54486d6c1ebc00e2772429af82"
 )
 PACKAGES = (
-    *(
-        "colorama",
-        "h11",
-        "hypothesis",
-        "iniconfig",
-        "jinja2",
-        "markdown-it-py",
-        "markupsafe",
-        "mdurl",
-        "msgspec",
-    ),
-    *(
-        "packaging",
-        "pluggy",
-        "pygments",
-        "pytest",
-        "pytest-asyncio",
-        "pyyaml",
-        "rich",
-        "sortedcontainers",
-        "typing-extensions",
-    ),
+    *("aiohappyeyeballs", "aiohttp", "aiosignal", "attrs", "colorama", "frozenlist", "h11"),
+    *("hypothesis", "idna", "iniconfig", "jinja2", "markdown-it-py", "markupsafe", "mdurl"),
+    *("msgspec", "multidict", "packaging", "pluggy", "propcache", "pygments", "pytest"),
+    *("pytest-asyncio", "pyyaml", "rich", "sortedcontainers", "typing-extensions", "yarl"),
 )
 _PRELOAD = "wineserver_preload"
 COMPILER = "x86_64-w64-mingw32-gcc"

@@ -49,9 +49,9 @@ class Process:
         except TimeoutError:
             raise AssertionError(f"{text!r} is not in the log:\n{self.log}") from None
 
-    async def ended(self) -> int:
+    async def ended(self, minutes: float = PATIENCE / 60) -> int:
         """Wait for its end; return its status."""
-        async with asyncio.timeout(PATIENCE):
+        async with asyncio.timeout(minutes * 60):
             status = await self.process.wait()
             await self._reader
         return status

@@ -164,8 +164,10 @@ class _WaitingTransport(asyncio.DatagramTransport):
     def __init__(self, sock: socket.socket, session: Session) -> None:
         super().__init__()
         self._socket = sock
-        self._task = asyncio.get_running_loop().create_task(self._receive(session))
-        session.connection_made(self)
+        loop = asyncio.get_running_loop()
+        self._task = loop.create_task(self._receive(session))
+        # An ICMP error is lost unless the socket receives before it sends.
+        loop.call_soon(session.connection_made, self)
 
     async def _receive(self, session: Session) -> None:
         loop = asyncio.get_running_loop()
