@@ -1,4 +1,4 @@
-"""This process: its capabilities, what it uses, and what it tells the system."""
+"""Processes: what this one may do and tells the system, and what another one does."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ import socket
 import sys
 from collections.abc import Sequence
 from pathlib import Path
+from typing import NamedTuple
 
 NEEDS_NET_ADMIN = "needs root or CAP_NET_ADMIN"
 """Hint for messages about EPERM."""
@@ -39,6 +40,46 @@ def has_capability(number: int, proc: Path = Path("/proc"), pid: int | str = "se
         if line.startswith("CapEff:"):
             return bool(int(line.split()[1], 16) >> number & 1)
     return False
+
+
+class Activity(NamedTuple):
+    """What a process does at a moment."""
+
+    state: str
+    """As in proc_pid_stat(5): R runs or wants to, S sleeps, D waits in the kernel, T is stopped, t
+    is stopped by a debugger, Z has ended."""
+    used: int
+    """CPU time since its start, in ticks of the clock."""
+
+    @property
+    def stopped(self) -> str:
+        """Why it cannot do anything, for people; "" if it can."""
+        return {
+            "T": "it is stopped (SIGSTOP)",
+            "t": "a debugger has stopped it",
+            "Z": "it has ended, and its parent does not know yet",
+        }.get(self.state, "")
+
+
+def activity(pid: int, proc: Path = Path("/proc")) -> Activity:
+    """Return what a process does now.
+
+    Raises:
+        OSError: it has ended.
+    """
+    # The name of its program, in parentheses, may have blanks and parentheses, too.
+    fields = (proc / str(pid) / "stat").read_text(errors="replace").rpartition(")")[2].split()
+    return Activity(fields[0], int(fields[11]) + int(fields[12]))
+
+
+def words_of(proc: Path, pid: int) -> list[str]:
+    """Return the command line of a process.
+
+    Raises:
+        OSError: it has ended, or belongs to another user.
+    """
+    words = (proc / str(pid) / "cmdline").read_bytes().rstrip(b"\0").split(b"\0")
+    return [word.decode(errors="replace") for word in words]
 
 
 def gain_net_admin(argv: Sequence[str]) -> None:

@@ -25,6 +25,8 @@ class Origin(msgspec.Struct, frozen=True):
     kind: Literal["process", "manifests", "apiserver"]
     text: str
     """For people, such as `the running process (pid 4211, nftables mode)`."""
+    hung: str = ""
+    """Why the running process, which was meant, was not asked."""
 
 
 class World(msgspec.Struct, frozen=True):

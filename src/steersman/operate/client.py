@@ -5,22 +5,43 @@ from __future__ import annotations
 import http.client
 import json
 import os
+import select
 import socket
+import time
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from typing import Any
 
 import msgspec
 
 from steersman.host.peers import CONTROL, is_trusted, peer
-from steersman.host.process import CAP_NET_ADMIN, has_capability
+from steersman.host.process import CAP_NET_ADMIN, activity, has_capability
 from steersman.operate.answer import QuestionError
 
 _TIMEOUT = 30.0  # seconds without a byte
+_LOOK = 1.0  # seconds between two looks at a process that does not answer
+_COMPUTED = frozenset({"/world"})
+"""Pages for which the process needs nothing but CPU time."""
+_IDLE = 5
+"""Looks after which a process that uses no CPU time is taken for hung."""
 
 
 class NotRunningError(QuestionError):
     """No steersman process serves the local socket of this network namespace."""
+
+
+class HungError(QuestionError):
+    """The process serves the local socket, and does not answer."""
+
+    def __init__(self, pid: int, text: str) -> None:
+        """Say so.
+
+        Args:
+            pid: of the process, in our pid namespace; 0 if it is in one that we do not see.
+            text: for people.
+        """
+        super().__init__(text)
+        self.pid = pid
 
 
 @contextmanager
@@ -103,7 +124,8 @@ class Client:
 
         Raises:
             NotRunningError: no process serves the socket.
-            QuestionError: the process refuses, or does not answer.
+            HungError: the process does not answer.
+            QuestionError: it refuses.
         """
         with self._request("GET", path) as reply:
             return reply.read()
@@ -133,20 +155,20 @@ class Client:
                     "--kubeconfig, or run the command on the node or in steersman's pod"
                 ) from error
             except BlockingIOError as error:  # as many clients as the socket takes wait already
-                raise QuestionError(
-                    "the running process accepts no connections: it is stopped, or hangs"
+                raise HungError(
+                    0, "the running process accepts no connections: it is stopped, or hangs"
                 ) from error
             check_server(connection.sock, self._name)
             connection.request(method, path, body)
+            self._wait(connection.sock, _IDLE if path in _COMPUTED else None)
             reply = connection.getresponse()
             if reply.status != http.client.OK:
                 text = reply.read().decode(errors="replace").strip()
                 raise QuestionError(text or f"the running process answered {reply.status}")
             yield reply
         except TimeoutError as error:
-            raise QuestionError(
-                f"the running process did not answer within {self._timeout:g} s"
-            ) from error
+            text = f"the running process did not answer within {self._timeout:g} s"
+            raise HungError(0, text) from error
         except (ConnectionError, http.client.HTTPException) as error:
             raise QuestionError(
                 "the running process closed the connection: the local socket serves root and the "
@@ -154,6 +176,32 @@ class Client:
             ) from error
         finally:
             connection.close()
+
+    def _wait(self, sock: socket.socket, idle: int | None) -> None:
+        """Wait for the first byte of an answer, and see meanwhile that the process works on it.
+
+        Raises:
+            HungError: it does not, or not in time.
+        """
+        pid = peer(sock)[0]
+        who = f"the running process (pid {pid})"
+        used, looks = -1, 0
+        end = time.monotonic() + self._timeout
+        while not select.select([sock], [], [], 0 if used < 0 else _LOOK)[0]:
+            with suppress(OSError):  # it has ended, or cannot be seen: the socket tells
+                now = activity(pid)
+                if now.stopped:
+                    raise HungError(pid, f"{who} does not answer: {now.stopped}")
+                looks = 0 if now.used != used or now.state == "R" else looks + 1
+                used = now.used
+                if idle and looks >= idle:
+                    text = "it has used no CPU time for "
+                    raise HungError(
+                        pid, f"{who} does not answer: {text}{looks * _LOOK:g} s, state {now.state}"
+                    )
+            used = max(used, 0)
+            if time.monotonic() > end:
+                raise HungError(pid, f"{who} did not answer within {self._timeout:g} s")
 
 
 def known_names(kind: str, client: Client | None = None) -> tuple[str, ...]:

@@ -3,20 +3,23 @@
 --manifests                    the files, as a node that starts with them would see them
 --kubeconfig, --master,
 --config with a kubeconfig     the API server, read once
-otherwise                      the running process of this network namespace; if there is none
-                               and this is a pod, the API server of its service account
+otherwise                      the running process of this network namespace; if it does not
+                               answer, what its flags name; if there is none and this is a pod,
+                               the API server of its service account
 """
 
 from __future__ import annotations
 
 import asyncio
+from pathlib import Path
 
 import msgspec
 
 from steersman.compile.node import facts_of_node, is_this_machine, missing_cluster_cidr
 from steersman.compile.planner import compile_all
-from steersman.config import Parsed, ProxyConfig
+from steersman.config import ConfigError, Parsed, ProxyConfig, parse_command_line
 from steersman.host.facts import read_facts
+from steersman.host.process import words_of
 from steersman.model import codes
 from steersman.model.findings import Finding
 from steersman.model.plan import NodePlan
@@ -24,10 +27,16 @@ from steersman.model.ruleset import Diff, Ruleset, diff
 from steersman.model.world import Origin, World
 from steersman.modes.base import Mode
 from steersman.operate.answer import QuestionError
-from steersman.operate.client import Client, NotRunningError, understood
+from steersman.operate.client import Client, HungError, NotRunningError, understood
 from steersman.run.pages.world_wire import VersionError, decode_world
-from steersman.run.process.startup import cluster_access, load_store, new_mode, node_config
-from steersman.source.kubeconfig import SERVICE_ACCOUNT
+from steersman.run.process.startup import (
+    StartError,
+    cluster_access,
+    load_store,
+    new_mode,
+    node_config,
+)
+from steersman.source.kubeconfig import SERVICE_ACCOUNT, KubeconfigError
 
 _FROM_API_SERVER = ("kubeconfig", "master")
 
@@ -41,13 +50,14 @@ async def load_world(parsed: Parsed, client: Client | None = None) -> World:
     """
     config = parsed.config
     if config.steersman.manifests:
-        where = ", ".join(config.steersman.manifests)
-        return await _read(config, Origin("manifests", f"the manifests in {where}"))
+        return await _from_manifests(config)
     access = config.client_connection.kubeconfig
     if access or any(parsed.values.get(name) for name in _FROM_API_SERVER):
         return await _from_api_server(config)
     try:
         return await world_of_process(client)
+    except HungError as hung:
+        return await _by_flags_of(hung)
     except NotRunningError:
         if not SERVICE_ACCOUNT.exists():
             raise
@@ -59,7 +69,8 @@ async def world_of_process(client: Client | None = None) -> World:
 
     Raises:
         NotRunningError: no steersman process runs in this network namespace.
-        QuestionError: it does not answer, or is another version.
+        HungError: it does not answer.
+        QuestionError: it is another version.
     """
     data = await asyncio.to_thread((client or Client()).get, "/world")
     try:
@@ -103,6 +114,39 @@ def moved_objects(mode: Mode, have: Ruleset, before: NodePlan, now: NodePlan) ->
         return mode.words().wanted(objects, have)
 
     return diff(rendered(before), rendered(now))
+
+
+def config_of(pid: int) -> ProxyConfig:
+    """Return the configuration that a process of steersman has started with.
+
+    Raises:
+        OSError: it has ended, or may not be looked at.
+        ConfigError: its flags, or its file, mean nothing here.
+    """
+    words = words_of(Path("/proc"), pid)
+    first = next((n for n, word in enumerate(words) if word.startswith("--")), len(words))
+    return parse_command_line(words[first:]).config
+
+
+async def _by_flags_of(hung: HungError) -> World:
+    """Return the World of what the flags of a process name that does not answer.
+
+    Raises:
+        HungError: they cannot be read, or name nothing that can be read here.
+    """
+    try:
+        config = config_of(hung.pid)
+        read = _from_manifests if config.steersman.manifests else _from_api_server
+        world = await read(config)
+    except (OSError, ConfigError, KubeconfigError, StartError) as error:
+        raise hung from error
+    origin = Origin(world.origin.kind, f"{world.origin.text}, since {hung}", str(hung))
+    return msgspec.structs.replace(world, origin=origin)
+
+
+async def _from_manifests(config: ProxyConfig) -> World:
+    where = ", ".join(config.steersman.manifests)
+    return await _read(config, Origin("manifests", f"the manifests in {where}"))
 
 
 async def _from_api_server(config: ProxyConfig) -> World:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+from contextlib import suppress
 from typing import Any
 
 import msgspec
@@ -11,7 +12,7 @@ import msgspec
 from steersman.compile.node import is_this_machine
 from steersman.compile.planner import compile_all
 from steersman.compile.trace import Flow, trace
-from steersman.config import Parsed, ProxyConfig
+from steersman.config import ConfigError, Parsed, ProxyConfig
 from steersman.host.exec import SubprocessExec
 from steersman.host.facts import read_facts
 from steersman.host.netns import find_namespace
@@ -25,7 +26,7 @@ from steersman.operate.client import Client, NotRunningError
 from steersman.operate.doctor import CHECKS
 from steersman.operate.doctor.check import ApiReply, Context, Diagnosis, Question, diagnose
 from steersman.operate.dump import mode_of
-from steersman.operate.load import load_world, world_again
+from steersman.operate.load import config_of, load_world, world_again
 from steersman.operate.names import Names, Target, UnknownNameError, split_words
 from steersman.run.process.startup import cluster_access, new_mode, node_config
 from steersman.source.fetch import fetch_reply
@@ -87,6 +88,11 @@ async def examine(world: World, asked: Asked, config: ProxyConfig) -> Diagnosis:
         return json.loads(await asyncio.to_thread(Client().get, path))
 
     execute = SubprocessExec()
+    server_pid = await asyncio.to_thread(Client().server_pid)
+    # Where the mode keeps its objects is said by the flags of the process, not by ours.
+    with suppress(OSError, ConfigError):
+        if world.process and server_pid:
+            config = config_of(server_pid)
     mode = mode_of(world, config, execute) if world.mode in SPECS else None
     context = Context(
         world,
@@ -97,7 +103,7 @@ async def examine(world: World, asked: Asked, config: ProxyConfig) -> Diagnosis:
         ask_api=ask_api if access else None,
         ask_process=ask_process if world.process else None,
         renew=world_again,
-        server_pid=await asyncio.to_thread(Client().server_pid),
+        server_pid=server_pid,
     )
     # Looking must leave nothing open: the mode may have sockets of netlink by now.
     try:

@@ -42,6 +42,15 @@ _BEHIND = 3
 async def process(context: Context) -> Iterable[CheckResult]:
     """Check that steersman runs, and that the kernel has all of its changes."""
     status, world = context.world.process, context.world
+    if world.origin.hung:
+        return [
+            error(
+                world.origin.hung,
+                f"the answer is from {world.origin.text}",
+                remedy="kill -CONT continues a process that was stopped; otherwise look at its log,"
+                " and restart it: rules in the kernel stay",
+            )
+        ]
     if status is None:
         # The question may be about manifests although a process runs: the node lock tells.
         holder = await asyncio.to_thread(running)

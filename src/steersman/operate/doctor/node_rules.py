@@ -153,6 +153,15 @@ async def rules(context: Context) -> Iterable[CheckResult]:
     try:
         kernel = await context.once(kernel_rules)
     except FileNotFoundError:  # the mode keeps its objects in files, which are not there
+        pid = context.server_pid
+        if pid and not await asyncio.to_thread(_shares_mounts, context, pid):
+            return [
+                unknown(
+                    "the rules cannot be read: the running process keeps its objects in files of "
+                    "another mount namespace",
+                    remedy=f"nsenter --mount=/proc/{pid}/ns/mnt steersman doctor, or in its pod",
+                )
+            ]
         kernel = KernelRules({}, Diff({"": ""}), 0)
     whose = f"of {context.question.service}" if context.question.service else "of this node"
     if not kernel.change:
@@ -183,6 +192,15 @@ async def rules(context: Context) -> Iterable[CheckResult]:
             remedy=remedy,
         )
     ]
+
+
+def _shares_mounts(context: Context, pid: int) -> bool:
+    """Return whether this process sees the files of another one."""
+    try:
+        theirs = context.path(f"proc/{pid}/ns/mnt").stat().st_ino
+        return theirs == context.path("proc/self/ns/mnt").stat().st_ino
+    except OSError:  # it has ended, or may not be looked at
+        return True
 
 
 async def lock(context: Context) -> Iterable[CheckResult]:

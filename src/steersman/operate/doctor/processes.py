@@ -11,6 +11,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import NamedTuple
 
+from steersman.host.process import words_of
 from steersman.operate.doctor.check import Context
 
 ELSEWHERE = "this container sees only its own processes (hostPID would show those of the node)"
@@ -65,16 +66,6 @@ async def processes(context: Context) -> tuple[Process, ...]:
         return found
 
     return tuple(await asyncio.to_thread(read))
-
-
-def words_of(proc: Path, pid: int) -> list[str]:
-    """Return the command line of a process.
-
-    Raises:
-        OSError: it has ended, or belongs to another user.
-    """
-    words = (proc / str(pid) / "cmdline").read_bytes().rstrip(b"\0").split(b"\0")
-    return [word.decode(errors="replace") for word in words]
 
 
 def proxies_services(process: Process, proc: Path) -> bool | None:

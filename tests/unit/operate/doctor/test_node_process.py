@@ -15,6 +15,7 @@ from steersman.model.findings import Finding, Severity
 from steersman.model.inputs import NodeConfig
 from steersman.model.names import ObjectName, Protocol
 from steersman.model.node_state import NodeState, SourceStatus
+from steersman.model.world import Origin
 from steersman.operate.doctor import node_process
 from steersman.operate.doctor.check import ApiReply, Check, Context, Question, Verdict
 from steersman.run.process.instance import Holder
@@ -93,6 +94,12 @@ def test_a_process_that_was_not_asked_runs(monkeypatch: pytest.MonkeyPatch) -> N
     said, text = check(PROCESS, None)
     assert said is Verdict.OK
     assert text.endswith("this answer is about test manifests")
+
+
+def test_a_process_that_does_not_answer_is_an_error() -> None:
+    origin = Origin("manifests", "the manifests in /m", "pid 7 does not answer: it is stopped")
+    result = only(PROCESS, context_of(world={"origin": origin}))
+    assert (result.verdict, result.text) == (Verdict.ERROR, origin.hung)
 
 
 API_SERVER = SourceStatus(kind="apiserver", server="https://api:6443", quiet_seconds=2.0)

@@ -146,7 +146,7 @@ def test_what_a_disturbed_reading_missed_is_read_again() -> None:
     assert mode.reads == 3
 
 
-def test_a_kernel_without_rules() -> None:
+def test_a_kernel_without_rules(tmp_path: Path) -> None:
     result = rules(NeedyMode())
     assert result.text == "the kernel has no rules of the memory mode"
 
@@ -155,6 +155,12 @@ def test_a_kernel_without_rules() -> None:
             raise FileNotFoundError(2, "no pins")
 
     assert rules(Gone()).text == "the kernel has no rules of the memory mode"
+    proc = {"proc/self/ns/mnt": "", "proc/7/ns/mnt": ""}
+    seen = context_of(mode=Gone(), root=tmp_path, files=proc, server_pid=7)
+    assert only(RULES, seen).text == (
+        "the rules cannot be read: the running process keeps its objects in files of another "
+        "mount namespace"
+    )
     assert rules(NeedyMode(support=Support(usable=False))).verdict is Verdict.UNKNOWN
 
 
