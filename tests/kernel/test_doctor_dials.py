@@ -124,6 +124,7 @@ def test_tracked_connections_say_who_connects(lab: Lab) -> None:
     assert entry == Tracked(
         *(Protocol.TCP, CLIENT, number, "10.96.0.10", 80, POD, 8080),
         *(CLIENT, number, True, "ESTABLISHED", entry.seconds_left),
+        assured=True,
     )
     assert entry.seconds_left > 60
     assert not lab.node.call(lambda: tracked(Family.IPV4, [("10.96.0.10", 81)]))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import socket
+import sys
 from collections import deque
 from collections.abc import Sequence
 from contextlib import suppress
@@ -14,6 +15,8 @@ from steersman.host.threads import in_thread
 from steersman.model.addresses import canonical_ip
 
 _HEAD_START = 0.25  # seconds that an address has before the next one is tried as well (RFC 8305)
+TCP_INFO_SIZE = 56
+_LAST_SENT, _LAST_RECEIVED = slice(44, 48), slice(52, 56)  # of struct tcp_info (linux/tcp.h), ms
 
 
 def socket_address(address: str, port: int) -> tuple[str, int] | tuple[str, int, int, int]:
@@ -90,3 +93,15 @@ async def _connected(address: Any) -> socket.socket:
         made.close()
         raise
     return made
+
+
+def idle_seconds(tcp_info: bytes) -> float | None:
+    """Return the time without data in either direction, by the TCP_INFO of a connection.
+
+    Args:
+        tcp_info: the first TCP_INFO_SIZE bytes of it; less are no answer.
+    """
+    if len(tcp_info) < TCP_INFO_SIZE:
+        return None
+    times = (tcp_info[part] for part in (_LAST_SENT, _LAST_RECEIVED))
+    return min(int.from_bytes(each, sys.byteorder) for each in times) / 1000

@@ -20,6 +20,7 @@ import msgspec
 from steersman.failover.watch import FailureWatch
 from steersman.host.sysctl import Setting
 from steersman.host.worker import Changes, KernelWorker
+from steersman.model.connections import ConnectionSearch
 from steersman.model.conntrack import Stale
 from steersman.model.drift import Writer
 from steersman.model.errors import BusyError
@@ -29,6 +30,7 @@ from steersman.model.ruleset import Diff, Ruleset, Script, format_diff
 from steersman.model.stats import ConnectionStats, NodeTotals
 from steersman.model.tracing import TraceStep, TrackedConnection, WatchedFlow
 from steersman.modes.kinds import KernelWords
+from steersman.netfilter.conntrack.flows import find_connections
 
 # -- Tracing ---------------------------------------------------------------------------------------
 #
@@ -378,6 +380,14 @@ class Mode(ABC):
             BusyError: the number is not known now.
         """
         return 0
+
+    def find_connections(self, search: ConnectionSearch) -> Generator[None, None, None]:
+        """Add the connections that a search wants, in steps; by default those of conntrack.
+
+        Raises:
+            BusyError, OSError: they cannot be read now.
+        """
+        return find_connections(search)
 
     def without_new_connections(self, have: Ruleset) -> Ruleset:
         """Return the part of a Ruleset that carries connections, changed to take no new ones."""

@@ -151,9 +151,8 @@ def find_service(world: World, text: str, namespace: str = "") -> ObjectName:
     Raises:
         QuestionError: it means nothing known, several things, or no Service.
     """
-    found = Names(world, namespace).resolve(text)
-    if found.kind != "service" or found.name is None:
-        raise QuestionError(f"{text!r} is not a Service ({found.kind}): give NAMESPACE/NAME")
+    found = Names(world, namespace).resolve_service(text)
+    assert found.name is not None
     return found.name
 
 

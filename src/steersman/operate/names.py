@@ -280,6 +280,17 @@ class Names:
             )
         return found
 
+    def resolve_service(self, text: str) -> Target:
+        """Return the Service that a text means, with the ports that it names.
+
+        Raises:
+            QuestionError: it means nothing known, several things, or no Service.
+        """
+        found = self.resolve(text)
+        if found.kind != "service":
+            raise QuestionError(f"{text!r} is not a Service ({found.kind}): give NAMESPACE/NAME")
+        return found
+
     def resolve(self, text: str) -> Target:
         """Return the meaning of a name or address.
 

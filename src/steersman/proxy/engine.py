@@ -22,6 +22,7 @@ from functools import partial
 
 import msgspec
 
+from steersman.model.connections import ConnectionSearch
 from steersman.model.errors import ApplyError
 from steersman.model.names import Family, PlanKey, Protocol
 from steersman.model.plan import Endpoint
@@ -50,6 +51,7 @@ from steersman.proxy.udp import MakeSession, UdpListener
 RunningListener = TcpListener | UdpListener
 _DRAIN_POLL = 0.05  # seconds
 _CLOSING_ROUNDS = 3
+_AT_ONCE = 256  # connections that are listed while other tasks wait: some milliseconds
 
 
 class SharedState:
@@ -141,6 +143,16 @@ class Proxy:
         """The number of TCP connections and UDP sessions."""
         every = (*self._listeners.values(), *self._stopped)
         return sum(listener.open_connections for listener in every)
+
+    async def find_connections(self, search: ConnectionSearch) -> None:
+        """Add the connections that a search wants; other tasks have their turn in between."""
+        for listener in (*self._listeners.values(), *self._stopped):
+            if listener.route.plan.owner not in search.owners:
+                continue
+            for number, found in enumerate(listener.list_connections(), 1):
+                search.add(found)
+                if number % _AT_ONCE == 0:
+                    await asyncio.sleep(0)
 
     def totals(self) -> NodeTotals:
         """Return the counts over all endpoints that were ever served."""

@@ -16,6 +16,7 @@ from __future__ import annotations
 import asyncio
 import os
 import socket
+import time
 from collections.abc import Callable
 from contextlib import ExitStack, suppress
 
@@ -262,6 +263,7 @@ class RelayedConnection:
         "_counters",
         "_on_end",
         "back",
+        "began",
         "budget",
         "closed",
         "endpoint",
@@ -296,6 +298,7 @@ class RelayedConnection:
         self.back = Direction(self, 1, server, client)
         self.forth.back, self.back.back = self.back, self.forth
         self.closed = False
+        self.began = time.monotonic()
 
     def start(self, greeting: bytes) -> None:
         """Relay; the endpoint receives the greeting first.

@@ -11,6 +11,7 @@ from collections.abc import Iterable, Mapping
 from typing import Any, NamedTuple, TypeAlias
 
 from steersman.host.limits import raise_descriptor_limit
+from steersman.model.addresses import canonical_ip, join_host_port
 from steersman.model.names import Protocol
 
 SocketAddress: TypeAlias = tuple[Any, ...]
@@ -118,6 +119,11 @@ def tune_accepted(sock: socket.socket) -> None:
         sock.setblocking(False)
     else:
         tune(sock)
+
+
+def print_address(address: SocketAddress) -> str:
+    """Return a socket's address as address and port, the address canonical."""
+    return join_host_port(canonical_ip(address[0]) or address[0], address[1])
 
 
 def reset(sock: socket.socket) -> None:

@@ -14,10 +14,13 @@ import socket
 import struct
 import time
 from collections.abc import Iterable, Iterator
+from contextlib import suppress
 from functools import partial
 from itertools import cycle
 
+from steersman.host.connect import TCP_INFO_SIZE, idle_seconds
 from steersman.model.addresses import canonical_ip
+from steersman.model.connections import ConnectionState, OpenConnection
 from steersman.model.names import Protocol
 from steersman.model.plan import Endpoint
 from steersman.proxy.balance import Balancer, Route
@@ -31,6 +34,7 @@ from steersman.proxy.sockets import (
     SocketAddress,
     interface_of,
     open_socket,
+    print_address,
     reset,
     tune,
     tune_accepted,
@@ -74,6 +78,31 @@ class TcpListener:
     def open_connections(self) -> int:
         """The number of connections, with those that are being dialled."""
         return len(self.connections) + len(self.dialling)
+
+    def list_connections(self) -> Iterator[OpenConnection]:
+        """Yield the connections of now, and those that are being dialled."""
+        for waiting in tuple(self.dialling):
+            with suppress(OSError):
+                yield waiting.describe()
+        for each in tuple(self.connections):
+            with suppress(OSError):  # it was reset, and will be closed
+                client, server = each.forth.source, each.back.source
+                closing = each.forth.ended or each.back.ended
+                yield OpenConnection(
+                    endpoint=str(each.endpoint),
+                    client=print_address(client.getpeername()),
+                    frontend=self.frontend_of(client),
+                    protocol=Protocol.TCP.value,
+                    state=ConnectionState.CLOSING if closing else ConnectionState.OPEN,
+                    source=print_address(server.getsockname()),
+                    age=time.monotonic() - each.began,
+                    idle=idle_of(client),
+                )
+
+    def frontend_of(self, client: socket.socket) -> str:
+        """Return the destination that a client used; for a node port, our address."""
+        address, port = self.route.destination
+        return print_address((address or client.getsockname()[0], port))
 
     # Accepting
 
@@ -225,6 +254,22 @@ class Dialling:
         else:
             self.abort()
 
+    def describe(self) -> OpenConnection:
+        """Return the client's connection, with the endpoint that is dialled.
+
+        Raises:
+            OSError: the client has gone.
+        """
+        dial = self._dial
+        return OpenConnection(
+            endpoint=str(dial.endpoint) if dial is not None else "",
+            client=print_address(self._peer),
+            frontend=self._listener.frontend_of(self._client),
+            protocol=Protocol.TCP.value,
+            state=ConnectionState.OPENING,
+            age=time.monotonic() - self._began if self._began else None,
+        )
+
     def abort(self) -> None:
         """Reset the client, and give up the dial. Idempotent."""
         listener = self._listener
@@ -370,6 +415,13 @@ class Dialling:
         destination = (address or canonical_ip(here) or here, port)
         source = (canonical_ip(self._peer[0]) or self._peer[0], self._peer[1])
         return proxy_protocol_header(source, destination)
+
+
+def idle_of(sock: socket.socket) -> float | None:
+    """Return the seconds without data of a TCP connection; None if this system does not tell."""
+    if not hasattr(socket, "TCP_INFO"):
+        return None
+    return idle_seconds(sock.getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, TCP_INFO_SIZE))
 
 
 def proxy_protocol_header(client: tuple[str, int], destination: tuple[str, int]) -> bytes:

@@ -10,10 +10,13 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import socket
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from ipaddress import ip_address
 from typing import Any, NamedTuple, TypeAlias, cast
 
 from steersman.host.probe import outcome_of
+from steersman.model.addresses import join_host_port
+from steersman.model.connections import ConnectionState, OpenConnection
 from steersman.model.names import Protocol
 from steersman.model.plan import Endpoint
 from steersman.proxy.balance import Route
@@ -26,6 +29,7 @@ from steersman.proxy.sockets import (
     arrival_of,
     interface_name,
     open_socket,
+    print_address,
     reply_options,
     request_arrivals,
 )
@@ -66,7 +70,7 @@ class Session(asyncio.DatagramProtocol):
         self.closed = self._unanswered = self._answered = self._full = False
         self._balancer = listener.route.balancer
         self._counters = listener.route.reached(client.address[0], endpoint, 0.0)
-        self._used = listener.loop.time()
+        self._began = self._used = listener.loop.time()
         self._timer = listener.loop.call_later(listener.idle_seconds, self._check_idle)
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
@@ -137,6 +141,25 @@ class Session(asyncio.DatagramProtocol):
             self._timer = loop.call_later(min(left, self._listener.idle_seconds), self._check_idle)
         else:
             self.close()
+
+    def describe(self) -> OpenConnection:
+        """Return this session as a connection."""
+        arrival, now = self.client.arrival.address, self._listener.loop.time()
+        address, port = self._listener.route.destination
+        if not address:  # a node port: the address of ours that was asked
+            own = self._listener.socket.getsockname()[0]
+            address = str(ip_address(arrival)) if arrival else own
+        source = self.dial.socket.getsockname() if self.dial is not None else None
+        return OpenConnection(
+            endpoint=str(self.endpoint),
+            client=print_address(self.client.address),
+            frontend=join_host_port(address, port),
+            protocol=Protocol.UDP.value,
+            state=ConnectionState.OPEN if self._answered else ConnectionState.OPENING,
+            source=print_address(source) if source else "",
+            age=now - self._began,
+            idle=now - self._used,
+        )
 
     def close(self) -> None:
         """End the session. Idempotent."""
@@ -236,6 +259,12 @@ class UdpListener:
     def open_connections(self) -> int:
         """The number of sessions."""
         return len(self._sessions)
+
+    def list_connections(self) -> Iterator[OpenConnection]:
+        """Yield the sessions of now."""
+        for session in tuple(self._sessions.values()):
+            with contextlib.suppress(OSError):  # its socket was closed
+                yield session.describe()
 
     def _readable(self) -> None:
         for _ in range(_READ_AT_ONCE):

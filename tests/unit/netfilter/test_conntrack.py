@@ -20,7 +20,13 @@ from steersman.model.plan import Endpoint
 from steersman.netfilter.conntrack import stale as module
 from steersman.netfilter.conntrack.stale import delete_stale
 from steersman.netfilter.conntrack.usage import Usage
-from steersman.netfilter.conntrack.wire import LAYOUTS, _parsed_keys, entry_keys
+from steersman.netfilter.conntrack.wire import (
+    LAYOUTS,
+    _parsed_keys,
+    entry_keys,
+    is_of,
+    listed_keys,
+)
 from tests.support.lab.conntrack_flows import FlowEntry, creation, unpack_entry
 from tests.support.stale import Entry
 
@@ -107,6 +113,27 @@ def test_an_entry_with_more_in_its_tuples_is_read_the_long_way() -> None:
     body = b"\2\0\0\0" + tuple_(1, client, vip, b"\1\1\0\x35") + tuple_(2, pod, client, b"\2\2\1\1")
     keys = entry_keys(body, LAYOUTS[Family.IPV4])
     assert keys == (b"\x11" + vip + b"\0\x35", pod + b"\2\2")
+
+
+HTTP, HTTP_ELSEWHERE = b"\6\x0a\x60\0\1\0\x50", b"\6\x0a\x60\0\2\0\x50"
+NODE_PORT, TCP, UDP = b"\6\0\x50", b"\6", b"\x11"
+HTTP6 = b"\6" + bytes(15) + b"\1\0\x50"
+
+
+@pytest.mark.parametrize(
+    ("family", "keys", "listed"),
+    [
+        (Family.IPV4, [HTTP, HTTP_ELSEWHERE], [HTTP, HTTP_ELSEWHERE]),
+        (Family.IPV4, [HTTP, NODE_PORT], [NODE_PORT]),
+        (Family.IPV6, [HTTP6], [NODE_PORT]),  # the kernel cannot select by address
+        (Family.IPV4, [b"\6\x0a\x60\0" + bytes((n, 0, 80)) for n in range(5)], [TCP]),
+    ],
+)
+def test_no_entry_is_listed_twice(family: Family, keys: list[bytes], listed: list[bytes]) -> None:
+    assert listed_keys(family, keys) == listed
+    for destination in keys:
+        assert [is_of(key, destination) for key in listed].count(True) == 1
+        assert not is_of(UDP, destination)
 
 
 def test_an_entry_without_ports_is_nobodys() -> None:

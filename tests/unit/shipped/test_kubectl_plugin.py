@@ -59,8 +59,9 @@ def plugin(tmp_path: Path) -> Plugin:
     return Plugin(tmp_path)
 
 
-def test_a_question_about_the_cluster_goes_to_every_node(plugin: Plugin) -> None:
-    status, out, _ = plugin.run("status")
+@pytest.mark.parametrize("words", [["status"], ["connections", "shop/web"]])
+def test_a_question_about_the_cluster_goes_to_every_node(plugin: Plugin, words: list[str]) -> None:
+    status, out, _ = plugin.run(*words)
     assert status == 1  # the worst
     assert out.splitlines() == ["node node-a:", "  answer of a", "node node-b:", "  answer of b"]
 

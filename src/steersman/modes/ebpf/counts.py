@@ -10,6 +10,7 @@ from collections import Counter
 from collections.abc import Collection, Generator, Mapping
 from typing import NamedTuple
 
+from steersman.model.connections import ConnectionSearch
 from steersman.model.conntrack import Stale
 from steersman.model.names import ServicePortName
 from steersman.model.plan import ServicePlan
@@ -21,11 +22,13 @@ from steersman.modes.ebpf.flows import (
     collect,
     count_open,
     delete_stale,
+    find_connections,
     find_stale,
     read_timeouts,
 )
 from steersman.modes.ebpf.loader import LoadedObject
 from steersman.modes.ebpf.sockets import Peer, read_peers, stale_peers
+from steersman.modes.ebpf.sockets import find_connections as find_peers
 from steersman.modes.ebpf.tables import Tables
 
 # Plans that `stats` visits in a step: a millisecond.
@@ -173,6 +176,11 @@ class Tracking:
     def count_open(self) -> Generator[None, None, int]:
         """Count the connections that have not ended, in steps."""
         return count_open(self._flows, read_timeouts())
+
+    def find_connections(self, search: ConnectionSearch) -> Generator[None, None, None]:
+        """Add the connections that a search wants, in steps."""
+        yield from find_connections(self._flows, search, read_timeouts())
+        find_peers(self._maps, search)
 
     def find_stale(self, stale: Stale) -> Generator[None, None, StaleConnections]:
         """Find stale connections, in steps."""

@@ -71,7 +71,7 @@ def describe(item: tuple[bytes, bytes]) -> str:
 
 
 def _list(endpoints: bytes) -> str:
-    return f"[{' '.join(map(endpoint_name, layout.cut(endpoints)))}]"
+    return f"[{' '.join(map(layout.print_endpoint, layout.cut(endpoints)))}]"
 
 
 def _frontend(value: FrontendValue) -> str:
@@ -99,12 +99,6 @@ def frontend_name(key: bytes) -> str:
     return f"{join_host_port(print_address(address), port)}/{name}"
 
 
-def endpoint_name(packed: bytes) -> str:
-    """Print a packed endpoint."""
-    address, port = layout.split_endpoint(packed)
-    return join_host_port(print_address(address), port)
-
-
 def dump(name: str, pins: Path = PINS) -> Iterator[str]:
     """Print one of DUMPS, a line per entry.
 
@@ -129,7 +123,7 @@ def _dump_endpoints(maps: Path) -> Iterator[str]:
         for end in sorted(set(tables.services.read(number).endpoints())):
             tally = counted.get(layout.MEMBER_KEY.pack(number, end), (0,) * 5)
             yield (
-                f"{name.decode()} > {endpoint_name(end)}: {tally[0]} connections, "
+                f"{name.decode()} > {layout.print_endpoint(end)}: {tally[0]} connections, "
                 f"{tally[3]} bytes there, {tally[4]} back"
             )
 
@@ -143,9 +137,10 @@ def _dump_conntrack(maps: Path) -> Iterator[str]:
         address, last, port, kind, state, _ = layout.FLOW.unpack(value)
         name = PROTOCOL_BY_NUMBER.get(protocol, protocol)
         yield (
-            f"{name} {endpoint_name(source + source_port)} > "
-            f"{endpoint_name(destination + destination_port)} "
-            f"{_HOOKS[hook]}, {_KINDS[kind]} {endpoint_name(address + port)}, {_STATES[state]}, "
+            f"{name} {layout.print_endpoint(source + source_port)} > "
+            f"{layout.print_endpoint(destination + destination_port)} "
+            f"{_HOOKS[hook]}, {_KINDS[kind]} {layout.print_endpoint(address + port)}, "
+            f"{_STATES[state]}, "
             f"{(now - last) // 1_000_000_000} s ago"
         )
 
@@ -160,7 +155,7 @@ def _dump_affinity(maps: Path) -> Iterator[str]:
         client_name = print_address(client) if netns is None else f"network namespace {netns}"
         yield (
             f"{names.get(service, b'gone').decode()}: {client_name} > "
-            f"{endpoint_name(address + port)}, {(now - last) // 1_000_000_000} s ago"
+            f"{layout.print_endpoint(address + port)}, {(now - last) // 1_000_000_000} s ago"
         )
 
 

@@ -22,8 +22,9 @@ from collections.abc import Callable, Collection, Generator, Iterable, Iterator
 from pathlib import Path
 from typing import NamedTuple, TypeAlias
 
+from steersman.model.connections import ConnectionSearch, ConnectionState, OpenConnection
 from steersman.model.conntrack import Stale
-from steersman.model.names import Protocol
+from steersman.model.names import PROTOCOL_BY_NUMBER, Protocol
 from steersman.modes.ebpf import layout
 from steersman.modes.ebpf.bpf import HashMap
 
@@ -216,6 +217,49 @@ def count_open(flows: HashMap, timeouts: Timeouts) -> Generator[None, None, int]
         )
         yield
     return count
+
+
+def find_connections(
+    flows: HashMap, search: ConnectionSearch, timeouts: Timeouts
+) -> Generator[None, None, None]:
+    """Add the connections whose packets are rewritten, in steps."""
+    for batch in flows.batches():
+        now = time.monotonic_ns()
+        for key, value in batch:
+            if layout.flow_kind(value) != TO_ENDPOINT:
+                continue
+            flow = FlowEntry.unpack(key, value)
+            frontend = bytes((flow.protocol,)) + layout.without_prefix(flow.destination)
+            if search.wants(frontend) and not expired_entries(key, value, flows.get, timeouts, now):
+                search.add(_open_connection(flows, key, value, now))
+        yield
+
+
+def _open_connection(flows: HashMap, key: bytes, value: bytes, now: int) -> OpenConnection:
+    """Return a TO_ENDPOINT entry, and those that belong to it, as a connection."""
+    flow = FlowEntry.unpack(key, value)
+    states, ages = {layout.flow_state(value)}, [_age(value, now)]
+    if answers := flows.get(_opposite(key, value)):
+        states.add(layout.flow_state(answers))
+        ages.append(_age(answers, now))
+    if states & {CLOSING, RESET, REFUSED}:
+        state = ConnectionState.ENDED
+    elif FINISHED in states:
+        state = ConnectionState.CLOSING
+    elif ESTABLISHED in states:
+        state = ConnectionState.OPEN
+    else:
+        state = ConnectionState.OPENING
+    source = flows.get(layout.flow_key(flow.source, flow.rewritten, flow.protocol, EGRESS))
+    return OpenConnection(
+        endpoint=layout.print_endpoint(flow.rewritten),
+        client=layout.print_endpoint(flow.source),
+        frontend=layout.print_endpoint(flow.destination),
+        protocol=PROTOCOL_BY_NUMBER[flow.protocol].value,
+        state=state,
+        source=layout.print_endpoint(FlowEntry.unpack(key, source).rewritten) if source else "",
+        idle=min(ages),
+    )
 
 
 def expired_entries(

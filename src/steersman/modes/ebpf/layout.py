@@ -18,6 +18,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from hashlib import blake2b
 from typing import Literal, NamedTuple, TypeAlias
 
+from steersman.model.addresses import join_host_port
 from steersman.model.names import Family, PlanKey
 from steersman.model.plan import Action, Endpoint, Pool, Verdict
 
@@ -309,6 +310,12 @@ def split_endpoint(packed: bytes) -> tuple[bytes, int]:
     """Return the packed address and the port of an endpoint."""
     port = packed[ADDRESS_SIZE:ENDPOINT_SIZE]
     return packed[:ADDRESS_SIZE], int.from_bytes(port, "big")
+
+
+def print_endpoint(packed: bytes) -> str:
+    """Print a packed endpoint as address and port."""
+    address, port = split_endpoint(packed)
+    return join_host_port(print_address(address), port)
 
 
 def without_prefix(packed: bytes) -> bytes:

@@ -12,6 +12,7 @@ import msgspec
 
 from steersman.host.exec import Exec
 from steersman.host.worker import finish
+from steersman.model.connections import ConnectionSearch
 from steersman.model.conntrack import Stale
 from steersman.model.errors import TRANSIENT_ERRNOS, ApplyError, BusyError
 from steersman.model.names import Family
@@ -152,6 +153,12 @@ class EbpfMode(Mode):
     def connections(self) -> int:
         """Count connections whose packets are rewritten; those of balanced sockets go on alone."""
         return finish(guarded_steps(self.datapath.while_open(Tracking.count_open))) or 0
+
+    def find_connections(self, search: ConnectionSearch) -> Generator[None, None, None]:
+        """Add the connections whose packets are rewritten, and those of balanced sockets."""
+        yield from guarded_steps(
+            self.datapath.while_open(lambda tracking: tracking.find_connections(search))
+        )
 
     def hold_nat_hooks(self) -> None:
         """Keep connections alive that netfilter translates for the mode before."""

@@ -21,28 +21,38 @@ import socket
 import struct
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 from typing import NamedTuple
 
-from steersman.host.netlink import Netlink, NetlinkError
+from steersman.host.connect import idle_seconds
+from steersman.host.netlink import DumpInterruptedError, Netlink, NetlinkError
 from steersman.host.netns import enter, namespaces
-from steersman.host.nlmsg import Request
+from steersman.host.nlmsg import Request, attributes
+from steersman.model.connections import ConnectionSearch, ConnectionState, OpenConnection
 from steersman.model.conntrack import Stale
-from steersman.model.names import Protocol
+from steersman.model.names import PROTOCOL_BY_NUMBER, Protocol
 from steersman.modes.ebpf import layout
 from steersman.modes.ebpf.bpf import ArrayMap, HashMap
 
 NETLINK_SOCK_DIAG = 4
 _SOCK_DIAG_BY_FAMILY, _SOCK_DESTROY = 20, 21
-# `struct inet_diag_req_v2` before its `id`: family, protocol, states.
-_REQUEST = struct.Struct("=BBxxI")
+# `struct inet_diag_req_v2` before its `id`: family, protocol, wanted attributes, states.
+_REQUEST = struct.Struct("=BBBxI")
 # `struct inet_diag_sockid`: ports, source, destination, interface, cookie.
 _ID = struct.Struct("=4s16s16sIQ")
-# Offset of `id` in `struct inet_diag_msg`, after family, state and two timers.
-_ID_AT = 4
+# Of `struct inet_diag_msg`: offset of `id`, after family, state and two timers; size of the whole.
+_ID_AT, _HEAD_SIZE = 4, 72
+_INFO = 2  # INET_DIAG_INFO: a struct tcp_info
 _CONNECTED = 1 << 1  # TCP_ESTABLISHED; the kernel uses it for connected UDP sockets, too
 _CONNECTING = 1 << 2  # TCP_SYN_SENT
 _LISTENS = 10  # TCP_LISTEN
 _ANY_STATE = 0xFFFFFFFF
+_CARRIES = _ANY_STATE & ~(1 << 6 | 1 << _LISTENS)  # all but TCP_TIME_WAIT and TCP_LISTEN
+_TCP_STATES = {
+    1: ConnectionState.OPEN,
+    **dict.fromkeys((2, 3, 12), ConnectionState.OPENING),  # SYN_SENT, SYN_RECV, NEW_SYN_RECV
+    **dict.fromkeys((4, 5, 8, 9, 11), ConnectionState.CLOSING),
+}
 _NO_COOKIE = (1 << 64) - 1
 _UDP, _TCP = Protocol.UDP.number, Protocol.TCP.number
 log = logging.getLogger("steersman.ebpf")
@@ -151,7 +161,7 @@ def _destroy_here(netlink: Netlink, doomed: frozenset[tuple[int, bytes]]) -> int
 
 def destroy_one(netlink: Netlink, sock: Socket, protocol: int = _UDP) -> bool:
     """Destroy a socket; return False if its owner has closed it."""
-    head = _REQUEST.pack(sock.family, protocol, _ANY_STATE)
+    head = _REQUEST.pack(sock.family, protocol, 0, _ANY_STATE)
     try:
         netlink.request(Request(_SOCK_DESTROY, head + sock.identity))
     except NetlinkError as error:
@@ -163,19 +173,78 @@ def destroy_one(netlink: Netlink, sock: Socket, protocol: int = _UDP) -> bool:
 
 def connected(netlink: Netlink) -> Iterator[Socket]:
     """Yield the connected UDP sockets of both families."""
-    return _sockets(netlink, _UDP, _CONNECTED)
+    return map(Socket.unpack, _listed(netlink, _UDP, _CONNECTED))
 
 
 def connecting(netlink: Netlink) -> Iterator[Socket]:
     """Yield the TCP sockets that wait for an answer to their SYN, of both families."""
-    return _sockets(netlink, _TCP, _CONNECTING)
+    return map(Socket.unpack, _listed(netlink, _TCP, _CONNECTING))
 
 
-def _sockets(netlink: Netlink, protocol: int, states: int) -> Iterator[Socket]:
+def _listed(netlink: Netlink, protocol: int, states: int, wanted: int = 0) -> Iterator[bytes]:
+    """Yield a `struct inet_diag_msg` for each socket of both families."""
     for family in (socket.AF_INET, socket.AF_INET6):
-        head = _REQUEST.pack(family, protocol, states)
+        head = _REQUEST.pack(family, protocol, wanted, states)
         for reply in netlink.dump(Request(_SOCK_DIAG_BY_FAMILY, head + bytes(_ID.size))):
-            yield Socket.unpack(reply.payload)
+            yield reply.payload
+
+
+def find_connections(maps: Mapping[str, int], search: ConnectionSearch) -> None:
+    """Add the connections of sockets of this machine whose peer was replaced.
+
+    Args:
+        maps: descriptors by name; they stay with their owner.
+        search: tells which are wanted.
+    """
+    peers: dict[int, dict[bytes, bytes]] = {}
+    for peer in read_peers(maps):
+        frontend = layout.without_prefix(peer.frontend)
+        if any(search.wants(bytes((protocol,)) + frontend) for protocol in (_TCP, _UDP)):
+            peers.setdefault(peer.cookie, {})[peer.endpoint] = peer.frontend
+    if not peers:
+        return
+
+    def visit(netlink: Netlink) -> int:
+        for protocol in (_TCP, _UDP):
+            with suppress(DumpInterruptedError):  # most of them were seen
+                for payload in _listed(netlink, protocol, _CARRIES, 1 << _INFO - 1):
+                    sock = Socket.unpack(payload)
+                    for found in _connections(sock, payload, protocol, peers.get(sock.cookie, {})):
+                        if search.wants(found[0]):
+                            search.add(found[1])
+        return 0
+
+    in_all_namespaces(visit)
+
+
+def _connections(
+    sock: Socket, payload: bytes, protocol: int, peers: Mapping[bytes, bytes]
+) -> Iterator[tuple[bytes, OpenConnection]]:
+    """Yield the connections of a socket, each with its packed destination.
+
+    Args:
+        sock: the socket.
+        payload: its `struct inet_diag_msg` and attributes.
+        protocol: its number.
+        peers: the frontends by endpoint; several for a UDP socket that is not connected.
+    """
+    tcp = protocol == _TCP
+    state = _TCP_STATES.get(payload[1]) if tcp else ConnectionState.OPEN
+    info = attributes(payload, _HEAD_SIZE).get(_INFO, b"") if tcp and peers else b""
+    unconnected = not tcp and not any(sock.peer[layout.ADDRESS_SIZE :])
+    for endpoint, frontend in peers.items():
+        if state is not None and (unconnected or endpoint == sock.peer):
+            yield (
+                bytes((protocol,)) + layout.without_prefix(frontend),
+                OpenConnection(
+                    endpoint=layout.print_endpoint(endpoint),
+                    client=layout.print_endpoint(sock.own),
+                    frontend=layout.print_endpoint(frontend),
+                    protocol=PROTOCOL_BY_NUMBER[protocol].value,
+                    state=state,
+                    idle=idle_seconds(info),
+                ),
+            )
 
 
 def exists(netlink: Netlink, own: bytes, peer: bytes) -> bool:
@@ -188,7 +257,7 @@ def exists(netlink: Netlink, own: bytes, peer: bytes) -> bool:
         family = socket.AF_INET
         source, destination = (each[len(layout.IPV4_PREFIX) :] for each in (source, destination))
     identity = _ID.pack(port + to, source, destination, 0, _NO_COOKIE)
-    head = _REQUEST.pack(family, _TCP, _ANY_STATE)
+    head = _REQUEST.pack(family, _TCP, 0, _ANY_STATE)
     try:
         replies = netlink.request(Request(_SOCK_DIAG_BY_FAMILY, head + identity))
     except NetlinkError as error:

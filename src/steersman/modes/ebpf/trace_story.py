@@ -12,7 +12,6 @@ from steersman.host.packet_watch import drop_reasons, function_at
 from steersman.model.plan import SourceClass
 from steersman.model.tracing import DROP_REASONS, STEERSMAN, TraceStep, WatchedFlow
 from steersman.modes.ebpf import layout
-from steersman.modes.ebpf.dump import endpoint_name
 from steersman.modes.ebpf.trace_events import Kind, TraceEvent
 from steersman.modes.ebpf.trace_maps import Ruling, TraceMaps
 
@@ -80,7 +79,7 @@ class Story:
         program = f"sm_{hook}{4 if layout.is_ipv4(self._asked) else 6}"
         verdict, note, endpoint = "continue", "", ""
         if event.translated:
-            endpoint = endpoint_name(event.destination)
+            endpoint = layout.print_endpoint(event.destination)
             note = self._translation(event.destination)
             self._last["original"] = event.source, event.destination
         elif event.result:
@@ -96,7 +95,7 @@ class Story:
 
     def _translation(self, endpoint: bytes) -> str:
         how = self._maps.chosen_by(self._ruling.service, self._client, endpoint)
-        text = f"the destination is now {endpoint_name(endpoint)}"
+        text = f"the destination is now {layout.print_endpoint(endpoint)}"
         return f"{text}, {how}" if how else text
 
     def _answer(self, event: TraceEvent) -> str:
@@ -138,10 +137,10 @@ class Story:
         self._last[direction] = event.source, event.destination
         rule, notes, endpoint = "", [], ""
         if event.destination != destination:
-            text = f"the destination is now {endpoint_name(event.destination)}"
+            text = f"the destination is now {layout.print_endpoint(event.destination)}"
             if not event.reply:
                 text = self._translation(event.destination)
-                endpoint = endpoint_name(event.destination)
+                endpoint = layout.print_endpoint(event.destination)
             place = self._ingress.get(direction)
             if place is None:
                 rule, notes = self._ruling.text, [text]
@@ -153,7 +152,7 @@ class Story:
                 endpoint = ""
         known = any(source[: layout.ADDRESS_SIZE])  # a socket may be bound to no address yet
         if known and event.source != source:
-            notes.append(f"the source is now {endpoint_name(event.source)}")
+            notes.append(f"the source is now {layout.print_endpoint(event.source)}")
             rule = "masquerade" if direction == "original" else "the Service's address"
         self._steps.append(
             TraceStep(

@@ -22,7 +22,7 @@ def _service_words(key: bytes, value: bytes) -> list[Words]:
     lines = [Words("map services", f"{name}: session affinity {affinity}", name)]
     for pool, ends in (("all nodes", own.cluster), ("this node", own.local)):
         purpose = f"an endpoint for connections that may go to {pool}"
-        names = map(dump.endpoint_name, layout.cut(ends))
+        names = map(layout.print_endpoint, layout.cut(ends))
         lines += [Words(f"map slots, endpoints on {pool}", name, purpose) for name in names]
     return lines
 

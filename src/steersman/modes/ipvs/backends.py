@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import errno
 import socket
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from functools import partial
 from hashlib import blake2b
@@ -29,15 +29,17 @@ from steersman.host.rtnetlink import (
     parse_link,
 )
 from steersman.model.addresses import canonical_ip
+from steersman.model.connections import ConnectionSearch
 from steersman.model.errors import TRANSIENT_ERRNOS, ApplyError, BusyError
 from steersman.model.names import Protocol
 from steersman.modes.ipvs.changes import ServerChange
-from steersman.modes.ipvs.listings import RealServer, parse_servers, parse_sets
+from steersman.modes.ipvs.listings import RealServer, parse_connection, parse_servers, parse_sets
 from steersman.modes.ipvs.objects import MemberKey, Server, ServerKey, SetKey, Target
 from steersman.modes.ipvs.wire import (
     Command,
     destination,
     digest_services,
+    get_timeouts,
     list_services,
     service,
 )
@@ -128,6 +130,8 @@ def send(netlink: Netlink, requests: Iterable[TolerantRequest]) -> None:
 # Virtual servers
 
 _TABLE = Path("/proc/thread-self/net/ip_vs")
+_CONNECTIONS = Path("/proc/thread-self/net/ip_vs_conn")
+_LINES_AT_ONCE = 256  # some milliseconds
 
 
 class VirtualServers:
@@ -160,6 +164,17 @@ class VirtualServers:
         """Return the number of established TCP and SCTP connections."""
         reals = parse_servers(self.table()).values()
         return sum(real.active for group in reals for real in group)
+
+    def find_connections(self, search: ConnectionSearch) -> Generator[None, None, None]:
+        """Add the connections that a search wants, in steps."""
+        limits = get_timeouts(self._netlink, self._family)
+        with self._inside(_CONNECTIONS.open) as lines:
+            for number, line in enumerate(lines, 1):
+                each = parse_connection(line, limits)
+                if each is not None and search.wants(each.destination):
+                    search.add(each.found)
+                if number % _LINES_AT_ONCE == 0:
+                    yield
 
     def digest(self) -> bytes:
         """Return a digest of all virtual servers, without real servers and counters."""

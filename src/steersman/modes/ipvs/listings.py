@@ -4,10 +4,13 @@ from __future__ import annotations
 
 import re
 import socket
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from hashlib import blake2b
 from typing import NamedTuple
 
+from steersman.model.addresses import join_host_port
+from steersman.model.connections import ConnectionState, OpenConnection
+from steersman.model.conntrack import pack_socket
 from steersman.model.names import Protocol
 from steersman.modes.ipvs.objects import CHAINS, OUR_SETS, MemberKey, ServerKey, SetKey, Target
 from steersman.netfilter.iptables.names import BUILT_IN, JUMPS, WHOLE, RuleKey
@@ -17,6 +20,20 @@ _NUMBERS = {protocol.lower(): str(protocol.number) for protocol in Protocol}
 _CREATE = 4  # words: create, name, type, family, ...
 _CONNECTIONS = re.compile(r" +\d+ +\d+ *$", re.MULTILINE)
 _DRAINED = re.compile(r" 0 +0 +0 *$", re.MULTILINE)
+
+
+_ANY_PORT = "0000"
+_STATES: Mapping[str, ConnectionState] = {
+    **dict.fromkeys(("SYN_SENT", "SYN_RECV", "SYNACK"), ConnectionState.OPENING),
+    **dict.fromkeys(("INIT1", "INIT", "COOKIE_SENT", "COOKIE_REPLIED"), ConnectionState.OPENING),
+    **dict.fromkeys(("COOKIE_WAIT", "COOKIE", "COOKIE_ECHOED"), ConnectionState.OPENING),
+    **dict.fromkeys(("FIN_WAIT", "CLOSE_WAIT", "LAST_ACK"), ConnectionState.CLOSING),
+    **dict.fromkeys(
+        ("SHUTDOWN_SENT", "SHUTDOWN_RECEIVED", "SHUTDOWN_ACK_SENT"), ConnectionState.CLOSING
+    ),
+    **dict.fromkeys(("TIME_WAIT", "CLOSE", "CLOSED", "REJECTED"), ConnectionState.ENDED),
+}
+"""States of TCP and SCTP as the kernel prints them; all others carry packets."""
 
 
 def parse_sets(text: str) -> Iterator[tuple[SetKey | MemberKey, str]]:
@@ -64,6 +81,14 @@ class RealServer(NamedTuple):
         return not (self.weight or self.active or self.inactive)
 
 
+class Connection(NamedTuple):
+    """A connection of a virtual server."""
+
+    destination: bytes
+    """Protocol number, address and port of the virtual server, packed."""
+    found: OpenConnection
+
+
 def parse_servers(text: str) -> dict[ServerKey, list[RealServer]]:
     """Parse /proc/net/ip_vs: real servers by virtual server; those with a fwmark are skipped."""
     # TCP  0A600001:0050 rr persistent 10800 FFFFFFFF
@@ -91,6 +116,38 @@ def _target(text: str) -> Target:
         packed = socket.inet_pton(socket.AF_INET6, address.strip("[]"))
         return socket.inet_ntop(socket.AF_INET6, packed), int(port, 16)
     return socket.inet_ntop(socket.AF_INET, bytes.fromhex(address)), int(port, 16)
+
+
+def parse_connection(line: str, limits: Mapping[tuple[str, str], int]) -> Connection | None:
+    """Parse a line of /proc/net/ip_vs_conn; None for headings, and for the affinity of a client.
+
+    Args:
+        line: of the file.
+        limits: seconds without a packet after which a connection ends, by protocol and state.
+    """
+    # Pro FromIP   FPrt ToIP     TPrt DestIP   DPrt State       Expires
+    # TCP 0AF40102 B7E2 0A600001 0050 0AF40005 1F90 ESTABLISHED     893
+    words = line.split()
+    if words[0] not in Protocol.__members__ or words[2] == _ANY_PORT:
+        return None
+    protocol, state = words[0], words[7]
+    ends = [f"{_packed_hex(words[n])}:{words[n + 1]}" for n in (1, 3, 5)]
+    client, frontend, endpoint = (_target(text) for text in ends)
+    limit = limits.get((protocol, state))
+    found = OpenConnection(
+        endpoint=join_host_port(*endpoint),
+        client=join_host_port(*client),
+        frontend=join_host_port(*frontend),
+        protocol=protocol,
+        state=_STATES.get(state, ConnectionState.OPEN),
+        idle=None if limit is None else float(max(0, limit - int(words[8]))),
+    )
+    return Connection(bytes((Protocol(protocol).number,)) + pack_socket(*frontend), found)
+
+
+def _packed_hex(address: str) -> str:
+    """Put an IPv6 address into brackets, as the other list has it."""
+    return f"[{address}]" if ":" in address else address
 
 
 def has_drained(text: str, is_ours: Callable[[ServerKey], bool]) -> bool:

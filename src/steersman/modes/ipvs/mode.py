@@ -14,6 +14,7 @@ from steersman.host.exec import Exec
 from steersman.host.facts import has_interface
 from steersman.host.netlink import NETLINK_GENERIC, NETLINK_NETFILTER, NETLINK_ROUTE
 from steersman.host.sysctl import SysctlError, apply, ipvs_settings
+from steersman.model.connections import ConnectionSearch
 from steersman.model.errors import ApplyError, BusyError
 from steersman.model.names import Family
 from steersman.model.plan import NodeSettings, ServicePlan, Traits
@@ -270,6 +271,11 @@ class IpvsMode(Mode):
         kernel = self._probed()
         with busy("the connections of IPVS cannot be counted"):
             return kernel.servers.connections()
+
+    def find_connections(self, search: ConnectionSearch) -> Generator[None, None, None]:
+        """Add the connections of virtual servers."""
+        with busy("the connections of IPVS cannot be read"):
+            yield from self._probed().servers.find_connections(search)
 
     # Failing endpoints
 

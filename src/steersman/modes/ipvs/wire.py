@@ -177,6 +177,15 @@ def get_info(netlink: Netlink, family: int) -> IpvsInfo:
     return IpvsInfo(version, _int(values[_INFO_SIZE]))
 
 
+def get_timeouts(netlink: Netlink, family: int) -> dict[tuple[str, str], int]:
+    """Return the seconds after which idle connections end, by protocol and state."""
+    (reply,) = netlink.request(Request(family, _header(Command.GET_CONFIG)))
+    values = attributes(reply.payload, 4)
+    kinds = {("TCP", "ESTABLISHED"): _TIMEOUT_TCP, ("TCP", "FIN_WAIT"): _TIMEOUT_FIN}
+    kinds["UDP", "UDP"] = _TIMEOUT_UDP
+    return {state: _int(values[kind]) for state, kind in kinds.items() if kind in values}
+
+
 def list_services(netlink: Netlink, family: int) -> Iterator[ListedServer]:
     """List the virtual servers, decoded one by one; those found by fwmark are skipped."""
     # Ask for all at once: a server that a write moves in the list meanwhile would be missed.

@@ -25,6 +25,7 @@ from steersman.host.netlink import (
 )
 from steersman.host.process import NEEDS_NET_ADMIN
 from steersman.host.worker import Changes
+from steersman.model.connections import ConnectionSearch
 from steersman.model.drift import Writer
 from steersman.model.names import Family
 from steersman.model.plan import NodeSettings, ServicePlan, Traits
@@ -244,6 +245,11 @@ class NftablesMode(Mode):
     def stats(self, plans: Collection[ServicePlan]) -> Generator[None, None, ConnectionStats]:
         """Return the connections so far by ServicePort; call it on the event loop."""
         return self._scrape.steps(self._relay.counts(), tuple(plans))  # now: the loop counts them
+
+    def find_connections(self, search: ConnectionSearch) -> Generator[None, None, None]:
+        """Add the connections that conntrack has, and those from loopback."""
+        yield from super().find_connections(search)
+        self.worker.on_loop(self._relay.find_connections(search))
 
     def changes(self) -> Changes:
         """Hear of other programs that change our tables, or flush the ruleset.

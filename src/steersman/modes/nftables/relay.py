@@ -11,6 +11,7 @@ import logging
 from typing import TYPE_CHECKING
 
 from steersman.failover.watch import FailureWatch
+from steersman.model.connections import ConnectionSearch
 from steersman.model.errors import ApplyError
 from steersman.model.ruleset import Diff
 from steersman.modes.nftables.layout import (
@@ -72,6 +73,11 @@ class Relay:
             for owner, end, each in (self._opened.traffic if self._opened else ())
             if owner in keys
         }
+
+    async def find_connections(self, search: ConnectionSearch) -> None:
+        """Add the connections that a search wants."""
+        if self._opened is not None:
+            await self._opened.find_connections(search)
 
     async def apply(self, change: Diff) -> None:
         """Close listeners that are removed, then open or change the others.

@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any
 
 from steersman.failover.watch import FailureWatch
 from steersman.host.worker import Changes
+from steersman.model.connections import ConnectionSearch
 from steersman.model.names import Family
 from steersman.model.plan import NodeSettings, ServicePlan, Traits
 from steersman.model.ruleset import Diff, Ruleset
@@ -206,6 +207,11 @@ class UserspaceMode(Mode):
     def node_totals(self) -> NodeTotals:
         """Return the sums over all endpoints."""
         return self.proxy.totals()
+
+    def find_connections(self, search: ConnectionSearch) -> Generator[None, None, None]:
+        """Add the connections that end in this process."""
+        self.worker.on_loop(self.proxy.find_connections(search))
+        yield
 
     def watch_failures(self) -> FailureWatch:
         """Watch the dials of all listeners."""

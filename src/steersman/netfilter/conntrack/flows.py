@@ -6,25 +6,36 @@ Other entries are skipped as they stream in. Everything blocks: call it in a thr
 
 from __future__ import annotations
 
-from collections.abc import Collection
+import time
+from collections.abc import Collection, Generator, Mapping
 from contextlib import suppress
 from ipaddress import ip_address
 from typing import NamedTuple
 
 from steersman.host.netlink import NETLINK_NETFILTER, DumpInterruptedError, Netlink
 from steersman.host.nlmsg import Request, attributes
+from steersman.host.sysctl import SysctlError, read
+from steersman.model.addresses import join_host_port
+from steersman.model.connections import ConnectionSearch, ConnectionState, OpenConnection
 from steersman.model.names import PROTOCOL_BY_NUMBER, Family, Protocol
 from steersman.model.tracing import TrackedConnection, WatchedFlow
 from steersman.netfilter.conntrack.wire import (
     AF_NUMBERS,
+    ASSURED,
     CT_GET,
     CTA_PROTOINFO,
     CTA_STATUS,
     CTA_TIMEOUT,
+    CTA_TIMESTAMP,
+    CTA_TIMESTAMP_START,
     CTA_TUPLE_ORIG,
     CTA_TUPLE_REPLY,
+    LAYOUTS,
     SEEN_REPLY,
+    entry_keys,
+    is_of,
     list_request,
+    listed_keys,
     parse_tuple,
 )
 
@@ -33,6 +44,12 @@ _TCP_STATES = {
     **{1: "SYN_SENT", 2: "SYN_RECV", 3: "ESTABLISHED", 4: "FIN_WAIT", 5: "CLOSE_WAIT"},
     **{6: "LAST_ACK", 7: "TIME_WAIT", 8: "CLOSE", 9: "SYN_SENT2"},
 }
+_STATES: Mapping[str, ConnectionState] = {
+    **dict.fromkeys(("SYN_SENT", "SYN_RECV", "SYN_SENT2"), ConnectionState.OPENING),
+    **dict.fromkeys(("FIN_WAIT", "CLOSE_WAIT", "LAST_ACK"), ConnectionState.CLOSING),
+    **dict.fromkeys(("TIME_WAIT", "CLOSE"), ConnectionState.ENDED),
+}
+_AT_ONCE = 512  # entries in a step: some milliseconds
 
 
 class Tracked(NamedTuple):
@@ -57,6 +74,10 @@ class Tracked(NamedTuple):
     """State of TCP, such as ESTABLISHED; "" for others."""
     seconds_left: int = 0
     """Until the entry is removed, if no packet comes."""
+    began: int = 0
+    """Seconds since 1970; 0 if net.netfilter.nf_conntrack_timestamp was off."""
+    assured: bool = False
+    """Whether it has lasted, so that a full table does not evict it."""
 
 
 def tracked(family: Family, addresses: Collection[tuple[str, int]]) -> list[Tracked]:
@@ -92,7 +113,73 @@ def parse_entry(payload: bytes) -> Tracked | None:
     tcp = attributes(attributes(values.get(CTA_PROTOINFO, b"")).get(_PROTOINFO_TCP, b""))
     status, left = (int.from_bytes(values.get(k, b""), "big") for k in (CTA_STATUS, CTA_TIMEOUT))
     state = _TCP_STATES.get(next(iter(tcp.get(_PROTOINFO_TCP_STATE, b"")), 0), "")
-    return Tracked(protocol, *original[1:], *reply[1:], bool(status & SEEN_REPLY), state, left)
+    stamps = attributes(values.get(CTA_TIMESTAMP, b""))
+    began = int.from_bytes(stamps.get(CTA_TIMESTAMP_START, b""), "big") // 1_000_000_000
+    answered, assured = bool(status & SEEN_REPLY), bool(status & ASSURED)
+    return Tracked(protocol, *original[1:], *reply[1:], answered, state, left, began, assured)
+
+
+def find_connections(search: ConnectionSearch) -> Generator[None, None, None]:
+    """Add the tracked connections that a search wants, in steps.
+
+    Raises:
+        OSError: the table cannot be listed.
+    """
+    limits: dict[str, int | None] = {}
+    with Netlink(NETLINK_NETFILTER) as netlink:
+        for family in sorted(search.families):
+            for key in listed_keys(family, search.keys(family)):
+                with suppress(DumpInterruptedError):  # most of it was seen
+                    replies = netlink.dump(list_request(family, key))
+                    for number, reply in enumerate(replies, 1):
+                        destination, source = entry_keys(reply.payload, LAYOUTS[family])
+                        translated = destination[1:] != source
+                        wanted = is_of(key, destination)
+                        if wanted and search.wants(destination, translated=translated):
+                            search.add(_open_connection(parse_entry(reply.payload), limits))
+                        if number % _AT_ONCE == 0:
+                            yield
+
+
+def _open_connection(entry: Tracked | None, limits: dict[str, int | None]) -> OpenConnection:
+    """Return an entry as the connection that it is.
+
+    Args:
+        entry: of conntrack.
+        limits: timeouts of the kernel that were read already, by the name of their setting.
+    """
+    assert entry is not None  # it has ports, or no search wants it
+    client = join_host_port(entry.client, entry.client_port)
+    frontend = join_host_port(entry.address, entry.port)
+    endpoint = join_host_port(entry.endpoint, entry.endpoint_port)
+    source = join_host_port(entry.seen_source, entry.seen_port)
+    answered = ConnectionState.OPEN if entry.answered else ConnectionState.OPENING
+    name = _timeout_name(entry)
+    if name not in limits:
+        try:
+            limits[name] = read(f"proc/sys/net/netfilter/nf_conntrack_{name}")
+        except SysctlError:  # another kernel, or a state that has no such setting
+            limits[name] = None
+    limit = limits[name]
+    return OpenConnection(
+        endpoint=endpoint if endpoint != frontend else "",
+        client=client,
+        frontend=frontend,
+        protocol=entry.protocol.value,
+        state=_STATES.get(entry.state, answered),
+        source=source if source != client else "",
+        age=max(0.0, time.time() - entry.began) if entry.began else None,
+        idle=None if limit is None else float(max(0, limit - entry.seconds_left)),
+    )
+
+
+def _timeout_name(entry: Tracked) -> str:
+    """Return the setting that limits the time without a packet; "" if it is not known."""
+    if entry.protocol is Protocol.TCP:
+        return f"tcp_timeout_{entry.state.lower().removesuffix('2')}"
+    if entry.protocol is Protocol.UDP:
+        return "udp_timeout_stream" if entry.assured else "udp_timeout"
+    return ""  # the entry does not tell the state of SCTP
 
 
 def find_connection(flow: WatchedFlow) -> TrackedConnection | None:

@@ -34,6 +34,7 @@ from steersman.netfilter.conntrack.wire import (
     LAYOUTS,
     entry_keys,
     list_request,
+    listed_keys,
 )
 
 P = ParamSpec("P")
@@ -41,7 +42,6 @@ T = TypeVar("T")
 
 _AT_ONCE = 256  # entries deleted by one datagram
 _CHUNK = 4096  # stale entries in memory at a time
-_FEW = 4  # destinations that are listed one by one: each costs the kernel a walk of the table
 
 
 async def delete_stale(stale: Stale, confirm: Confirm | None = None) -> Cleanup:
@@ -146,11 +146,7 @@ class _Search:
             except NetlinkError:  # no route
                 return False
 
-        # The requests together cover every entry that can be stale.
-        keys = [*stale.by_address, *stale.by_node_port]
-        if len(keys) > _FEW:
-            keys = [bytes((protocol,)) for protocol in stale.protocols]
-        for key in keys:
+        for key in listed_keys(stale.family, [*stale.by_address, *stale.by_node_port]):
             try:
                 for reply in listing.dump(list_request(stale.family, key)):
                     destination, source = entry_keys(reply.payload, layout)

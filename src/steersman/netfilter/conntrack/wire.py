@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import socket
 import struct
+from collections.abc import Collection
 from ipaddress import ip_address
 from typing import NamedTuple
 
@@ -20,12 +21,15 @@ CT_GET = 0x101
 CT_DELETE = 0x102
 CTA_TUPLE_ORIG, CTA_TUPLE_REPLY, CTA_STATUS = 1, 2, 3
 CTA_PROTOINFO, CTA_TIMEOUT, CTA_ID, CTA_ZONE, CTA_FILTER, CTA_STATUS_MASK = 4, 7, 12, 18, 25, 26
+CTA_TIMESTAMP, CTA_TIMESTAMP_START = 20, 1
 SEEN_REPLY = 1 << 1  # IPS_SEEN_REPLY
 ASSURED, CONFIRMED, SRC_NAT = 1 << 2, 1 << 3, 1 << 4
 CTA_TUPLE_IP, CTA_TUPLE_PROTO = 1, 2
 CTA_IP_V4_SRC, CTA_IP_V4_DST, CTA_IP_V6_SRC, CTA_IP_V6_DST = 1, 2, 3, 4
 CTA_PROTO_NUM, CTA_PROTO_SRC_PORT, CTA_PROTO_DST_PORT = 1, 2, 3
 CTA_FILTER_ORIG_FLAGS = 1
+_PORT_KEY = 1 + 2  # length of a key without an address
+_FEW = 4  # keys that are listed one by one
 _FILTER_IP_DST, _FILTER_PROTO_NUM, _FILTER_DST_PORT = 1 << 1, 1 << 3, 1 << 5
 
 
@@ -54,6 +58,25 @@ def list_request(family: Family, key: bytes) -> Request:
         )
         + nested(CTA_FILTER, u32(CTA_FILTER_ORIG_FLAGS, flags)),
     )
+
+
+def listed_keys(family: Family, keys: Collection[bytes]) -> list[bytes]:
+    """Return the keys to ask for with `list_request` to see every entry of some keys.
+
+    A few are asked for one by one: each costs the kernel a walk of its table. An entry may come
+    with several of them, but `is_of` only one.
+    """
+    ports = {key for key in keys if family is Family.IPV6 or len(key) == _PORT_KEY}
+    ports = {key[:1] + key[-2:] for key in ports}
+    some = ports | {key for key in keys if key[:1] + key[-2:] not in ports}
+    return sorted(some if len(some) <= _FEW else {key[:1] for key in keys})
+
+
+def is_of(key: bytes, destination: bytes) -> bool:
+    """Whether a packed destination is one that `list_request` asks for by this key."""
+    if len(key) == 1:
+        return destination.startswith(key)
+    return destination.startswith(key[:-2]) and destination.endswith(key[-2:])
 
 
 # The payload of an entry of TCP, UDP or SCTP, as every known kernel writes it. Each bracket is an

@@ -24,6 +24,7 @@ from steersman.run.observe.observers import SyncObservers
 from steersman.run.observe.service_log import ServiceLog
 from steersman.run.pages.cluster_pages import ClusterPages
 from steersman.run.pages.command_page import CommandPage
+from steersman.run.pages.connections_page import ConnectionsPage
 from steersman.run.pages.digest_page import DigestPage
 from steersman.run.pages.drift_page import DriftPage
 from steersman.run.pages.history import History
@@ -188,6 +189,7 @@ def add_pages(daemon: Daemon, servers: Servers, observers: SyncObservers, drift:
         **ClusterPages(lambda: daemon.sync, states, lambda: servers.config).pages,
         ("GET", "/drift"): DriftPage(drift, lambda: daemon.sync).serve,
         ("GET", "/top"): top.serve,
+        ("GET", "/connections"): ConnectionsPage(lambda: daemon.sync).serve,
         ("GET", "/node"): node.serve,
         ("GET", "/status"): node.serve_status,
         ("GET", "/history"): history_page,

@@ -12,6 +12,7 @@ from steersman.modes.ipvs.listings import (
     RealServer,
     digest_servers,
     has_drained,
+    parse_connection,
     parse_rules,
     parse_servers,
     parse_sets,
@@ -53,6 +54,41 @@ create KUBE-IPVS-IPS hash:ip family inet hashsize 1024 maxelem 65536
 add KUBE-IPVS-IPS 10.96.0.9
 flush KUBE-IPVS-PORTS now
 """
+
+
+LIMITS = {("TCP", "ESTABLISHED"): 900}
+
+
+@pytest.mark.parametrize(
+    ("line", "found"),
+    [
+        ("Pro FromIP   FPrt ToIP     TPrt DestIP   DPrt State       Expires PEName PEData", None),
+        (
+            "TCP 0AF40102 B7E2 0A600001 0050 0AF40005 1F90 ESTABLISHED     893",
+            ("10.244.0.5:8080", "10.244.1.2:47074", "10.96.0.1:80", "TCP", "open", 7.0),
+        ),
+        (
+            "TCP 0AF40102 B7E2 0A600001 0050 0AF40005 1F90 TIME_WAIT        12",
+            ("10.244.0.5:8080", "10.244.1.2:47074", "10.96.0.1:80", "TCP", "ended", None),
+        ),
+        ("TCP 0AF40102 0000 0A600001 0050 0AF40005 1F90 NONE          10000", None),
+        (
+            "UDP fd00:0000:0000:0000:0000:0000:0000:0009 B7E2 fd00:0000:0000:0000:0000:0000:0000:"
+            "0001 0035 fd00:0000:0000:0000:0000:0000:0000:0002 0035 UDP           9",
+            ("[fd00::2]:53", "[fd00::9]:47074", "[fd00::1]:53", "UDP", "open", None),
+        ),
+    ],
+)
+def test_connections(line: str, found: tuple[str | float | None, ...] | None) -> None:
+    parsed = parse_connection(line, LIMITS)
+    if found is None:
+        assert parsed is None
+    else:
+        assert parsed is not None
+        each = parsed.found
+        fields = (each.endpoint, each.client, each.frontend, each.protocol, each.state, each.idle)
+        assert fields == found
+        assert parsed.destination[0] == Protocol(each.protocol).number
 
 
 def test_servers() -> None:
