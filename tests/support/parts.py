@@ -13,8 +13,18 @@ ONLY_FULL = (
     *(f"tests/{part}/" for part in ("browser", "packaging", "soak", "upgrade", "windows")),
     "tests/e2e/test_image.py",
     "tests/vm/test_machine.py::test_everything_inside",
+    # More of what the quick part does once: other variants of a mode, other seeds.
+    *(
+        f"tests/test_cases.py::test_packets[{variant}-"
+        for variant in ("iptables-legacy", "userspace-legacy", "userspace-nftables")
+    ),
+    *(f"tests/sim/test_seeds.py::test_nodes_survive_their_lives[{n}]" for n in (50, 100, 150)),
+    "tests/sim/test_seeds.py::test_an_old_defect_is_found",
+    "tests/kernel/test_failover_families.py::test_an_endpoint_of_ipv6_that_fails_is_left",
+    "tests/kernel/test_iptables_kernel.py::test_killed_between_any_two_commands_"
+    "the_next_start_repairs[legacy]",
 )
-"""Tests that take minutes: other kernels, Windows, packages, the image, browsers, churn."""
+"""Tests that take minutes: other kernels, Windows, packages, the image, browsers, churn, depth."""
 
 
 class MaySkip(NamedTuple):

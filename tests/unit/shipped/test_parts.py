@@ -27,8 +27,10 @@ def test_the_quick_part_has_no_soak() -> None:
 
 
 def test_everything_that_is_left_out_exists() -> None:
-    for start in ONLY_FULL:
-        assert Path(ROOT, start.partition("::")[0]).exists(), start
+    paths = [start.partition("::")[0] for start in ONLY_FULL]
+    assert all(Path(ROOT, path).exists() for path in paths)
+    found = "\n" + collected(*{path for path in paths if path.endswith(".py")})
+    assert [start for start in ONLY_FULL if "::" in start and f"\n{start}" not in found] == []
     assert is_quick("tests/unit/model/test_names.py::test_it")
     assert not is_quick(f"{ONLY_FULL[0]}test_it.py::test_it")
 
