@@ -28,6 +28,7 @@ from benchmarks.node import Netns
 from benchmarks.process import api_server, cpu, environment, wait_ready
 from steersman.failover.watch import FailureWatch
 from steersman.host.netlink import NETLINK_NETFILTER, Netlink
+from steersman.host.worker import KernelWorker
 from steersman.netfilter import nflog
 from steersman.netfilter.conntrack.unanswered import ConntrackWatch
 from steersman.netfilter.failure_log import GROUPS, FailureLog
@@ -164,14 +165,17 @@ def _cpu(place: _Place, url: str, way: str, services: int, seconds: float) -> fl
 
 async def _watch() -> None:
     """Watch in the way that each line of the input names; for the time to connect."""
+    worker = KernelWorker()
     watch: FailureWatch | None = None
     task: asyncio.Task[object] | None = None
     while line := await asyncio.to_thread(sys.stdin.readline):
         if watch and task:
             task.cancel()
-            watch.close()
+            await asyncio.gather(task, return_exceptions=True)
+            await watch.aclose()
         way = line.strip()
-        watch = FailureLog() if way == "packets" else ConntrackWatch() if way == "entries" else None
+        kind = {"packets": FailureLog, "entries": ConntrackWatch}.get(way)
+        watch = await worker.do(kind, worker) if kind else None
         task = asyncio.create_task(watch.receive()) if watch else None
         print("watching", flush=True)
 

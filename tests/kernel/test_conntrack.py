@@ -14,6 +14,7 @@ from steersman.netfilter.conntrack.usage import usage
 from steersman.netfilter.conntrack.wire import list_request
 from tests.support.lab.conntrack_flows import FlowEntry, add_entries, entries
 from tests.support.lab.namespace import in_namespace, sh
+from tests.support.modes.inline import Inline
 from tests.support.stale import Entry
 
 pytestmark = pytest.mark.kernel
@@ -57,7 +58,7 @@ def test_only_stale_entries_are_deleted(others: int) -> None:
         gone = (GONE, UNTRANSLATED, NODE_PORT, ZONED)
         kept = (GOOD, OTHER, OVER_TCP, OVER_SCTP, ELSEWHERE)
         add_entries((*gone, *kept))
-        result = await delete_stale(stale(Family.IPV4, more))
+        result = await delete_stale(Inline(), stale(Family.IPV4, more))
         assert result[:3] == (4, 0, True)
         assert await _left() == {_entry(f) for f in kept}
 
@@ -73,7 +74,7 @@ def test_ipv6_entries_are_told_apart() -> None:
     async def body() -> None:
         sh("ip -6 address add 2001:db8::1/128 dev lo nodad")
         add_entries((good, gone, node, GONE))
-        assert (await delete_stale(stale(Family.IPV6, [served])))[:3] == (2, 0, True)
+        assert (await delete_stale(Inline(), stale(Family.IPV6, [served])))[:3] == (2, 0, True)
         assert await _left(Family.IPV6) == {_entry(good)}
         assert await _left() == {_entry(GONE)}  # the other family is left alone
 
@@ -86,7 +87,7 @@ def test_connections_are_closed_where_asked_for() -> None:
     async def body() -> None:
         kept = GOOD._replace(protocol=TCP)
         add_entries((kept, OVER_TCP, OVER_SCTP, GONE))
-        assert (await delete_stale(stale(Family.IPV4, [served])))[:3] == (1, 0, True)
+        assert (await delete_stale(Inline(), stale(Family.IPV4, [served])))[:3] == (1, 0, True)
         assert await _left() == {_entry(f) for f in (kept, OVER_SCTP, GONE)}
 
     in_namespace(body)
@@ -110,7 +111,7 @@ def test_entries_that_have_ended_meanwhile_are_not_counted_as_deleted() -> None:
 def test_nothing_served_deletes_nothing() -> None:
     async def body() -> None:
         add_entries((GONE,))
-        assert (await delete_stale(stale(Family.IPV4, [])))[:3] == (0, 0, True)
+        assert (await delete_stale(Inline(), stale(Family.IPV4, [])))[:3] == (0, 0, True)
         assert await _left() == {_entry(GONE)}
         assert usage(Path("/")).entries == 1
 
@@ -121,7 +122,7 @@ def test_entries_of_other_protocols_are_no_obstacle() -> None:
     async def body() -> None:
         sh("ping -c 1 127.0.0.1 && iptables -I INPUT -m conntrack --ctstate NEW -j ACCEPT")
         add_entries((GONE,))
-        assert (await delete_stale(stale(Family.IPV4, [DNS])))[:3] == (1, 0, True)
+        assert (await delete_stale(Inline(), stale(Family.IPV4, [DNS])))[:3] == (1, 0, True)
         assert await entries(Family.IPV4, 1) == []
 
     in_namespace(body)
@@ -149,7 +150,7 @@ def test_a_full_table_is_cleaned_while_the_loop_goes_on() -> None:
 
         async with asyncio.TaskGroup() as group:
             group.create_task(tick())
-            result = await delete_stale(stale(Family.IPV4, [DNS]))
+            result = await delete_stale(Inline(), stale(Family.IPV4, [DNS]))
             done.set()
         assert result.deleted == 2000
         assert result.failed == 0

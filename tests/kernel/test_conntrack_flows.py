@@ -15,6 +15,7 @@ from steersman.model.names import Family, Protocol
 from steersman.model.plan import Endpoint
 from steersman.netfilter.conntrack.stale import delete_stale
 from tests.support.lab.namespace import in_namespace, sh
+from tests.support.modes.inline import Inline
 
 pytestmark = pytest.mark.kernel
 
@@ -56,11 +57,11 @@ def test_a_udp_flow_moves_to_the_endpoint_that_is_left() -> None:
             _send_to(Protocol.UDP, NEW)
             client.sendto(b"two", (VIP, 53))
             assert old.recv(9) == b"two"  # this is why somebody has to clean up
-            result = await delete_stale(stale(Family.IPV4, [_served(Protocol.UDP, NEW)]))
+            result = await delete_stale(Inline(), stale(Family.IPV4, [_served(Protocol.UDP, NEW)]))
             assert result[:3] == (1, 0, True)
             client.sendto(b"three", (VIP, 53))
             assert new.recv(9) == b"three"
-            result = await delete_stale(stale(Family.IPV4, [_served(Protocol.UDP, NEW)]))
+            result = await delete_stale(Inline(), stale(Family.IPV4, [_served(Protocol.UDP, NEW)]))
             assert result[:3] == (0, 0, True)  # a flow that is right stays
             client.sendto(b"four", (VIP, 53))
             assert new.recv(9) == b"four"
@@ -82,7 +83,7 @@ def test_a_tcp_connection_is_reset_if_its_endpoint_is_gone(gone: bool) -> None:
             with server:
                 _send_to(Protocol.TCP, NEW)
                 served = [_served(Protocol.TCP, NEW if gone else OLD)]
-                result = await delete_stale(stale(Family.IPV4, served))
+                result = await delete_stale(Inline(), stale(Family.IPV4, served))
                 assert result.deleted == gone
                 client.send(b"hello")
                 if gone:
@@ -105,6 +106,6 @@ def test_a_connection_that_nobody_translated_is_let_be() -> None:
             client.connect(("127.0.0.1", OLD))
             served = _served(Protocol.TCP, NEW)
             served = msgspec.structs.replace(served, node_port=OLD)
-            assert (await delete_stale(stale(Family.IPV4, [served])))[:3] == (0, 0, True)
+            assert (await delete_stale(Inline(), stale(Family.IPV4, [served])))[:3] == (0, 0, True)
 
     in_namespace(body)

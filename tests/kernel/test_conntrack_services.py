@@ -17,6 +17,7 @@ from steersman.host.exec import SubprocessExec
 from steersman.host.facts import read_facts
 from steersman.host.netlink import NETLINK_NETFILTER, Netlink
 from steersman.host.nlmsg import be32
+from steersman.host.worker import finish
 from steersman.model.conntrack import Cleanup
 from steersman.model.inputs import NodeConfig
 from steersman.model.kube import KubeObject
@@ -405,7 +406,7 @@ def test_only_unanswered_untranslated_connections_are_deleted(
         add_entries(flows)
         with Netlink(NETLINK_NETFILTER) as netlink:
             assert netlink.batch([answered]) == {}
-        done = delete_untranslated(family, made.plans)
+        done = finish(delete_untranslated(family, made.plans))
         assert done == Cleanup(1, 0, complete=True)
         left = tracked(family, [("", 53), ("", 54)])
         assert sorted(entry.client_port for entry in left) == [1002, 1003, 1004, 1005, 1006]

@@ -34,6 +34,7 @@ from tests.support.builders.objects import service as make_service
 from tests.support.builders.store import service, slice_
 from tests.support.lab.ebpf_node import MARKS, Node, serving
 from tests.support.lab.namespace import in_namespace, sh
+from tests.support.modes.inline import Inline
 from tests.support.modes.registry import render
 from tests.support.processes.steersman import NOBODY, NODE, command, manifests, steersman, world
 
@@ -162,7 +163,7 @@ def test_chains_are_listed_while_elements_change(monkeypatch: pytest.MonkeyPatch
 
     async def body() -> None:
         with busy_rules():
-            words = NftablesWords(None, SubprocessExec())
+            words = NftablesWords(Inline(), None, SubprocessExec())
             plans = [*plan_of(make_service()).services.values()]
             async with asyncio.timeout(PATIENCE):
                 lines = await words.beyond((), plans, settings_of())

@@ -21,6 +21,7 @@ from steersman.failover.policy import Policy
 from steersman.failover.watch import Failure
 from steersman.host.exec import SubprocessExec
 from steersman.host.libbpf import call
+from steersman.host.worker import KernelWorker
 from steersman.model.errors import BusyError
 from steersman.model.failover import Backend, Observation
 from steersman.model.names import Protocol
@@ -130,7 +131,8 @@ def seen(node: Node, clients: Callable[[], object]) -> list[Failure]:
 
 async def watched(node: Node, clients: Callable[[], object]) -> list[Failure]:
     found: list[Failure] = []
-    failures = node.modes[-1].watch_failures()
+    mode = node.modes[-1]
+    failures = await mode.worker.do(mode.watch_failures)
 
     async def follow() -> None:
         while True:
@@ -139,15 +141,16 @@ async def watched(node: Node, clients: Callable[[], object]) -> list[Failure]:
     following = asyncio.create_task(follow())
     try:
         await asyncio.to_thread(clients)
+        following.cancel()
+        with contextlib.suppress(asyncio.CancelledError):
+            await following
         while True:  # what came before now
             found.extend(await asyncio.wait_for(failures.receive(), 0.2))
     except TimeoutError:
         return found
     finally:
         following.cancel()
-        with contextlib.suppress(asyncio.CancelledError):
-            await following
-        failures.close()
+        await failures.aclose()
 
 
 def tcp(address: str) -> Backend:
@@ -283,11 +286,12 @@ class Waiting:
 
 @contextlib.contextmanager
 def watch(node: Node) -> Iterator[EbpfFailures]:
-    found = node.modes[-1].watch_failures()
+    mode = node.modes[-1]
+    found = asyncio.run(mode.worker.do(mode.watch_failures))
     try:
         yield found
     finally:
-        found.close()
+        asyncio.run(found.aclose())
 
 
 def cut(node: Node, endpoint: str) -> int:
@@ -540,6 +544,6 @@ def test_the_maps_of_another_version(lab: Lab, monkeypatch: pytest.MonkeyPatch) 
 
 
 if __name__ == "__main__":  # watch for ever, and say which programs do it
-    watching_failures = EbpfFailures(Path(sys.argv[1]) / "maps")
+    watching_failures = EbpfFailures(KernelWorker(), Path(sys.argv[1]) / "maps")
     print(*watching_failures.program_ids(), flush=True)
     threading.Event().wait()

@@ -16,6 +16,7 @@ from msgspec.structs import replace
 from steersman.failover.watch import Failure, FailureWatch
 from steersman.host.netlink import NETLINK_NETFILTER, Netlink
 from steersman.host.probe import try_tcp
+from steersman.host.worker import KernelWorker
 from steersman.model.failover import Backend, Observation
 from steersman.model.names import Family, Protocol
 from steersman.model.plan import Frontend, FrontendKind, NodePlan, NodeSettings
@@ -29,6 +30,7 @@ from tests.support.builders.plans import MASQUERADED
 from tests.support.lab.cluster import Lab, Layout, Pod
 from tests.support.lab.switches import mode_of
 from tests.support.lab.traced import inside
+from tests.support.modes.inline import Inline
 from tests.support.modes.registry import render
 
 pytestmark = pytest.mark.kernel
@@ -139,7 +141,7 @@ def seen(
     lab: Lab,
     clients: Callable[[], None],
     until: Callable[[Sequence[Failure]], bool],
-    open_watch: Callable[[], FailureWatch] = FailureLog,
+    open_watch: Callable[[KernelWorker], FailureWatch] = FailureLog,
 ) -> list[Failure]:
     """Return the failures that are seen from the start of clients on until they are enough.
 
@@ -156,7 +158,7 @@ def seen(
             clients()
 
     async def watch() -> None:
-        watching = open_watch()
+        watching = open_watch(Inline())
         thread = threading.Thread(target=come)
         thread.start()
         try:
@@ -166,7 +168,7 @@ def seen(
         finally:
             enough.set()
             await asyncio.to_thread(thread.join)
-            watching.close()
+            await watching.aclose()
 
     inside(lab, watch())
     return found
@@ -268,8 +270,8 @@ def test_other_programs_listen_to_groups(
             for group in taken:
                 netlink = others.enter_context(Netlink(NETLINK_NETFILTER))
                 assert nflog.listen(netlink.request, [group]) == group
-            watch = open_watch()
-            watch.close()
+            watch = open_watch(Inline())
+            await watch.aclose()
             return watch
 
     watch = inside(lab, opened())
@@ -279,9 +281,9 @@ def test_other_programs_listen_to_groups(
 
 def test_a_killed_process_leaves_no_rules(lab: Lab) -> None:
     async def watch() -> None:
-        log = FailureLog()
+        log = FailureLog(Inline())
         assert "steersman-failures" in await asyncio.to_thread(lab.run, "nft", "list", "ruleset")
-        log.close()
+        await log.aclose()
 
     inside(lab, watch())
     assert "steersman-failures" not in lab.run("nft", "list", "ruleset")

@@ -139,13 +139,13 @@ def test_a_silent_endpoint_is_seen_by_its_clients_on_loopback(family: Family) ->
     async def body(mode: NftablesMode) -> None:
         sh("nft 'table inet fault { chain in { type filter hook input priority 0; }; }'")
         sh("nft add rule inet fault in tcp dport 9 drop")
-        watch = mode.watch_failures()
+        watch = await mode.worker.do(mode.watch_failures)
         await follow(mode, web(family, Protocol.TCP, 9))
         asking = asyncio.create_task(ask(Protocol.TCP, LOOPBACK[family]))
         backend = Backend(PODS[family], 9, Protocol.TCP)
         async with asyncio.timeout(60):
             assert await watch.receive() == [Failure(backend, Observation.SILENT, LOOPBACK[family])]
-        watch.close()
+        await watch.aclose()
         asking.cancel()
 
     in_node(body)

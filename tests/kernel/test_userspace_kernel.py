@@ -77,12 +77,12 @@ def test_dials_that_fail_are_seen(variant: str) -> None:
         mode = userspace_mode(SubprocessExec(), variant)
         await mode.worker.do(mode.probe)
         await become(mode, served(refused, silent, unreachable, one))
-        watch, found = mode.watch_failures(), set[Failure]()
+        watch, found = await mode.worker.do(mode.watch_failures), set[Failure]()
         while await ask(PORT, b"!", VIP) == b"one!" and len(found) < 3:
             async with asyncio.timeout(60):
                 found |= {each for each in await watch.receive() if each.backend.ip != one.ip}
                 found = {each for each in found if each.observation is not Observation.ANSWERED}
-        watch.close()
+        await watch.aclose()
         assert found == {
             Failure(Backend(end.ip, end.port, Protocol.TCP), observation, HOST)
             for end, observation in (

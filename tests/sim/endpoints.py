@@ -261,5 +261,5 @@ class SimWatch(FailureWatch):
             self._endpoints.open[backend] = self._endpoints._universe.now
         return len(backends)
 
-    def close(self) -> None:
+    async def aclose(self) -> None:
         self._endpoints.forget(self)

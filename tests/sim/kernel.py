@@ -17,7 +17,7 @@ from typing import Any, TypeVar
 
 from steersman.failover.watch import FailureWatch
 from steersman.host.exec import Exec, SubprocessExec
-from steersman.host.worker import Changes
+from steersman.host.worker import Changes, Pause
 from steersman.model.conntrack import Stale
 from steersman.model.errors import ApplyError, BusyError
 from steersman.model.names import Family, PlanKey
@@ -249,7 +249,7 @@ class SimWorker(Inline):
             finally:
                 await self._take_time()
 
-    async def do_slowly(self, steps: Generator[None, None, T]) -> T:
+    async def do_slowly(self, steps: Generator[Pause | None, None, T]) -> T:
         async with self._alone:
             await self._take_time()
             return await super().do_slowly(steps)

@@ -19,9 +19,10 @@ class Failure(NamedTuple):
 
 
 class FailureWatch(ABC):
-    """Sees connections fail, in the network namespace of the thread that opens it.
+    """Sees connections fail, in the network namespace of the thread that makes it.
 
-    Whatever it puts into the kernel disappears with its process, also after kill -9.
+    That is the thread of a mode; the methods are called on the event loop. Whatever it puts into
+    the kernel disappears with its process, also after kill -9.
     """
 
     counts_answers = False
@@ -55,5 +56,5 @@ class FailureWatch(ABC):
         return 0
 
     @abstractmethod
-    def close(self) -> None:
-        """Stop, and remove everything from the kernel."""
+    async def aclose(self) -> None:
+        """Stop, and remove everything from the kernel; `receive` has ended."""

@@ -345,18 +345,18 @@ class Successor:
 _KILLED = {9: "SIGKILL", 15: "SIGTERM"}
 
 
-async def run_program(
-    execute: Exec,
+def tool_result(
+    run_tool: RunTool,
     argv: Sequence[str],
     stdin: bytes = b"",
     *,
     package: str,
     timeout: float = 60.0,
 ) -> Result:
-    """Run a program to its end.
+    """Run a program to its end in the calling thread.
 
     Args:
-        execute: runs programs.
+        run_tool: runs it.
         argv: the program and its arguments.
         stdin: its standard input.
         package: the package that contains it, for the error message.
@@ -366,30 +366,11 @@ async def run_program(
         BusyError: it did not run to its end. It may have done part of its work; a retry may help.
     """
     try:
-        return _not_killed(argv[0], await execute.run(argv, stdin, timeout=timeout))
+        result = run_tool(argv, stdin, timeout=timeout)
     except OSError as error:  # TimeoutError, too
         raise BusyError(failure_reason(argv[0], package, error)) from error
-
-
-def tool_result(
-    run_tool: RunTool,
-    argv: Sequence[str],
-    stdin: bytes = b"",
-    *,
-    package: str,
-    timeout: float = 60.0,
-) -> Result:
-    """Run a program to its end in the calling thread; arguments and errors as of `run_program`."""
-    try:
-        return _not_killed(argv[0], run_tool(argv, stdin, timeout=timeout))
-    except OSError as error:  # TimeoutError, too
-        raise BusyError(failure_reason(argv[0], package, error)) from error
-
-
-def _not_killed(program: str, result: Result) -> Result:
-    """Return a Result, unless others have killed the program (BusyError)."""
     if -result.returncode in _KILLED:
-        raise BusyError(f"{program} was killed by {_KILLED[-result.returncode]}")
+        raise BusyError(f"{argv[0]} was killed by {_KILLED[-result.returncode]}")
     return result
 
 

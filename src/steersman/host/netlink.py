@@ -6,7 +6,7 @@
     Subscription   receive   notifications of multicast groups
 
 `Netlink` blocks, as the kernel does its work inside the system call; callers on the event loop run
-it in a thread (`asyncio.to_thread`), one exchange at a time. `Subscription` waits on the loop.
+it in a thread. `Subscription` waits on the loop. A socket belongs to the thread that first uses it.
 Messages are built and parsed by nlmsg.py and by the modules of each family.
 """
 
@@ -36,6 +36,7 @@ from steersman.host.nlmsg import (
     messages,
     parse_ack,
 )
+from steersman.host.threads import OfOneThread
 
 NETLINK_ROUTE = 0
 NETLINK_NETFILTER = 12
@@ -96,7 +97,7 @@ def _error(code: int, explanation: str, what: str) -> NetlinkError:
     return NetlinkError(code, f"{what}: {reason}")
 
 
-class Netlink:
+class Netlink(OfOneThread):
     """A socket of one netlink protocol, in the network namespace of the thread that opens it."""
 
     def __init__(self, protocol: int, *, buffer: int = 8 << 20, timeout: float = 30.0) -> None:
@@ -213,6 +214,7 @@ class Netlink:
 
     def _send(self, requests: Sequence[Request]) -> int:
         """Send one datagram; return the sequence number of its first message."""
+        self._use()
         if self._sequence >= _LAST_SEQUENCE:
             self._sequence = 0
         first = self._sequence + 1
@@ -227,6 +229,7 @@ class Netlink:
         return first
 
     def _receive(self) -> Iterator[Message]:
+        self._use()
         try:
             return messages(self._socket.recv(_RECEIVE))
         except OSError as error:
@@ -244,7 +247,7 @@ class BpfInstruction(NamedTuple):
     operand: int
 
 
-class Subscription:
+class Subscription(OfOneThread):
     """Notifications of multicast groups, received on the event loop."""
 
     def __init__(
@@ -297,6 +300,7 @@ class Subscription:
             AnswersLostError: some were lost, so the state that they describe must be read. The
                 next call continues.
         """
+        self._use()
         loop = asyncio.get_running_loop()
         try:
             return list(messages(await loop.sock_recv(self._socket, _RECEIVE)))
@@ -309,6 +313,7 @@ class Subscription:
         Raises:
             AnswersLostError: as for `receive`.
         """
+        self._use()
         found: list[Message] = []
         try:
             while True:

@@ -1,4 +1,7 @@
-"""Blocking calls in threads: those that may be given up, and those that must end first."""
+"""Threads: blocking calls that may be given up, and objects that one thread uses.
+
+Calls that must end first, whoever gives them up, are those of a KernelWorker (worker.py).
+"""
 
 from __future__ import annotations
 
@@ -6,11 +9,28 @@ import asyncio
 import threading
 from collections.abc import Callable
 from concurrent.futures import Executor, Future
-from contextlib import suppress
 from typing import Any, ParamSpec, TypeVar
 
 P = ParamSpec("P")
 T = TypeVar("T")
+
+
+class OfOneThread:
+    """An object that only one thread uses: the first one that does."""
+
+    _user = 0
+
+    def _use(self) -> None:
+        """Take note of the calling thread.
+
+        Raises:
+            RuntimeError: another one has used the object.
+        """
+        thread = threading.get_ident()
+        if thread != self._user:
+            if self._user:
+                raise RuntimeError(f"{type(self).__name__} is used in another thread than before")
+            self._user = thread
 
 
 class DaemonThreads(Executor):
@@ -52,20 +72,3 @@ async def in_thread(call: Callable[..., T], *args: Any) -> T:
     except RuntimeError as error:
         raise OSError(f"no thread can be started: {error}") from error
     return await done
-
-
-async def to_thread_to_end(call: Callable[P, T], /, *args: P.args, **kwargs: P.kwargs) -> T:
-    """Call a function in a thread, as asyncio.to_thread; when cancelled, wait for its end first.
-
-    For calls that use descriptors or write: their owner may close once no task is left.
-    """
-    thread = asyncio.ensure_future(asyncio.to_thread(call, *args, **kwargs))
-    try:
-        return await asyncio.shield(thread)
-    except asyncio.CancelledError:
-        while not thread.done():
-            with suppress(asyncio.CancelledError):  # once more
-                await asyncio.wait([thread])
-        if not thread.cancelled():
-            thread.exception()  # nobody asks for it any more
-        raise

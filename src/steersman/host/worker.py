@@ -5,8 +5,8 @@ locks, and two callers must not use one of them at the same time. So each mode h
 and every call of it that touches the kernel runs in that thread. A job is a generator:
 
     do          returns at once      one call after the other: writes, and what a sync waits for
-    wait_for    yields a Pause       goes on when its descriptor is readable, between two calls
     do_slowly   yields None          one step at a time while no call waits: scrapes, long lists
+                yields a Pause       goes on when its descriptor is readable, between two calls
     keep        yields both          work of the mode's own that nobody waits for
 
 The thread sleeps until one of them is due. It ends what it has begun, as a system call cannot be
@@ -52,6 +52,19 @@ def finish(steps: Generator[object, None, T]) -> T:
             next(steps)
         except StopIteration as end:
             return end.value  # type: ignore[no-any-return]
+
+
+def measured(steps: Generator[None, None, T]) -> Generator[None, None, tuple[T, float]]:
+    """Do the steps of a generator; return its value, and the CPU seconds that they took."""
+    seconds = 0.0
+    while True:
+        began = time.thread_time()
+        try:
+            next(steps)
+        except StopIteration as end:
+            return end.value, seconds + time.thread_time() - began
+        seconds += time.thread_time() - began
+        yield
 
 
 class Changes(NamedTuple):
@@ -126,7 +139,7 @@ class KernelWorker:
 
         return await self._end_of(_Awaited(work()), self._calls)
 
-    async def do_slowly(self, steps: Generator[None, None, T]) -> T:
+    async def do_slowly(self, steps: Generator[Pause | None, None, T]) -> T:
         """Run a generator in the thread, one step at a time, while no call waits.
 
         A call waits for the end of a step, so one should take a few milliseconds at most. When
@@ -147,7 +160,7 @@ class KernelWorker:
             while not changes.judge():
                 yield Pause(changes.fd)
 
-        await self._end_of(_Awaited(judge()), self._calls)
+        await self.do_slowly(judge())
 
     async def close(self) -> None:
         """End the thread after all calls; cancel the other jobs. A later call starts another."""

@@ -29,7 +29,7 @@ from steersman.model.plan import NodeSettings, ServicePlan, Traits
 from steersman.model.ruleset import Diff, Ruleset, Script, format_diff
 from steersman.model.stats import ConnectionStats, NodeTotals
 from steersman.model.tracing import TraceStep, TrackedConnection, WatchedFlow
-from steersman.modes.kinds import KernelWords
+from steersman.modes.words import KernelWords
 from steersman.netfilter.conntrack.flows import find_connections
 
 # -- Tracing ---------------------------------------------------------------------------------------
@@ -250,7 +250,7 @@ class Mode(ABC):
 
     def words(self) -> KernelWords:
         """Return what prints the kernel objects of this mode, after a successful `probe`."""
-        return KernelWords(lambda: self.worker.do(self.read))
+        return KernelWords(self.worker, self.read)
 
     def scripts(self, have: Ruleset, change: Diff) -> tuple[Script, ...]:
         """Write a Diff as the input of programs, in the order in which they are to run.

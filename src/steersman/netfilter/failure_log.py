@@ -18,12 +18,11 @@ NFLOG: linux/netfilter/nfnetlink_log.h. One program listens to a group of a netw
 
 from __future__ import annotations
 
-import asyncio
 import errno
 import logging
 import os
 import struct
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Collection, Generator, Iterator, Sequence
 from contextlib import ExitStack
 from typing import NamedTuple
 
@@ -31,6 +30,7 @@ from steersman.failover.watch import Failure, FailureWatch
 from steersman.host.netlink import NETLINK_NETFILTER, Netlink
 from steersman.host.nlmsg import be16, be32, messages, text
 from steersman.host.process import CAP_NET_ADMIN, NEEDS_NET_ADMIN, has_capability
+from steersman.host.worker import KernelWorker, Pause
 from steersman.model.addresses import canonical_ip
 from steersman.model.errors import BusyError
 from steersman.model.failover import Backend, Observation
@@ -68,18 +68,20 @@ _CONFIRMED, _DST_NAT = 1 << 3, 1 << 5  # IPS_*
 
 
 class FailureLog(FailureWatch):
-    """Failures in the network namespace of the thread that opens it."""
+    """Failures in the network namespace of the thread that makes it."""
 
-    def __init__(self, *, translated: bool = True) -> None:
+    def __init__(self, worker: KernelWorker, *, translated: bool = True) -> None:
         """Start to listen.
 
         Args:
+            worker: that thread.
             translated: whether the kernel marks connections to Services as translated (DNAT).
                 IPVS does not: then every retransmitted SYN is logged.
 
         Raises:
             BusyError: the kernel does not allow it; the message says why.
         """
+        self._worker = worker
         self._sockets = ExitStack()
         try:
             listener, owner = (
@@ -93,29 +95,32 @@ class FailureLog(FailureWatch):
             if refused:
                 raise min(refused.items())[1]
         except OSError as error:
-            self.close()
+            self._sockets.close()
             raise BusyError(_explain(error)) from error
         self._socket = listener.socket
         self._socket.setblocking(False)
 
     async def receive(self) -> list[Failure]:
-        """Wait for failures. Lost messages are no harm: clients try again."""
+        """Wait for failures."""
+        return await self._worker.do_slowly(self._read())
+
+    def _read(self) -> Generator[Pause, None, list[Failure]]:
         while True:
+            yield Pause(self._socket.fileno())
             try:
-                data = await asyncio.get_running_loop().sock_recv(self._socket, 1 << 17)
+                return list(parse(self._socket.recv(1 << 17)))
             except OSError as error:
-                if error.errno != errno.ENOBUFS:
+                # Lost messages are no harm: clients try again.
+                if error.errno not in (errno.ENOBUFS, errno.EAGAIN):
                     raise
-                continue
-            return list(parse(data))
 
     async def cut(self, backends: Collection[Backend]) -> int:
         """Delete conntrack entries that endpoints have not answered."""
-        return await asyncio.to_thread(delete_unanswered, backends)
+        return await self._worker.do_slowly(delete_unanswered(backends))
 
-    def close(self) -> None:
+    async def aclose(self) -> None:
         """Stop; the kernel removes the table."""
-        self._sockets.close()
+        await self._worker.do(self._sockets.close)
 
 
 def _explain(error: OSError) -> str:
@@ -128,21 +133,22 @@ def _explain(error: OSError) -> str:
     return f"logging packets of failing connections {needs} ({error.strerror})"
 
 
-def open_watch(*, translated: bool = True) -> FailureWatch:
+def open_watch(worker: KernelWorker, *, translated: bool = True) -> FailureWatch:
     """Return what sees connections fail: logged packets, or else the list of conntrack entries.
 
     Args:
+        worker: the calling thread.
         translated: as for FailureLog.
 
     Raises:
         BusyError: this kernel has neither; the message says why.
     """
     try:
-        return FailureLog(translated=translated)
+        return FailureLog(worker, translated=translated)
     except BusyError as error:
         why = str(error)
     try:
-        watch = ConntrackWatch(translated=translated)
+        watch = ConntrackWatch(worker, translated=translated)
     except BusyError as error:
         raise BusyError(f"failing connections cannot be seen: {why}; {error}") from error
     watch.limits = (

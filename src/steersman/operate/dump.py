@@ -18,9 +18,10 @@ from steersman.model.plan import NodeSettings, ServicePlan
 from steersman.model.ruleset import Ruleset
 from steersman.model.world import World
 from steersman.modes.base import Mode
-from steersman.modes.kinds import KernelWords, Words
+from steersman.modes.kinds import Words
 from steersman.modes.registry import create
 from steersman.modes.specs import spec_of
+from steersman.modes.words import KernelWords
 from steersman.operate.answer import Answer, Block, Line, QuestionError
 from steersman.operate.explain_flow import ExplainedFlow
 from steersman.operate.load import world_again

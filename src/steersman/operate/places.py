@@ -39,7 +39,7 @@ from steersman.host.rtnetlink import (
     parse_address,
     parse_route,
 )
-from steersman.host.threads import to_thread_to_end
+from steersman.host.worker import KernelWorker
 from steersman.model.names import Family
 
 _OUTSIDE = {Family.IPV4: 0xC6130000, Family.IPV6: 0x20010002 << 96}
@@ -123,11 +123,13 @@ async def client_outside() -> AsyncIterator[Place]:
     Raises:
         OSError: CAP_SYS_ADMIN or CAP_NET_ADMIN is missing, or the kernel has no veth devices.
     """
-    namespace = await to_thread_to_end(new_namespace)
+    worker = KernelWorker()  # which waits for the end of each call, also when cancelled
+    namespace = await worker.do(new_namespace)
     try:
-        yield await to_thread_to_end(_link, namespace)
+        yield await worker.do(_link, namespace)
     finally:
-        await to_thread_to_end(_unlink, namespace)
+        await worker.do(_unlink, namespace)
+        await worker.close()
 
 
 def _link(namespace: int) -> Place:

@@ -35,7 +35,7 @@ class DialWatch(FailureWatch):
     of_this_node = True
 
     def __init__(self, dials: DialRegistry) -> None:
-        """Watch the dials of all listeners, on the running loop."""
+        """Watch the dials of all listeners, which are on the event loop."""
         self._dials = dials
         self._found: list[Failure] = []
         self._answered: set[Backend] = set()
@@ -61,7 +61,7 @@ class DialWatch(FailureWatch):
         """Give up the dials to endpoints, so that the next endpoint is dialled at once."""
         return self._dials.give_up(backends)
 
-    def close(self) -> None:
+    async def aclose(self) -> None:
         """Take no more notes."""
         if self._dials.watch is self:
             self._dials.watch = None
@@ -130,12 +130,13 @@ class WithDials(FailureWatch):
         """Let connections of either kind begin again."""
         return sum([await watch.cut(backends) for watch in self._parts])
 
-    def close(self) -> None:
+    async def aclose(self) -> None:
         """Stop both."""
         for task in self._receiving.values():
             task.cancel()
+        await asyncio.gather(*self._receiving.values(), return_exceptions=True)
         for watch in self._parts:
-            watch.close()
+            await watch.aclose()
 
 
 def _backend(owner: PlanKey, endpoint: Endpoint) -> Backend:

@@ -85,7 +85,7 @@ class World:
         self.stale_entries = StaleEntryCleaner(
             self.metrics,
             self.sync.in_force,
-            mode=mode,
+            mode=mode or self.kernel,
             delete=delete or self.table.delete,
             untranslated=self.table.delete_untranslated,
             clock=self.clock,

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import asyncio
+import time
 from collections.abc import Callable, Generator
 from contextlib import closing
+from math import inf
 from typing import Any, ParamSpec, TypeVar
 
-from steersman.host.worker import Changes, KernelWorker
+from steersman.host.worker import KernelWorker, Pause
 
 P = ParamSpec("P")
 T = TypeVar("T")
@@ -20,27 +22,32 @@ class Inline(KernelWorker):
         await asyncio.sleep(0)
         return call(*args, **kwargs)
 
-    async def do_slowly(self, steps: Generator[None, None, T]) -> T:
+    async def do_slowly(self, steps: Generator[Pause | None, None, T]) -> T:
         with closing(steps):
             while True:
                 try:
-                    next(steps)
+                    pause = next(steps)
                 except StopIteration as end:
                     return end.value  # type: ignore[no-any-return]
-                await asyncio.sleep(0)
-
-    async def wait_for(self, changes: Changes) -> None:
-        loop = asyncio.get_running_loop()
-        while not changes.judge():
-            readable = asyncio.Event()
-            loop.add_reader(changes.fd, readable.set)
-            try:
-                await readable.wait()
-            finally:
-                loop.remove_reader(changes.fd)
+                await _end(pause or Pause(until=0.0))
 
     async def close(self) -> None:
         pass
+
+
+async def _end(pause: Pause) -> None:
+    """Wait until a pause is over."""
+    loop, over = asyncio.get_running_loop(), asyncio.Event()
+    if pause.fd >= 0:
+        loop.add_reader(pause.fd, over.set)
+    try:
+        async with asyncio.timeout(None if pause.until == inf else pause.until - time.monotonic()):
+            await over.wait()
+    except TimeoutError:
+        pass
+    finally:
+        if pause.fd >= 0:
+            loop.remove_reader(pause.fd)
 
 
 class Held(Inline):

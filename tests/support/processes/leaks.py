@@ -89,6 +89,7 @@ class Proxy:
             Metrics(mode.name),
             ProxyHealth(60.0),
             {},
+            mode=mode,
             objects=self.sync.objects,
         )
         access = ClusterAccess(servers=(server.url,))

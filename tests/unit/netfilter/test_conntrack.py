@@ -28,10 +28,12 @@ from steersman.netfilter.conntrack.wire import (
     listed_keys,
 )
 from tests.support.lab.conntrack_flows import FlowEntry, creation, unpack_entry
+from tests.support.modes.inline import Inline
 from tests.support.stale import Entry
 
 DNS = ServedPort(Protocol.UDP, 53, ("10.96.0.10",), 0, (Endpoint("10.244.1.5", 53),))
 STALE = stale(Family.IPV4, [DNS])
+WORKER = Inline()
 GONE = FlowEntry(17, "10.244.1.7", 40000, "10.96.0.10", 53, "10.244.1.6", 53)
 
 
@@ -146,7 +148,7 @@ def test_an_entry_without_ports_is_nobodys() -> None:
 async def test_exactly_the_entry_seen_is_deleted(monkeypatch: pytest.MonkeyPatch) -> None:
     zoned = GONE._replace(zone=7, client_port=40001)
     kernel = play(monkeypatch, payload(GONE, 5), payload(zoned, 6))
-    assert (await delete_stale(STALE))[:3] == (2, 0, True)
+    assert (await delete_stale(WORKER, STALE))[:3] == (2, 0, True)
     for flow, number, request in zip((GONE, zoned), (5, 6), kernel.deleted, strict=True):
         have = attributes(request.payload, 4)
         seen = attributes(payload(flow, number), 4)
@@ -156,7 +158,7 @@ async def test_exactly_the_entry_seen_is_deleted(monkeypatch: pytest.MonkeyPatch
 async def test_an_interrupted_list_is_used_and_told(monkeypatch: pytest.MonkeyPatch) -> None:
     kernel = play(monkeypatch, payload(GONE))
     kernel.interrupts = True
-    assert (await delete_stale(STALE))[:3] == (1, 0, False)
+    assert (await delete_stale(WORKER, STALE))[:3] == (1, 0, False)
 
 
 async def test_a_pass_counts_its_cpu_time_and_not_what_it_waits(
@@ -171,7 +173,7 @@ async def test_a_pass_counts_its_cpu_time_and_not_what_it_waits(
         yield from dump(request)
 
     monkeypatch.setattr(kernel, "dump", slow)
-    result = await delete_stale(STALE)
+    result = await delete_stale(WORKER, STALE)
     assert result.deleted == 1
     assert 0 < result.seconds < 0.5
 
@@ -179,12 +181,12 @@ async def test_a_pass_counts_its_cpu_time_and_not_what_it_waits(
 async def test_entries_that_are_gone_count_neither_way(monkeypatch: pytest.MonkeyPatch) -> None:
     kernel = play(monkeypatch, *[payload(GONE, number) for number in range(4)])
     kernel.refuses = {1: errno.ENOENT, 2: errno.EPERM}
-    assert (await delete_stale(STALE))[:3] == (2, 1, True)
+    assert (await delete_stale(WORKER, STALE))[:3] == (2, 1, True)
 
 
 async def test_many_are_deleted_in_batches(monkeypatch: pytest.MonkeyPatch) -> None:
     kernel = play(monkeypatch, *[payload(GONE, number) for number in range(1000)])
-    assert (await delete_stale(STALE))[:3] == (1000, 0, True)
+    assert (await delete_stale(WORKER, STALE))[:3] == (1000, 0, True)
     assert len(kernel.deleted) == 1000
 
 
@@ -197,9 +199,9 @@ async def test_a_node_port_is_at_addresses_of_the_node_only(
     kernel = play(monkeypatch, payload(flow), *[payload(GONE)] * (deleted + 1))
     kernel.route_type = kind
     node_port = stale(Family.IPV4, [msgspec.structs.replace(DNS, addresses=(), node_port=30053)])
-    assert (await delete_stale(node_port))[:3] == (deleted, 0, True)
+    assert (await delete_stale(WORKER, node_port))[:3] == (deleted, 0, True)
     kernel.payloads = (payload(flow), payload(again))
-    assert (await delete_stale(node_port)).deleted == 2 * deleted
+    assert (await delete_stale(WORKER, node_port)).deleted == 2 * deleted
     assert kernel.routes == [bytes((203, 0, 113, 9))] * 2, "each is asked for once in a pass"
 
 
@@ -219,9 +221,9 @@ async def test_without_conntrack_nothing_is_stale(
     monkeypatch.setattr(module, "usage", usage)
     if in_use:
         with pytest.raises(OSError, match="not supported"):
-            await delete_stale(STALE)
+            await delete_stale(WORKER, STALE)
     else:
-        assert (await delete_stale(STALE))[:3] == (0, 0, True)
+        assert (await delete_stale(WORKER, STALE))[:3] == (0, 0, True)
 
 
 async def test_only_what_is_still_stale_after_the_listing_is_deleted(
@@ -238,11 +240,11 @@ async def test_only_what_is_still_stale_after_the_listing_is_deleted(
         endpoints = (Endpoint("10.244.1.5", 53), Endpoint("10.244.1.7", 53))
         return stale(Family.IPV4, [msgspec.structs.replace(DNS, endpoints=endpoints)])
 
-    assert (await delete_stale(STALE, confirm))[:3] == (1, 0, True)
+    assert (await delete_stale(WORKER, STALE, confirm))[:3] == (1, 0, True)
     assert [attributes(request.payload, 4)[12] for request in kernel.deleted] == [b"\0\0\0\5"]
     assert asked == 1
     kernel.payloads = ()
-    assert (await delete_stale(STALE, confirm))[:3] == (0, 0, True)
+    assert (await delete_stale(WORKER, STALE, confirm))[:3] == (0, 0, True)
     assert asked == 1, "nothing was found"
 
 
@@ -253,8 +255,8 @@ async def test_many_destinations_are_asked_for_by_protocol(
     endpoints = (Endpoint("10.244.1.5", 53),)
     many = [ServedPort(Protocol.UDP, 53, (f"10.96.0.{i}",), 0, endpoints) for i in range(50)]
     many.append(ServedPort(Protocol.TCP, 53, ("10.96.0.1",), 0, endpoints, close_connections=True))
-    await delete_stale(stale(Family.IPV4, many))
+    await delete_stale(WORKER, stale(Family.IPV4, many))
     assert len(kernel.listed) == 2
     kernel.listed.clear()
-    await delete_stale(stale(Family.IPV4, many[:3]))
+    await delete_stale(WORKER, stale(Family.IPV4, many[:3]))
     assert len(kernel.listed) == 3

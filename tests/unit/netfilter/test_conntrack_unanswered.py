@@ -5,7 +5,9 @@ from __future__ import annotations
 import asyncio
 import errno
 import os
-from collections.abc import Iterator, Sequence
+import time
+from collections.abc import Generator, Iterator, Sequence
+from itertools import islice
 
 import pytest
 
@@ -13,11 +15,13 @@ from steersman.failover.watch import Failure
 from steersman.host.netlink import DumpInterruptedError, NetlinkError
 from steersman.host.nlmsg import Message, Request, attr, be16, be32, nested, u8
 from steersman.host.sysctl import SysctlError
+from steersman.host.worker import finish
 from steersman.model.errors import BusyError
 from steersman.model.failover import Backend, Observation
 from steersman.model.names import Protocol
 from steersman.netfilter.conntrack import unanswered
 from steersman.netfilter.conntrack.unanswered import ConntrackWatch
+from tests.support.modes.inline import Inline
 
 BACKEND = Backend("10.0.0.1", 8080, Protocol.TCP)
 
@@ -84,9 +88,9 @@ def kernel(monkeypatch: pytest.MonkeyPatch) -> Kernel:
 
 def listed(entries: Sequence[bytes], kernel: Kernel, pause: float = 1.0) -> list[Failure]:
     kernel.entries = list(entries)
-    watch = ConntrackWatch()
+    watch = ConntrackWatch(Inline())
     watch._pause = pause
-    return watch._list()[0]
+    return finish(watch._list())
 
 
 @pytest.mark.parametrize("old_order", [False, True])
@@ -142,7 +146,7 @@ def test_it_waits_until_something_is_silent(kernel: Kernel) -> None:
     kernel.entries = [entry(118)]
 
     async def receive() -> list[Failure]:
-        watch = ConntrackWatch()
+        watch = ConntrackWatch(Inline())
         kernel.closed = 0
         return await watch.receive()
 
@@ -152,26 +156,23 @@ def test_it_waits_until_something_is_silent(kernel: Kernel) -> None:
 
 def test_the_pause_follows_the_cost(kernel: Kernel, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(unanswered, "_SHORTEST", 1.0)
-    pauses: list[float] = []
+    monkeypatch.setattr(time, "monotonic", lambda: 0.0)
     costs = iter([0.001, 0.05, 9.0, 0.001])
 
-    async def sleep(seconds: float) -> None:
-        pauses.append(seconds)
-        if len(pauses) == 5:
-            raise asyncio.CancelledError
+    def costly(_: object) -> Generator[None, None, tuple[list[Failure], float]]:
+        return [], next(costs)
+        yield
 
-    watch = ConntrackWatch()
-    monkeypatch.setattr(watch, "_list", lambda: ([], next(costs)))
-    monkeypatch.setattr(asyncio, "sleep", sleep)
-    with pytest.raises(asyncio.CancelledError):
-        asyncio.run(watch.receive())
+    monkeypatch.setattr(unanswered, "measured", costly)
+    looks = ConntrackWatch(Inline())._look()
+    pauses = [pause.until for pause in islice(looks, 5) if pause]
     assert pauses == pytest.approx([1.0, 1.0, 0.05 / unanswered._SHARE, 5.0, 1.0])
 
 
 def test_a_kernel_that_ignores_masks_is_too_old(kernel: Kernel) -> None:
     kernel.knows_masks = False
     with pytest.raises(BusyError, match=r"needs Linux 5\.15"):
-        ConntrackWatch()
+        ConntrackWatch(Inline())
 
 
 @pytest.mark.parametrize(
@@ -181,7 +182,7 @@ def test_a_kernel_that_ignores_masks_is_too_old(kernel: Kernel) -> None:
 def test_a_refused_list_is_explained(kernel: Kernel, number: int, why: str) -> None:
     kernel.refuses = number
     with pytest.raises(BusyError, match=why):
-        ConntrackWatch()
+        ConntrackWatch(Inline())
 
 
 def test_without_connection_tracking_there_is_nothing_to_list(
@@ -192,5 +193,5 @@ def test_without_connection_tracking_there_is_nothing_to_list(
 
     monkeypatch.setattr(unanswered, "read", missing)
     with pytest.raises(BusyError, match="conntrack is not in use"):
-        ConntrackWatch()
+        ConntrackWatch(Inline())
     assert kernel.closed == 0

@@ -28,6 +28,7 @@ from steersman.operate.explain_flow import ExplainedFlow, FlowAnswer
 from steersman.operate.names import Names
 from tests.support.builders.doctor import CART, world_of
 from tests.support.builders.objects import CONFIG, KEY, NODE, endpoint, port, service, slice_
+from tests.support.modes.inline import Inline
 from tests.support.modes.ipvs import IPVS
 from tests.support.modes.memory import MemoryMode
 from tests.support.modes.registry import EBPF, IPTABLES, MODES, NFTABLES, ModeUnderTest, render
@@ -313,7 +314,7 @@ def test_a_line_that_a_disturbed_reading_missed_is_looked_for_again(
 
 def test_chains_that_nft_never_finishes_listing_are_printed_as_they_were_loaded() -> None:
     class Endless(SubprocessExec):
-        async def run(self, *_: Any, **__: Any) -> Result:
+        def run_tool(self, *_: Any, **__: Any) -> Result:
             raise TimeoutError("nft did not end within 5 s")
 
     mode = NFTABLES.offline()
@@ -322,7 +323,7 @@ def test_chains_that_nft_never_finishes_listing_are_printed_as_they_were_loaded(
     settings = world.plan.settings
     rendered = mode.render_service(plans[0], settings)
     lines = [line for key, value in rendered.items() for line in mode.words().words(key, value)]
-    words = NftablesWords(mode.read, Endless())
+    words = NftablesWords(Inline(), mode.read, Endless())
     found = asyncio.run(words.beyond(lines, plans, settings))
     assert found[0].text.startswith("# nft did not end within 5 s: ")
     listed = "\n".join(f"{line.place}: {line.text}" for line in found[1:])

@@ -46,7 +46,7 @@ async def watched(made: Proxy) -> AsyncIterator[DialWatch]:
     try:
         yield watch
     finally:
-        watch.close()
+        await watch.aclose()
 
 
 async def received(
@@ -157,7 +157,7 @@ async def test_nothing_is_noted_after_the_end() -> None:
         await nothing_left(watch)
         # One that is closed late does not end the next one.
         async with watched(made):
-            watch.close()
+            await watch.aclose()
             assert made.shared.dials.watch is not None
 
 
@@ -241,7 +241,7 @@ class Scripted(FailureWatch):
         self.cuts |= set(backends)
         return 2
 
-    def close(self) -> None:
+    async def aclose(self) -> None:
         self.closed = True
 
 
@@ -269,6 +269,6 @@ async def test_dials_are_watched_beside_packets() -> None:
         packets.seen.put_nowait(OSError(errno.EBADF, "gone"))
         with pytest.raises(OSError, match="gone"):
             await received(watch, lambda _: False)
-        watch.close()
+        await watch.aclose()
         assert packets.closed
         assert made.shared.dials.watch is None

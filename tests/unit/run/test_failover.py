@@ -52,7 +52,7 @@ class Log(FailureWatch):
         Log.cuts += backends
         return len(backends)
 
-    def close(self) -> None:
+    async def aclose(self) -> None:
         Log.opened -= 1
 
 

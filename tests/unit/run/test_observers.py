@@ -68,6 +68,7 @@ class Told:
             self.metrics,
             self.health,
             {Family.IPV4: self.servers},  # type: ignore[dict-item]
+            mode=self.world.mode,
             objects=lambda: self.objects,
             wall=lambda: self.seconds,
             moment=self.now,

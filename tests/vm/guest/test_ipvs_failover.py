@@ -141,7 +141,7 @@ def test_failing_connections_are_seen(node: Node) -> None:
 
     async def seen(action: str) -> set[Failure]:
         """The failures that are seen until every probe of all sources has ended."""
-        watch, found = node.mode.watch_failures(), set[Failure]()
+        watch, found = await node.mode.worker.do(node.mode.watch_failures), set[Failure]()
 
         async def follow() -> None:
             while True:
@@ -161,7 +161,7 @@ def test_failing_connections_are_seen(node: Node) -> None:
                 await until(complete, LONGEST)
         finally:
             following.cancel()
-            watch.close()
+            await watch.aclose()
         return found
 
     silent = inside(node.lab, seen("drop"))
@@ -179,7 +179,7 @@ def test_an_endpoint_on_the_node_itself_is_seen(node: Node) -> None:
     node.serve(of(NODE))
 
     async def body() -> list[Failure]:
-        watch = node.mode.watch_failures()
+        watch = await node.mode.worker.do(node.mode.watch_failures)
         try:
             with node.lab.node.socket(NODE, "TCP") as server:
                 server.bind((NODE, 8080))
@@ -187,7 +187,7 @@ def test_an_endpoint_on_the_node_itself_is_seen(node: Node) -> None:
                 with node.connecting(4):
                     return await failures(watch)
         finally:
-            watch.close()
+            await watch.aclose()
 
     silent = Failure(Backend(NODE, 8080, Protocol.TCP), Observation.SILENT, CLIENT)
     assert set(inside(node.lab, body())) == {silent}
@@ -198,7 +198,7 @@ def test_healthy_connections_are_not_seen_and_udp_if_it_is_refused(node: Node) -
     node.serve(of(DEAD, OTHER), plan(udp, cluster_ip(VIP, port=53), cluster=endpoints(DEAD)))
 
     async def body() -> list[Failure]:
-        watch = node.mode.watch_failures()
+        watch = await node.mode.worker.do(node.mode.watch_failures)
         try:
             with node.connecting(20) as connections:
                 assert set(connections.answers()) == {DEAD, OTHER}
@@ -207,7 +207,7 @@ def test_healthy_connections_are_not_seen_and_udp_if_it_is_refused(node: Node) -
                 assert node.lab.probe(CLIENT, VIP, 53, "UDP").kind == "refused"
                 return await failures(watch)
         finally:
-            watch.close()
+            await watch.aclose()
 
     backend = Backend(DEAD, 8080, Protocol.UDP)
     assert inside(node.lab, body()) == [Failure(backend, Observation.REFUSED, CLIENT)]
@@ -219,7 +219,7 @@ def test_what_waits_begins_again_and_what_is_established_stays(node: Node) -> No
     node.serve(of(DEAD, OTHER, scheduling=hashed))
 
     async def body() -> None:
-        watch = node.mode.watch_failures()
+        watch = await node.mode.worker.do(node.mode.watch_failures)
         try:
             with ExitStack() as stack:
                 live = stack.enter_context(node.connecting(12))
@@ -237,7 +237,7 @@ def test_what_waits_begins_again_and_what_is_established_stays(node: Node) -> No
                 print(f"{cut} cut again, all answered {time.monotonic() - began:.1f} s later")
                 live.end()
         finally:
-            watch.close()
+            await watch.aclose()
 
     inside(node.lab, body())
 
@@ -278,7 +278,7 @@ def test_counters_tell_where_packets_cannot_be_logged(node: Node) -> None:
         finally:
             following.cancel()
             await asyncio.gather(following, return_exceptions=True)
-            watch.close()
+            await watch.aclose()
 
     inside(node.lab, body())
 

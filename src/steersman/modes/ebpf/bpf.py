@@ -3,8 +3,8 @@
 Every call raises OSError with the kernel's errno. The owner of a descriptor, an `Object`, closes
 it.
 
-A map object serves one thread at a time: its buffer for a value is made once, because a system call
-takes less time than to make it.
+An object serves one thread only, that of the mode: also because a map's buffer for a value is made
+once, as a system call takes less time than to make it.
 """
 
 from __future__ import annotations
@@ -24,6 +24,7 @@ from pathlib import Path
 from typing import Self
 
 from steersman.host.libbpf import call
+from steersman.host.threads import OfOneThread
 
 # Attach types, `enum bpf_attach_type`.
 XDP = 37
@@ -120,7 +121,7 @@ def remove_pins(folder: Path) -> None:
             os.rmdir(place)
 
 
-class Object:
+class Object(OfOneThread):
     """A descriptor of a map, program or link."""
 
     def __init__(self, fd: int) -> None:
@@ -131,14 +132,19 @@ class Object:
         """Open a pinned object; FileNotFoundError if there is none."""
         return cls(call("bpf_obj_get", os.fsencode(path)))
 
+    def _call(self, name: str, *arguments: object) -> int:
+        """Call a function of libbpf that takes the descriptor first."""
+        self._use()
+        return call(name, self.fd, *arguments)
+
     def pin(self, path: Path) -> None:
         """Pin at a path of a bpffs."""
-        call("bpf_obj_pin", self.fd, os.fsencode(path))
+        self._call("bpf_obj_pin", os.fsencode(path))
 
     def info(self, size: int) -> bytes:
         """Return the kernel's `bpf_*_info`, up to `size` bytes."""
         buffer = ctypes.create_string_buffer(size)
-        call("bpf_obj_get_info_by_fd", self.fd, buffer, ctypes.byref(ctypes.c_uint32(size)))
+        self._call("bpf_obj_get_info_by_fd", buffer, ctypes.byref(ctypes.c_uint32(size)))
         return buffer.raw
 
     @property
@@ -164,7 +170,7 @@ class Link(Object):
 
     def replace(self, program: int) -> None:
         """Replace the program atomically: each packet or socket sees one or the other."""
-        call("bpf_link_update", self.fd, program, None)
+        self._call("bpf_link_update", program, None)
 
     def has(self, program: int) -> bool:
         """Whether this program (by descriptor) is the attached one."""
@@ -173,7 +179,7 @@ class Link(Object):
 
     def detach(self) -> None:
         """Detach the program, even if others have the link open."""
-        call("bpf_link_detach", self.fd)
+        self._call("bpf_link_detach")
 
     @property
     def target(self) -> int:
@@ -218,7 +224,7 @@ class HashMap(Object):
     def get(self, key: bytes) -> bytes | None:
         """Return the value of a key."""
         try:
-            call("bpf_map_lookup_elem", self.fd, key, self._value)
+            self._call("bpf_map_lookup_elem", key, self._value)
         except FileNotFoundError:
             return None
         return self._value.raw
@@ -226,12 +232,12 @@ class HashMap(Object):
     def put(self, key: bytes, value: bytes) -> None:
         """Set one value; FullError if there is no room."""
         with self._explain_full():
-            call("bpf_map_update_elem", self.fd, key, value, 0)
+            self._call("bpf_map_update_elem", key, value, 0)
 
     def delete(self, key: bytes) -> bool:
         """Delete a key; return whether it was there."""
         try:
-            call("bpf_map_delete_elem", self.fd, key)
+            self._call("bpf_map_delete_elem", key)
         except FileNotFoundError:
             return False
         return True
@@ -248,7 +254,7 @@ class HashMap(Object):
             count = ctypes.c_uint32(len(pairs))
             packed = b"".join(keys), b"".join(values)
             with self._explain_full():
-                call("bpf_map_update_batch", self.fd, *packed, ctypes.byref(count), None)
+                self._call("bpf_map_update_batch", *packed, ctypes.byref(count), None)
 
     def delete_all(self, keys: Iterable[bytes]) -> int:
         """Delete keys; return how many of them were there."""
@@ -259,7 +265,7 @@ class HashMap(Object):
         while left:
             count = ctypes.c_uint32(len(left))
             with contextlib.suppress(FileNotFoundError):
-                call("bpf_map_delete_batch", self.fd, b"".join(left), ctypes.byref(count), None)
+                self._call("bpf_map_delete_batch", b"".join(left), ctypes.byref(count), None)
             deleted += count.value
             del left[: count.value + 1]  # the kernel stops at a key that is not there
         return deleted
@@ -292,7 +298,7 @@ class HashMap(Object):
         count, last = ctypes.c_uint32(chunk), False
         buffers = cursor or None, end, keys, values, ctypes.byref(count)
         try:
-            call("bpf_map_lookup_batch", self.fd, *buffers, None)
+            self._call("bpf_map_lookup_batch", *buffers, None)
         except FileNotFoundError:
             last = True
         # The kernel has replaced the chunk size by the number of entries.

@@ -13,19 +13,16 @@ others, so no more than two of its silent connections are returned: three would 
 
 from __future__ import annotations
 
-import asyncio
 import errno
 import sys
-import threading
 import time
 from collections import Counter
-from collections.abc import Collection, Iterator
-from contextlib import suppress
+from collections.abc import Collection, Generator, Iterator
 from pathlib import Path
 from typing import NamedTuple
 
 from steersman.failover.watch import Failure, FailureWatch
-from steersman.host.threads import to_thread_to_end
+from steersman.host.worker import KernelWorker, Pause
 from steersman.model.errors import BusyError
 from steersman.model.failover import Backend, Observation
 from steersman.model.names import PROTOCOL_BY_NUMBER, Protocol
@@ -88,21 +85,21 @@ class EbpfFailures(FailureWatch):
 
     counts_answers = True
 
-    def __init__(self, maps: Path) -> None:
+    def __init__(self, worker: KernelWorker, maps: Path) -> None:
         """Start to watch.
 
         Args:
+            worker: the calling thread.
             maps: directory of the mode's pinned maps.
 
         Raises:
             BusyError: it cannot be seen here; the message says why.
         """
+        self._worker = worker
         self._events: list[Event] = []
         self._told: dict[bytes, int] = {}
         """The last answer of each endpoint that `receive` has returned."""
         self._last_read = 0
-        self._closed = False
-        self._attaching = threading.Lock()
         self._counting: Object | None = None
         self._counts_since = self._counts_until = 0.0
         self._silent: Counter[bytes] = Counter()
@@ -132,30 +129,30 @@ class EbpfFailures(FailureWatch):
 
     async def receive(self) -> list[Failure]:
         """Wait for failures, and say which endpoints answer meanwhile."""
+        return await self._worker.do_slowly(self._wait())
+
+    def _wait(self) -> Generator[Pause | None, None, list[Failure]]:
         while True:
             self._renew()
             self._object.consume()
             if self._events:
-                # To attach a program waits for other CPUs. A cancelled call loses no events.
-                await asyncio.shield(asyncio.to_thread(self._count_answers))
+                self._count_answers()
                 events, self._events = self._events, []
-                if events:  # no other call has taken them meanwhile
-                    return [*self._answered(events), *self._failures(events)]
-                continue
+                return [*self._answered(events), *self._failures(events)]
             if self._counting and time.monotonic() > self._counts_until:
                 self._stop_counting()
-            await self._wait()
+            # Not longer than the lease allows.
+            yield Pause(self._object.fileno(), time.monotonic() + _RENEWAL)
 
     def _count_answers(self) -> None:
         """Count answers from now on, and for a while."""
-        with self._attaching:
-            now = time.monotonic()
-            if self._counting is None and not self._closed:
-                self._counting = self._object.attach("failure_answer")
-                self._counts_since = now
-                self._silent.clear()
-                self._store("answers", _LEASE)
-            self._counts_until = now + _COUNTED
+        now = time.monotonic()
+        if self._counting is None:
+            self._counting = self._object.attach("failure_answer")
+            self._counts_since = now
+            self._silent.clear()
+            self._store("answers", _LEASE)
+        self._counts_until = now + _COUNTED
 
     def _stop_counting(self) -> None:
         if self._counting:
@@ -172,17 +169,6 @@ class EbpfFailures(FailureWatch):
                 if self._silent[event.endpoint] > _UNKNOWN_SILENT:
                     continue
             yield event.failure
-
-    async def _wait(self) -> None:
-        """Wait for a record, but not longer than the lease allows."""
-        news = asyncio.Event()
-        loop = asyncio.get_running_loop()
-        loop.add_reader(self._object.fileno(), news.set)
-        try:
-            with suppress(TimeoutError):
-                await asyncio.wait_for(news.wait(), _RENEWAL)
-        finally:
-            loop.remove_reader(self._object.fileno())
 
     def _renew(self) -> None:
         self._store("until", _LEASE)
@@ -229,15 +215,17 @@ class EbpfFailures(FailureWatch):
 
     async def cut(self, backends: Collection[Backend]) -> int:
         """Let connections that wait for these endpoints begin again, or move them to others."""
-        return await to_thread_to_end(self._mover.cut, frozenset(backends))
+        return await self._worker.do(self._mover.cut, frozenset(backends))
 
-    def close(self) -> None:
+    async def aclose(self) -> None:
         """Detach everything; the mode's programs note nothing more."""
-        with self._attaching:
-            self._closed = True
+
+        def close() -> None:
             self._store("until", 0)
             self._store("answers", 0)
             self._object.close()
+
+        await self._worker.do(close)
 
 
 def explain(error: OSError | StaleMapsError) -> str:

@@ -102,7 +102,7 @@ class EbpfMode(Mode):
         """Print entries of the pinned maps."""
         from steersman.modes.ebpf.words import EbpfWords  # noqa: PLC0415 - rarely used
 
-        return EbpfWords(self._options.pins, self.datapath.is_attached)
+        return EbpfWords(self.worker, self._options.pins, self.datapath.is_attached)
 
     def read(self) -> Ruleset:
         """Read the maps, and whether the programs are attached."""
@@ -172,13 +172,13 @@ class EbpfMode(Mode):
         """Return what sees connections fail, at sockets and as packets."""
         from steersman.modes.ebpf.failures import EbpfFailures  # noqa: PLC0415 - rarely used
 
-        return EbpfFailures(self.datapath.pins.maps)
+        return EbpfFailures(self.worker, self.datapath.pins.maps)
 
     def tracer(self) -> EbpfTracer:
         """Return what watches a packet beside the programs, whichever process has loaded these."""
         from steersman.modes.ebpf.trace import EbpfTracer  # noqa: PLC0415 - rarely used
 
-        return EbpfTracer(self._options, self._netns, self._execute)
+        return EbpfTracer(self.worker, self._options, self._netns, self._execute)
 
     def find_leftovers(self, families: Iterable[Family]) -> str:
         """Look for the directory of our pins."""

@@ -16,7 +16,7 @@ from collections.abc import Sequence
 from msgspec.structs import replace
 
 from steersman.host.exec import Exec
-from steersman.host.threads import to_thread_to_end
+from steersman.host.worker import KernelWorker
 from steersman.model.errors import BusyError
 from steersman.model.tracing import TraceStep, TrackedConnection, WatchedFlow
 from steersman.modes.base import Tracer
@@ -37,14 +37,18 @@ _BEFORE_RULES = ("connect", "sendmsg", "ingress")
 class EbpfTracer(Tracer):
     """Follows flows with programs of its own; the mode's programs stay as they are."""
 
-    def __init__(self, options: EbpfOptions, netns: NodeNetns, execute: Exec) -> None:
+    def __init__(
+        self, worker: KernelWorker, options: EbpfOptions, netns: NodeNetns, execute: Exec
+    ) -> None:
         """Create a tracer.
 
         Args:
+            worker: the thread in which maps and programs are used.
             options: where the mode's maps and cgroup are.
             netns: network namespace of the node.
             execute: runs the programs that print rules of netfilter.
         """
+        self._worker = worker
         self._options = options
         self._execute = execute
         self._rules: NetfilterTracer | None = None
@@ -89,7 +93,7 @@ class EbpfTracer(Tracer):
                     self._rules = rules
 
         try:
-            await to_thread_to_end(watch)
+            await self._worker.do(watch)
         except (OSError, StaleMapsError) as error:
             await self.aclose()
             raise BusyError(f"ebpf: {explain(error)}") from error
@@ -130,7 +134,7 @@ class EbpfTracer(Tracer):
         assert self._maps
         events = [event for event in self._events if event.flow == self._followed]
         story = Story(self._wanted, self._maps, self._node)
-        steps = await asyncio.to_thread(story.tell, events)
+        steps = await self._worker.do(story.tell, events)
         return with_rules(steps, await self._rules.steps()) if self._rules else steps
 
     async def connection(self, flow: WatchedFlow) -> TrackedConnection | None:
@@ -166,9 +170,9 @@ class EbpfTracer(Tracer):
         """Detach the programs."""
         if self._watcher:
             asyncio.get_running_loop().remove_reader(self._watcher.fileno())
-            await asyncio.to_thread(self._watcher.close)
+            await self._worker.do(self._watcher.close)
         if self._maps:
-            self._maps.close()
+            await self._worker.do(self._maps.close)
         if self._rules:
             await self._rules.aclose()
         self._watcher = self._maps = self._rules = None

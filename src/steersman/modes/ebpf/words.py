@@ -2,17 +2,18 @@
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import Callable, Collection, Hashable
 from pathlib import Path
 
+from steersman.host.worker import KernelWorker
 from steersman.model.plan import ServicePlan
 from steersman.model.ruleset import Ruleset
 from steersman.modes import kinds
 from steersman.modes.ebpf import dump, layout
 from steersman.modes.ebpf.layout import FrontendValue, Kind, ServiceValue, service_name
 from steersman.modes.ebpf.render import frontend_key
-from steersman.modes.kinds import KernelWords, Words
+from steersman.modes.kinds import Words
+from steersman.modes.words import KernelWords
 
 
 def _service_words(key: bytes, value: bytes) -> list[Words]:
@@ -94,12 +95,13 @@ _KINDS = {
 class EbpfWords(KernelWords):
     """Entries of the pinned maps, and the programs."""
 
-    def __init__(self, pins: Path, are_attached: Callable[[], bool]) -> None:
+    def __init__(self, worker: KernelWorker, pins: Path, are_attached: Callable[[], bool]) -> None:
         """Describe the maps that are pinned below a directory.
 
         Args:
+            worker: the thread that reads them.
             pins: the directory.
-            are_attached: whether all programs are attached, blocking.
+            are_attached: whether all programs are attached.
         """
 
         # The process holds the lock of the maps, which only writers need.
@@ -110,7 +112,7 @@ class EbpfWords(KernelWords):
                 ruleset[Kind.PROGRAMS.value] = tables.node.programs
             return ruleset
 
-        super().__init__(lambda: asyncio.to_thread(read))
+        super().__init__(worker, read)
 
     def kind_of(self, key: bytes) -> kinds.Kind:
         """Return the kind of an entry."""

@@ -165,7 +165,7 @@ class IptablesMode(Mode):
         """Print rules as iptables-save does."""
         from steersman.modes.iptables.words import IptablesWords  # noqa: PLC0415 - rarely used
 
-        return IptablesWords(lambda: self.worker.do(self.read))
+        return IptablesWords(self.worker, self.read)
 
     def scripts(self, have: Ruleset, change: Diff) -> tuple[Script, ...]:
         """Write a Diff as input of iptables-restore, a run per family; counters come first."""
@@ -279,7 +279,7 @@ class IptablesMode(Mode):
         """Watch packets of connections that conntrack translates."""
         from steersman.netfilter.failure_log import open_watch  # noqa: PLC0415 - rarely used
 
-        return open_watch()
+        return open_watch(self.worker)
 
     def tracer(self) -> Tracer:
         """Return what follows a packet through rules of either variant."""

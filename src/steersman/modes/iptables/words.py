@@ -31,7 +31,8 @@ from steersman.modes.iptables.names import (
     is_shared,
     last_octet,
 )
-from steersman.modes.kinds import KernelWords, Kind, PassedBy, Words, iptables_rules
+from steersman.modes.kinds import Kind, PassedBy, Words, iptables_rules
+from steersman.modes.words import KernelWords
 from steersman.netfilter.iptables.names import (
     FILTER,
     JUMPS,

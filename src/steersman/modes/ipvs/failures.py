@@ -18,15 +18,14 @@ connection any more, otherwise with the one that follows it.
 
 from __future__ import annotations
 
-import asyncio
 import logging
+import time
 from collections import defaultdict
 from collections.abc import Collection, Generator
-from functools import partial
 
 from steersman.failover.watch import Failure, FailureWatch
 from steersman.host.netlink import NETLINK_GENERIC, DumpInterruptedError, Netlink
-from steersman.host.worker import KernelWorker
+from steersman.host.worker import KernelWorker, Pause, finish
 from steersman.model.errors import BusyError
 from steersman.model.failover import Backend, Observation
 from steersman.model.names import Protocol
@@ -56,7 +55,7 @@ def watch_servers(inside: InNamespace, worker: KernelWorker) -> FailureWatch:
         BusyError: none can be had; the message says why.
     """
     try:
-        watch: FailureWatch = inside(lambda: FailureLog(translated=False))
+        watch: FailureWatch = inside(lambda: FailureLog(worker, translated=False))
     except BusyError as error:
         log.warning("%s; reading the counters of real servers instead", error)
         return CounterWatch(inside, worker)
@@ -90,26 +89,29 @@ class CounterWatch(FailureWatch):
         try:
             self._family = resolve(self._netlink)
         except OSError as error:
-            self.close()
+            self._netlink.close()
             raise BusyError(f"the counters of IPVS cannot be read: {error}") from error
 
     async def receive(self) -> list[Failure]:
         """Look at the counters until they show a failure."""
+        return await self._worker.do_slowly(self._looks())
+
+    def _looks(self) -> Generator[Pause | None, None, list[Failure]]:
         if not self._looked:  # what happened before says nothing
-            await self._worker.do_slowly(self._look())
+            yield from self._look()
             self._looked = True
         while True:
-            await asyncio.sleep(_INTERVAL)
-            if found := await self._worker.do_slowly(self._look()):
+            yield Pause(until=time.monotonic() + _INTERVAL)
+            if found := (yield from self._look()):
                 return found
 
     async def cut(self, backends: Collection[Backend]) -> int:
         """Delete conntrack entries that endpoints have not answered."""
-        return await asyncio.to_thread(self._inside, partial(delete_unanswered, backends))
+        return await self._worker.do(self._inside, lambda: finish(delete_unanswered(backends)))
 
-    def close(self) -> None:
+    async def aclose(self) -> None:
         """Close the socket."""
-        self._netlink.close()
+        await self._worker.do(self._netlink.close)
 
     def _look(self) -> Generator[None, None, list[Failure]]:
         """Read the counters; return what failed since the last time."""

@@ -211,7 +211,7 @@ class IpvsMode(Mode):
 
     def words(self) -> IpvsWords:
         """Print virtual servers as ipvsadm does."""
-        return IpvsWords(lambda: self.worker.do(self._read, end_drained=False))
+        return IpvsWords(self.worker, lambda: self._read(end_drained=False))
 
     def fingerprint(self) -> Hashable | None:
         """Return digests of the kernel's lists; None if a drained real server is to be deleted.

@@ -32,7 +32,8 @@ from steersman.modes.ipvs.objects import (
     action_set,
     role_set,
 )
-from steersman.modes.kinds import KernelWords, Kind, Words, iptables_rules
+from steersman.modes.kinds import Kind, Words, iptables_rules
+from steersman.modes.words import KernelWords
 
 _FLAGS = ((0x1, "persistent"), (0x8, "sched-flag-1"), (0x10, "sched-flag-2"))
 _ROLES = {

@@ -204,7 +204,7 @@ class NftablesMode(Mode):
         """Print elements and chains as nft does."""
         from steersman.modes.nftables.words import NftablesWords  # noqa: PLC0415 - rarely used
 
-        return NftablesWords(lambda: self.worker.do(self.read), self._exec)
+        return NftablesWords(self.worker, self.read, self._exec)
 
     def read(self) -> Ruleset:
         """Dump our tables, unless `probe` has just done that."""
@@ -359,7 +359,7 @@ class NftablesMode(Mode):
         """Watch packets of connections that conntrack translates, and the dials from loopback."""
         from steersman.netfilter.failure_log import open_watch  # noqa: PLC0415 - rarely used
 
-        return self._relay.with_dials(open_watch())
+        return self._relay.with_dials(open_watch(self.worker))
 
     def tracer(self) -> Tracer:
         """Return what follows a packet through our tables, and those of others."""

@@ -9,14 +9,15 @@ from functools import cached_property, partial
 from hashlib import blake2b
 from typing import Any
 
-from steersman.host.exec import Exec, run_program
+from steersman.host.exec import Exec, tool_result
 from steersman.host.listening import ListeningSocket, listening_sockets
+from steersman.host.worker import KernelWorker
 from steersman.model.errors import BusyError
 from steersman.model.names import Family
 from steersman.model.plan import NodeSettings, ServicePlan
 from steersman.model.ruleset import Ruleset
 from steersman.modes import kinds
-from steersman.modes.kinds import KernelWords, Words
+from steersman.modes.kinds import Words
 from steersman.modes.nftables.layout import (
     DROP,
     PROTOCOLS,
@@ -44,6 +45,7 @@ from steersman.modes.nftables.layout import (
 )
 from steersman.modes.nftables.render import render_node
 from steersman.modes.nftables.skeleton import HEADER
+from steersman.modes.words import KernelWords
 from steersman.netfilter.trace.reader import list_family, table_of
 from steersman.proxy.listeners import ListenerPlan
 
@@ -206,9 +208,9 @@ _KINDS = {
 class NftablesWords(KernelWords):
     """Elements, maps and chains of the nftables mode."""
 
-    def __init__(self, read: Any, execute: Exec) -> None:
+    def __init__(self, worker: KernelWorker, read: Any, execute: Exec) -> None:
         """Describe what `read` returns; `execute` runs nft."""
-        super().__init__(read)
+        super().__init__(worker, read)
         self._exec = execute
 
     async def read(self) -> Ruleset:
@@ -293,7 +295,8 @@ class NftablesWords(KernelWords):
     async def _chains(self, family: str) -> Mapping[str, str]:
         """Return the rules of each chain of our table, as nft lists them."""
         argv = list_family(family, "--stateless")
-        result = await run_program(self._exec, argv, package="nftables", timeout=NFT_SECONDS)
+        run = partial(tool_result, self._exec.run_tool, package="nftables", timeout=NFT_SECONDS)
+        result = await self._worker.do(run, argv)
         listing = result.stdout.decode(errors="replace")
         return dict(_BLOCK.findall(table_of(listing, family, TABLE)))
 

@@ -16,8 +16,9 @@ from steersman.model.addresses import join_host_port
 from steersman.model.names import Family
 from steersman.model.plan import FrontendKind, ServicePlan
 from steersman.model.ruleset import Ruleset
-from steersman.modes.kinds import KernelWords, Kind, Words
+from steersman.modes.kinds import Kind, Words
 from steersman.modes.userspace.render import BaseKey, Portal, StrayKey
+from steersman.modes.words import KernelWords
 from steersman.netfilter.iptables.names import printed_name
 from steersman.proxy.listeners import PORTAL, FrontendKey, ListenerPlan
 
@@ -106,13 +107,12 @@ class UserspaceWords(KernelWords):
     def __init__(self, portals: Portals, worker: KernelWorker) -> None:
         """Describe what portals find in the kernel, in this thread; all of it is unknown there."""
         self._portals = portals
-        self._worker = worker
 
         def read() -> Ruleset:
             found = portals.read({})
             return {**found, **{SocketKey("socket", each): "" for each in listening_sockets()}}
 
-        super().__init__(lambda: worker.do(read))
+        super().__init__(worker, read)
 
     async def leftovers(self) -> Ruleset:
         """Return the rules and addresses."""

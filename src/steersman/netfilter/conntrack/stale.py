@@ -1,17 +1,16 @@
 """Find and delete stale entries; compile/conntrack.py says which.
 
-Entries are checked while they stream in, and all of it happens in a thread: so 200,000 entries
-neither fill memory nor block the event loop.
+Entries are checked while they stream in, in the thread of the mode and between its other calls: so
+200,000 entries neither fill memory nor hold up a write.
 """
 
 from __future__ import annotations
 
 import errno
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Generator, Iterator
+from contextlib import ExitStack, closing
 from functools import cache
-from itertools import islice
-from typing import ParamSpec, TypeVar
 
 from steersman.host.netlink import (
     NETLINK_NETFILTER,
@@ -23,7 +22,7 @@ from steersman.host.netlink import (
 from steersman.host.nlmsg import NLA_F_NESTED, NLM_F_ACK, Request, attr, attributes
 from steersman.host.rtnetlink import get_route, is_local_route
 from steersman.host.sysctl import SysctlError
-from steersman.host.threads import to_thread_to_end
+from steersman.host.worker import KernelWorker, finish, measured
 from steersman.model.conntrack import Cleanup, Confirm, Stale
 from steersman.netfilter.conntrack.usage import usage
 from steersman.netfilter.conntrack.wire import (
@@ -37,17 +36,18 @@ from steersman.netfilter.conntrack.wire import (
     listed_keys,
 )
 
-P = ParamSpec("P")
-T = TypeVar("T")
-
 _AT_ONCE = 256  # entries deleted by one datagram
 _CHUNK = 4096  # stale entries in memory at a time
+_STEP = 1000  # entries that are looked at in one step; about 2 ms
 
 
-async def delete_stale(stale: Stale, confirm: Confirm | None = None) -> Cleanup:
+async def delete_stale(
+    worker: KernelWorker, stale: Stale, confirm: Confirm | None = None
+) -> Cleanup:
     """Delete the stale entries of a family.
 
     Args:
+        worker: the thread that lists and deletes them.
         stale: tells which entries these are.
         confirm: computes the stale entries again after the listing; None if they cannot change.
 
@@ -56,32 +56,26 @@ async def delete_stale(stale: Stale, confirm: Confirm | None = None) -> Cleanup:
     """
     if not stale:
         return Cleanup(0, 0, complete=True)
-    deleted = failed = 0
-    seconds = 0.0
+    search = _Search(stale)
     try:
-        with (
-            Netlink(NETLINK_NETFILTER) as listing,
-            Netlink(NETLINK_NETFILTER) as deleting,
-            Netlink(NETLINK_ROUTE) as routes,
-        ):
-            search = _Search(listing, routes, stale)
-            while True:
-                found, took = await to_thread_to_end(_timed, search.chunk)
-                seconds += took
-                if not found:
-                    break
-                if confirm is not None:
-                    fresh = await confirm()
-                    found = [p for p in found if fresh.contains(*entry_keys(p, search.layout))]
-                done, took = await to_thread_to_end(_timed, delete_entries, deleting, found)
-                deleted, failed, seconds = deleted + done[0], failed + done[1], seconds + took
+        while True:
+            found, took = await worker.do_slowly(measured(search.chunk()))
+            search.seconds += took
+            if not found:
+                break
+            if confirm is not None:
+                fresh = await confirm()
+                found = [p for p in found if fresh.contains(*entry_keys(p, search.layout))]
+            await worker.do(search.delete, found)
     except OSError:
         try:
             usage()
         except SysctlError:  # this kernel tracks no connections: in ebpf mode it need not
             return Cleanup(0, 0, complete=True)
         raise
-    return Cleanup(deleted, failed, search.complete, seconds)
+    finally:
+        await worker.do(search.close)
+    return Cleanup(search.deleted, search.failed, search.complete, search.seconds)
 
 
 def delete_now(stale: Stale) -> None:
@@ -90,21 +84,9 @@ def delete_now(stale: Stale) -> None:
     Raises:
         OSError: the entries cannot be listed; some may have been deleted.
     """
-    with (
-        Netlink(NETLINK_NETFILTER) as listing,
-        Netlink(NETLINK_NETFILTER) as deleting,
-        Netlink(NETLINK_ROUTE) as routes,
-    ):
-        search = _Search(listing, routes, stale)
-        while found := search.chunk():
-            delete_entries(deleting, found)
-
-
-def _timed(call: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> tuple[T, float]:
-    """Return a result, and the CPU seconds that it took this thread."""
-    began = time.thread_time()
-    result = call(*args, **kwargs)
-    return result, time.thread_time() - began
+    with closing(_Search(stale)) as search:
+        while found := finish(search.chunk()):
+            search.delete(found)
 
 
 def find_stale(stale: Stale, most: int = 20) -> list[tuple[bytes, bytes]]:
@@ -115,9 +97,8 @@ def find_stale(stale: Stale, most: int = 20) -> list[tuple[bytes, bytes]]:
     """
     if not stale:
         return []
-    with Netlink(NETLINK_NETFILTER) as listing, Netlink(NETLINK_ROUTE) as routes:
-        search = _Search(listing, routes, stale)
-        return [entry_keys(payload, search.layout) for payload in search.chunk()[:most]]
+    with closing(_Search(stale)) as search:
+        return [entry_keys(payload, search.layout) for payload in finish(search.chunk())[:most]]
 
 
 class _Search:
@@ -127,17 +108,45 @@ class _Search:
     is foreign.
     """
 
-    def __init__(self, listing: Netlink, routes: Netlink, stale: Stale) -> None:
+    def __init__(self, stale: Stale) -> None:
+        self.deleted = self.failed = 0
         self.complete = True
+        self.seconds = 0.0
+        """CPU time of the thread."""
         self.layout = LAYOUTS[stale.family]
-        self._found = self._find(listing, routes, stale)
+        self._sockets = ExitStack()
+        self._found = self._find(stale)
 
-    def chunk(self) -> list[bytes]:
-        """Return the payloads of the next stale entries; [] at the end."""
-        return list(islice(self._found, _CHUNK))
+    def chunk(self) -> Generator[None, None, list[bytes]]:
+        """Return the payloads of the next stale entries, in steps; [] at the end."""
+        chunk: list[bytes] = []
+        for found in self._found:
+            chunk += found
+            if len(chunk) >= _CHUNK:
+                break
+            yield
+        return chunk
 
-    def _find(self, listing: Netlink, routes: Netlink, stale: Stale) -> Iterator[bytes]:
+    def delete(self, payloads: list[bytes]) -> None:
+        """Delete entries, and count them."""
+        began = time.thread_time()
+        with Netlink(NETLINK_NETFILTER) as netlink:
+            deleted, failed = delete_entries(netlink, payloads)
+        self.deleted, self.failed = self.deleted + deleted, self.failed + failed
+        self.seconds += time.thread_time() - began
+
+    def close(self) -> None:
+        """Close the sockets."""
+        self._sockets.close()
+
+    def _find(self, stale: Stale) -> Iterator[list[bytes]]:
+        """Yield the stale ones of each `_STEP` entries."""
+        listing, routes = (
+            self._sockets.enter_context(Netlink(protocol))
+            for protocol in (NETLINK_NETFILTER, NETLINK_ROUTE)
+        )
         layout, contains = self.layout, stale.contains
+        found: list[bytes] = []
 
         @cache
         def is_local(address: bytes) -> bool:
@@ -148,14 +157,18 @@ class _Search:
 
         for key in listed_keys(stale.family, [*stale.by_address, *stale.by_node_port]):
             try:
-                for reply in listing.dump(list_request(stale.family, key)):
+                for number, reply in enumerate(listing.dump(list_request(stale.family, key))):
+                    if number % _STEP == _STEP - 1:
+                        yield found
+                        found = []
                     destination, source = entry_keys(reply.payload, layout)
                     if contains(destination, source) and (
                         destination in stale.by_address or is_local(destination[1:-2])
                     ):
-                        yield reply.payload
+                        found.append(reply.payload)
             except DumpInterruptedError:  # the entries seen are enough for now (behaviour 12)
                 self.complete = False
+        yield found
 
 
 def delete_entries(netlink: Netlink, payloads: list[bytes]) -> tuple[int, int]:

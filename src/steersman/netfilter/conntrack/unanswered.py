@@ -16,11 +16,10 @@ event, but builds one for each connection that ends: 5 us of CPU time, and 5 % m
 
 from __future__ import annotations
 
-import asyncio
 import errno
 import time
 from collections import Counter
-from collections.abc import Callable, Collection, Iterable
+from collections.abc import Callable, Collection, Generator, Iterable
 from ipaddress import ip_address
 
 from steersman.failover.watch import Failure, FailureWatch
@@ -33,6 +32,7 @@ from steersman.host.netlink import (
 from steersman.host.nlmsg import Request, attributes, be32, iter_attributes
 from steersman.host.process import NEEDS_NET_ADMIN
 from steersman.host.sysctl import SysctlError, read
+from steersman.host.worker import KernelWorker, Pause, measured
 from steersman.model.conntrack import Cleanup, pack_socket
 from steersman.model.errors import BusyError
 from steersman.model.failover import Backend, Observation
@@ -59,23 +59,26 @@ _SHORTEST, _LONGEST = 1.0, 5.0  # seconds between two listings
 _SHARE = 0.018  # of a core that listings may take; with all around them less than 0.02
 _MOST = 20_000  # entries that are read of one listing: a SYN scan leaves any number
 _MOST_OF_ONE = 8  # attempts that are reported of one endpoint
+_STEP = 1000  # entries that are looked at in one step; about 2 ms
 _LISTINGS = 5  # attempts at a complete list, while the table changes
 _LAYOUT_OF: dict[int, Layout] = {AF_NUMBERS[family]: layout for family, layout in LAYOUTS.items()}
 
 
 class ConntrackWatch(FailureWatch):
-    """Silent endpoints in the network namespace of the thread that opens it."""
+    """Silent endpoints in the network namespace of the thread that makes it."""
 
-    def __init__(self, *, translated: bool = True) -> None:
+    def __init__(self, worker: KernelWorker, *, translated: bool = True) -> None:
         """Check that the kernel can list unanswered entries.
 
         Args:
+            worker: that thread.
             translated: whether the kernel marks connections to Services as translated (DNAT).
                 IPVS does not: then attempts to connect to other programs are listed, too.
 
         Raises:
             BusyError: it cannot; the message says why.
         """
+        self._worker = worker
         marked = _DST_NAT if translated else 0
         self._listing = _listing(marked, marked | SEEN_REPLY)
         self._pause = _SHORTEST
@@ -95,23 +98,26 @@ class ConntrackWatch(FailureWatch):
 
     async def receive(self) -> list[Failure]:
         """Wait until some endpoint has not answered for a second."""
+        return await self._worker.do_slowly(self._look())
+
+    async def cut(self, backends: Collection[Backend]) -> int:
+        """Delete conntrack entries that endpoints have not answered."""
+        return await self._worker.do_slowly(delete_unanswered(backends))
+
+    async def aclose(self) -> None:
+        """Do nothing: the kernel has nothing of ours."""
+
+    def _look(self) -> Generator[Pause | None, None, list[Failure]]:
+        """List until some endpoint is silent; a pause depends on what a listing takes."""
         while True:
-            await asyncio.sleep(self._pause)
-            found, took = await asyncio.to_thread(self._list)
+            yield Pause(until=time.monotonic() + self._pause)
+            found, took = yield from measured(self._list())
             self._pause = min(max(_SHORTEST, took / _SHARE), _LONGEST)
             if found:
                 return found
 
-    async def cut(self, backends: Collection[Backend]) -> int:
-        """Delete conntrack entries that endpoints have not answered."""
-        return await asyncio.to_thread(delete_unanswered, backends)
-
-    def close(self) -> None:
-        """Do nothing: the kernel has nothing of ours."""
-
-    def _list(self) -> tuple[list[Failure], float]:
-        """Return the silent endpoints, and the CPU time in seconds that this took."""
-        began = time.thread_time()
+    def _list(self) -> Generator[None, None, list[Failure]]:
+        """Return the silent endpoints."""
         first = read(_FIRST_SECONDS)
         # The kernel cuts off fractions: 118 of 120 seconds are left after 1 to 2 s.
         ages = range(first - 2 - round(self._pause), first - 1)
@@ -123,11 +129,13 @@ class ConntrackWatch(FailureWatch):
                 for number, reply in enumerate(netlink.dump(self._listing)):
                     if number >= _MOST:
                         break
+                    if number % _STEP == _STEP - 1:
+                        yield
                     if failure := _silent(reply.payload, ages, known):
                         found.append(failure)
             except (DumpInterruptedError, AnswersLostError):
                 pass  # others will be seen the next time
-        return found, time.thread_time() - began
+        return found
 
 
 def _silent(payload: bytes, ages: range, known: Counter[bytes]) -> Failure | None:
@@ -164,8 +172,8 @@ def _listing(status: int, mask: int, family: int = 0) -> Request:
     return Request(CT_GET, header + be32(CTA_STATUS, status) + be32(CTA_STATUS_MASK, mask))
 
 
-def delete_unanswered(backends: Collection[Backend]) -> int:
-    """Delete the entries of connections to some endpoints that have not answered; it blocks.
+def delete_unanswered(backends: Collection[Backend]) -> Generator[None, None, int]:
+    """Delete the entries of connections to some endpoints that have not answered, in steps.
 
     The next packet of such a client, a retransmission, is then translated again, to another
     endpoint. Returns the number of deleted entries.
@@ -182,11 +190,14 @@ def delete_unanswered(backends: Collection[Backend]) -> int:
         destination, source = entry_keys(payload, _LAYOUT_OF[payload[0]])
         return destination[:1] + source in wanted
 
-    return _delete_silent(_listing(0, SEEN_REPLY), is_wanted).deleted if wanted else 0
+    cleanup = yield from _delete_silent(_listing(0, SEEN_REPLY), is_wanted if wanted else None)
+    return cleanup.deleted
 
 
-def delete_untranslated(family: Family, plans: Iterable[ServicePlan]) -> Cleanup:
-    """Delete unanswered connections to Services that were not translated; it blocks.
+def delete_untranslated(
+    family: Family, plans: Iterable[ServicePlan]
+) -> Generator[None, None, Cleanup]:
+    """Delete unanswered connections to Services that were not translated, in steps.
 
     They began while rules were missing. Conntrack keeps such an entry for two minutes, and renews
     it before Linux 6.3: as long as it is there, no rule of a nat chain sees the client's packets.
@@ -214,18 +225,24 @@ def delete_untranslated(family: Family, plans: Iterable[ServicePlan]) -> Cleanup
         return destination[1:] == source and destination in wanted
 
     listing = _listing(0, SEEN_REPLY | _DST_NAT, AF_NUMBERS[family])
-    return _delete_silent(listing, is_wanted) if wanted else Cleanup(0, 0, complete=True)
+    return _delete_silent(listing, is_wanted if wanted else None)
 
 
-def _delete_silent(request: Request, is_wanted: Callable[[bytes], bool]) -> Cleanup:
-    """Delete those of the listed entries that have seen no reply and are wanted."""
+def _delete_silent(
+    request: Request, is_wanted: Callable[[bytes], bool] | None
+) -> Generator[None, None, Cleanup]:
+    """Delete those of the listed entries that have seen no reply and are wanted; None: no entry."""
+    if is_wanted is None:
+        return Cleanup(0, 0, complete=True)
     deleted = failed = 0
     complete = False
     with Netlink(NETLINK_NETFILTER) as listing, Netlink(NETLINK_NETFILTER) as deleting:
         for _ in range(_LISTINGS):
             found: list[bytes] = []
             try:
-                for reply in listing.dump(request):
+                for number, reply in enumerate(listing.dump(request)):
+                    if number % _STEP == 0:
+                        yield
                     # Kernels before 5.15 send answered entries, too.
                     if is_wanted(reply.payload) and not _answered(reply.payload):
                         found.append(reply.payload)

@@ -65,7 +65,7 @@ class _Blind(FailureWatch):
         await asyncio.Event().wait()
         return []
 
-    def close(self) -> None:
+    async def aclose(self) -> None:
         pass
 
 
@@ -197,7 +197,8 @@ class Failover:
                 await self._wake.wait()
                 continue
             try:
-                failures = engine.mode.watch_failures()
+                mode = engine.mode
+                failures = await mode.worker.do(mode.watch_failures)
                 self._ejections.problem = ""
                 await self._watch(failures)
                 continue
@@ -257,7 +258,7 @@ class Failover:
             await asyncio.gather(receiving, waking, *self._tasks, return_exceptions=True)
             self._failures = None
             self._ejections.limits = ""
-            failures.close()
+            await failures.aclose()
 
     async def _advance(self) -> None:
         now = self._clock()

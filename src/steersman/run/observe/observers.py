@@ -50,7 +50,7 @@ class SyncObservers:
         *,
         objects: Callable[[], Objects] = tuple,
         others: Mapping[str, Observer] | None = None,
-        mode: Mode | None = None,
+        mode: Mode,
         delete: Delete | None = None,
         wall: Callable[[], float] = time.time,
         moment: Callable[[], Moment] = now,

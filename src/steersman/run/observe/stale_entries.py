@@ -19,7 +19,8 @@ addition every Service that can have stale entries is cleaned once an hour, at t
 rules were missing from the kernel. Then the connections of all Services that began without rules
 are deleted, too: they wait for an answer to untranslated packets.
 
-Each family is cleaned by a task of its own. Listing takes a thread; the rest yields to the loop.
+Each family is cleaned by a task of its own. The mode's thread lists and deletes, between its other
+calls; the rest yields to the loop.
 """
 
 from __future__ import annotations
@@ -28,6 +29,7 @@ import asyncio
 import errno
 import logging
 from collections.abc import Awaitable, Callable, Collection, Iterable, Mapping
+from functools import partial
 from itertools import islice, takewhile
 from math import inf
 from typing import NamedTuple, TypeAlias
@@ -42,6 +44,7 @@ from steersman.compile.conntrack import (
     stale,
 )
 from steersman.host.sysctl import SysctlError
+from steersman.host.worker import KernelWorker
 from steersman.model.change_log import ChangeLog, Cursor
 from steersman.model.conntrack import Cleanup, Confirm, Stale
 from steersman.model.names import Family, ObjectName, PlanKey, Protocol
@@ -170,7 +173,7 @@ class StaleEntryCleaner:
         metrics: Metrics,
         in_force: InForce,
         *,
-        mode: Mode | None = None,
+        mode: Mode,
         delete: Delete | None = None,
         untranslated: DeleteUntranslated | None = None,
         clock: Clock | None = None,
@@ -185,9 +188,9 @@ class StaleEntryCleaner:
         self._metrics = metrics
         self._cursor = in_force.log.cursor()
         clock = self._clock = clock or MonotonicClock()
-        tables: dict[str, Delete] = {"conntrack": delete or _delete_entries}
-        if mode is not None and mode.connection_table is not None:
-            worker, table = mode.worker, mode.connection_table
+        worker = mode.worker
+        tables: dict[str, Delete] = {"conntrack": delete or partial(_delete_entries, worker)}
+        if (table := mode.connection_table) is not None:
 
             async def flush(what: Stale, confirm: Confirm) -> Cleanup:
                 began, deleted = clock.time(), 0
@@ -198,7 +201,7 @@ class StaleEntryCleaner:
 
             tables = {f"{mode.name} mode": flush, **tables}
         self._tables = tables
-        self._untranslated = untranslated or _delete_untranslated
+        self._untranslated = untranslated or partial(_delete_untranslated, worker)
         # Untranslated connections come first: their clients wait, and send again after a second.
         places = (_UNTRANSLATED, *tables)
         self._owed = {
@@ -421,17 +424,19 @@ def _left(debts: Iterable[Key]) -> list[bytes]:
     return [key for key in debts if isinstance(key, bytes)]
 
 
-async def _delete_entries(what: Stale, confirm: Confirm) -> Cleanup:
+async def _delete_entries(worker: KernelWorker, what: Stale, confirm: Confirm) -> Cleanup:
     from steersman.netfilter.conntrack.stale import delete_stale  # noqa: PLC0415 - not on Windows
 
-    return await delete_stale(what, confirm)
+    return await delete_stale(worker, what, confirm)
 
 
-async def _delete_untranslated(family: Family, plans: Collection[ServicePlan]) -> Cleanup:
+async def _delete_untranslated(
+    worker: KernelWorker, family: Family, plans: Collection[ServicePlan]
+) -> Cleanup:
     from steersman.netfilter.conntrack import unanswered, usage  # noqa: PLC0415 - not on Windows
 
     try:
-        return await asyncio.to_thread(unanswered.delete_untranslated, family, plans)
+        return await worker.do_slowly(unanswered.delete_untranslated(family, plans))
     except OSError as error:
         try:
             usage.usage()

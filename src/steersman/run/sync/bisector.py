@@ -22,6 +22,7 @@ from collections.abc import Awaitable, Callable, Iterable
 from functools import partial
 from itertools import chain
 
+from steersman.host.worker import KernelWorker
 from steersman.model.errors import ApplyError
 from steersman.model.names import NODE, Owner, PlanKey
 from steersman.model.ruleset import Diff, Ruleset
@@ -42,11 +43,13 @@ class Bisector:
         apply: Callable[[Diff], Awaitable[None]],
         read: Callable[[], Awaitable[Ruleset]],
         ledger: ObjectLedger,
+        worker: KernelWorker,
     ) -> None:
         """Create a bisector; `apply` raises ApplyError if the kernel refuses a Diff."""
         self._apply = apply
         self._read = read
         self._ledger = ledger
+        self._worker = worker
 
     async def write_all(self) -> list[Diff]:
         """Write everything that can be written, after one batch of it was refused.
@@ -82,7 +85,9 @@ class Bisector:
             # The more namespaces reject, the sooner it is enough: the limit is shared.
             limit = _MOST_REJECTIONS // max(1, len(rejecting))
             kernel = await self._read()
-            change = await in_thread(partial(self._ledger.part, kernel, part), len(kernel))
+            change = await in_thread(
+                self._worker, partial(self._ledger.part, kernel, part), len(kernel)
+            )
             try:
                 await self._apply(change)
             except ApplyError as error:
@@ -93,11 +98,13 @@ class Bisector:
                     continue
                 untried = f"; with {len(part) - 1} others, not tried alone" if part[1:] else ""
                 why = f"{error}{untried}"
-                await in_thread(partial(self._ledger.reject, part, why, kernel), len(kernel))
+                await in_thread(
+                    self._worker, partial(self._ledger.reject, part, why, kernel), len(kernel)
+                )
                 consecutive_rejections[first] += 1
                 rejecting.add(first)
             else:
-                await in_thread(partial(self._ledger.accept, part), len(kernel))
+                await in_thread(self._worker, partial(self._ledger.accept, part), len(kernel))
                 written.append(change)
                 if change:
                     rejecting.clear()

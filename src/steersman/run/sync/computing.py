@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import TypeVar
 
-from steersman.host.threads import to_thread_to_end
+from steersman.host.worker import KernelWorker
 
 T = TypeVar("T")
 
@@ -13,9 +13,9 @@ _INLINE = 1000
 """Objects or owners up to which a computation on them is not worth a thread."""
 
 
-async def in_thread(work: Callable[[], T], size: int) -> T:
-    """Run a pure computation on many objects in a thread, on few at once.
+async def in_thread(worker: KernelWorker, work: Callable[[], T], size: int) -> T:
+    """Run a pure computation on many objects in the thread of the mode, on few at once.
 
     It has always ended when this returns or raises: no other task may touch the ledger before.
     """
-    return work() if size <= _INLINE else await to_thread_to_end(work)
+    return work() if size <= _INLINE else await worker.do(work)

@@ -126,7 +126,7 @@ class Sync:
         self.failed = False
         """Whether the last run failed."""
         self._ledger = ObjectLedger()
-        self._bisector = Bisector(self._apply, self._read, self._ledger)
+        self._bisector = Bisector(self._apply, self._read, self._ledger, mode.worker)
         self._renderer = Renderer(mode, planner.services, self._ledger)
         self.broken: Mapping[Owner, str] = self._renderer.broken
         """The error of each owner whose objects could not be rendered."""
@@ -211,7 +211,7 @@ class Sync:
         """Keep what the last syncs wrote in little memory."""
         async with self._running:
             ledger = self._ledger
-            ledger.use_packed(await in_thread(ledger.packed, ledger.unpacked))
+            ledger.use_packed(await in_thread(self.mode.worker, ledger.packed, ledger.unpacked))
 
     @contextlib.asynccontextmanager
     async def between_runs(self) -> AsyncIterator[Iterable[tuple[Any, Any]] | None]:
@@ -230,7 +230,9 @@ class Sync:
             await self._plan()
             await self._render()
             kernel, ledger = await self._read(), self._ledger
-            return await in_thread(lambda: diff(kernel, ledger.wanted()), ledger.objects)
+            return await in_thread(
+                self.mode.worker, lambda: diff(kernel, ledger.wanted()), ledger.objects
+            )
 
     def objects(self) -> Iterator[tuple[Any, Any]]:
         """Yield every kernel object that is in force, as far as known."""
@@ -287,9 +289,9 @@ class Sync:
         # (then there is no Diff), or the kernel may refuse the batch: both need a comparison.
         if not known.unread:
             number = len(ledger.unwritten)
-            change = await in_thread(ledger.changes, number)
+            change = await in_thread(self.mode.worker, ledger.changes, number)
             if change is not None and (not change or await self._accepts((change,), partial=True)):
-                await in_thread(ledger.mark_written, number)
+                await in_thread(self.mode.worker, ledger.mark_written, number)
                 return False, Written.by(change)
         return True, await self._write_everything(looks_for_drift)
 
@@ -309,9 +311,13 @@ class Sync:
                 size = len(kernel) + ledger.objects + len(ledger.unwritten)
                 change, parts = Diff(), None
                 if not kernel and self.mode.writes_in_parts:
-                    parts = await in_thread(lambda: ledger.parts(_PARTS_FROM), size)
+                    parts = await in_thread(
+                        self.mode.worker, lambda: ledger.parts(_PARTS_FROM), size
+                    )
                 if parts is None or looks_for_drift:
-                    change = await in_thread(lambda: diff(kernel, ledger.effective()), size)
+                    change = await in_thread(
+                        self.mode.worker, lambda: diff(kernel, ledger.effective()), size
+                    )
             writers = await self.mode.worker.do(self.mode.take_writers)
             # A fingerprint stays valid if nothing is written, or if own writes do not change it.
             if isinstance(token, ByOthers) or not (parts or change):
@@ -324,12 +330,14 @@ class Sync:
                 if looks_for_drift and change:
                     # Note which part of the Diff repairs what others changed: the rest was owed.
                     # It takes as long as a part of the repair, so clients need not wait for it.
-                    have = await in_thread(lambda: dict(ledger.in_force()), ledger.objects)
+                    have = await in_thread(
+                        self.mode.worker, lambda: dict(ledger.in_force()), ledger.objects
+                    )
                     repair = by_others(change, have, self.mode.changed_by_others)
                     self.drift = self.drift_of(repair, writers[-_WRITERS:], _EXAMPLES) or self.drift
             if accepts:
                 accepted = ledger.owners - ledger.rejected.keys()
-                await in_thread(lambda: ledger.accept(accepted), len(accepted))
+                await in_thread(self.mode.worker, lambda: ledger.accept(accepted), len(accepted))
                 done = [change, *await self._bisector.retry_rejected()]
             else:
                 done = await self._bisector.write_all()

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import errno
-from collections.abc import Iterator
+from collections.abc import Collection, Generator, Iterator
 from typing import Any, NamedTuple
 
 import pytest
@@ -112,7 +112,7 @@ async def test_what_is_counted_from_now_on_is_judged(kernel: Kernel) -> None:
     kernel.counts = {**kernel.counts, VIP: {END: more, OTHER: HEALTHY}}
     async with asyncio.timeout(60):
         assert await receiving == [Failure(Backend(*END, TCP), Observation.SILENT)]
-    watch.close()
+    await watch.aclose()
 
 
 async def test_all_virtual_servers_of_an_endpoint_count(kernel: Kernel) -> None:
@@ -131,7 +131,7 @@ async def test_all_virtual_servers_of_an_endpoint_count(kernel: Kernel) -> None:
     kernel.counts = {VIP: {END: SILENT}, PORT: {END: HEALTHY, OTHER: REFUSING}}
     async with asyncio.timeout(60):
         assert await receiving == [Failure(Backend(*OTHER, TCP), Observation.REFUSED)]
-    watch.close()
+    await watch.aclose()
 
 
 async def test_servers_that_are_made_anew_count_from_zero(kernel: Kernel) -> None:
@@ -145,13 +145,17 @@ async def test_servers_that_are_made_anew_count_from_zero(kernel: Kernel) -> Non
     kernel.counts = {VIP: {END: ServerStats(1, 2, 0, 120, 0), OTHER: HEALTHY}}
     async with asyncio.timeout(60):
         assert await receiving == [Failure(Backend(*END, TCP), Observation.SILENT)]
-    watch.close()
+    await watch.aclose()
 
 
 async def test_connections_to_cut_are_those_of_conntrack(
     kernel: Kernel, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(failures, "delete_unanswered", len)
+    def delete(backends: Collection[Backend]) -> Generator[None, None, int]:
+        yield
+        return len(backends)
+
+    monkeypatch.setattr(failures, "delete_unanswered", delete)
     assert await kernel.watch().cut([Backend(*END, TCP), Backend(*OTHER, TCP)]) == 2
 
 
@@ -160,7 +164,7 @@ def test_packets_are_preferred_to_counters(
 ) -> None:
     del kernel
 
-    def opened(*, translated: bool) -> str:
+    def opened(_worker: object, *, translated: bool) -> str:
         assert not translated
         return "packets"
 
@@ -168,7 +172,7 @@ def test_packets_are_preferred_to_counters(
     found: Any = watch_servers(lambda function: function(), Inline())
     assert found == "packets"
 
-    def refused(*, translated: bool) -> None:
+    def refused(_worker: object, *, translated: bool) -> None:
         raise BusyError(f"Linux is too old ({translated})")
 
     monkeypatch.setattr(failures, "FailureLog", refused)

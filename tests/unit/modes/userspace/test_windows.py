@@ -225,12 +225,12 @@ async def test_dials_are_seen_to_fail(netsh: Netsh) -> None:
     async with endpoint(answering(b"one")) as one, asyncio.timeout(PATIENCE):
         want = mode.render_service(served(gone, one, port=PORT), SETTINGS)
         await mode.worker.do(mode.apply, diff(await mode.worker.do(mode.read), want))
-        failures = mode.watch_failures()
+        failures = await mode.worker.do(mode.watch_failures)
         assert await ask(PORT, b"!", VIP) == b"one!"
         [first, *_] = await failures.receive()
         assert first.backend == Backend(gone.ip, gone.port, Protocol.TCP)
         assert first.observation is Observation.REFUSED
-        failures.close()
+        await failures.aclose()
     await mode.aclose()
 
 

@@ -1,0 +1,112 @@
+"""What commands say of the kernel objects of a mode, and which of them concern a Service.
+
+All of it follows from the kinds of objects (kinds.py). Nothing here compares: operate/dump.py does.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Hashable, Iterable, Iterator
+from typing import Any
+
+from steersman.host.worker import KernelWorker
+from steersman.model.plan import NodeSettings, ServicePlan
+from steersman.model.ruleset import Ruleset
+from steersman.modes.kinds import Kind, Words
+
+_OBJECTS = Kind("objects")
+
+
+class KernelWords:
+    """Describes the kernel objects of a mode; this class does so for modes without a tool."""
+
+    def __init__(self, worker: KernelWorker, read: Callable[[], Ruleset]) -> None:
+        """Describe what `read` returns, which runs in the thread of the mode."""
+        self._worker = worker
+        self._read = read
+
+    async def read(self) -> Ruleset:
+        """Return all objects of the mode, and change nothing.
+
+        Raises:
+            BusyError: they cannot be read now.
+            FileNotFoundError: the mode does not run here.
+            PermissionError: this process may not look.
+        """
+        return await self._worker.do(self._read)
+
+    async def leftovers(self) -> Ruleset:
+        """Return the objects that stay if the process ends: sockets do not. Raises as `read`."""
+        return await self.read()
+
+    def wanted(self, rendered: Ruleset, kernel: Ruleset) -> Ruleset:
+        """Return rendered objects as `read` returns them if they are in force.
+
+        Most modes read what they render. In others an object has a part that the process chose when
+        it wrote it, such as a port; it is taken from the kernel.
+        """
+        del kernel
+        return rendered
+
+    # What a mode says of its objects
+
+    def kind_of(self, key: Any) -> Kind:
+        """Return the kind of an object."""
+        del key
+        return _OBJECTS
+
+    def family_of(self, key: Any) -> int:
+        """Return the family of an object; 0 if it serves both."""
+        del key
+        return 0
+
+    def names_of(self, kernel: Ruleset, plans: Collection[ServicePlan]) -> set[Hashable]:
+        """Return all by which an object in the kernel tells that it belongs to these plans."""
+        del kernel, plans
+        return set()
+
+    def is_relevant(self, line: Words, plans: Collection[ServicePlan]) -> bool:
+        """Whether a line that is as planned tells anything about the traffic of these plans."""
+        del line, plans
+        return True
+
+    async def beyond(
+        self, lines: Collection[Words], plans: Collection[ServicePlan], settings: NodeSettings
+    ) -> list[Words]:
+        """Return lines that those of a Service lead to and no plan describes. Raises as `read`."""
+        del lines, plans, settings
+        return []
+
+    # What follows from that
+
+    def of_services(self, kernel: Ruleset, plans: Collection[ServicePlan]) -> Iterator[Any]:
+        """Yield the keys of objects that belong to these plans by name or destination.
+
+        They are all that can be there beside the wanted ones: left over, or made by others.
+        """
+        names = self.names_of(kernel, plans)
+        for key, value in kernel.items():
+            if not names.isdisjoint(self.kind_of(key).names(key, value)):
+                yield key
+
+    def is_on_path(self, key: Any, plans: Collection[ServicePlan]) -> bool:
+        """Whether an object of the node is one that the traffic of these plans passes."""
+        passed_by = self.kind_of(key).passed_by
+        if not passed_by:
+            return False
+        family = self.family_of(key)
+        passing = [plan for plan in plans if family in (0, plan.key.family)]
+        if passed_by == "node ports":
+            return any(not frontend.address for plan in passing for frontend in plan.frontends)
+        return bool(passing)
+
+    def rank(self, key: Any) -> int:
+        """Return the place of an object in a list: packets pass those of lower rank first."""
+        return self.kind_of(key).rank
+
+    def words(self, key: Any, value: Any) -> Iterable[Words]:
+        """Print one object."""
+        kind = self.kind_of(key)
+        return [
+            line if line.purpose else line._replace(purpose=kind.purpose)
+            for line in kind.words(key, value)
+        ]
