@@ -9,6 +9,7 @@ from steersman.operate.doctor.node_changes import CHANGE_CHECKS
 from steersman.operate.doctor.node_conntrack import CONNTRACK_CHECKS
 from steersman.operate.doctor.node_firewall import FIREWALL_CHECKS
 from steersman.operate.doctor.node_path import PATH_CHECKS
+from steersman.operate.doctor.node_pods import POD_CHECKS
 from steersman.operate.doctor.node_process import PROCESS_CHECKS
 from steersman.operate.doctor.node_rivals import RIVAL_CHECKS
 from steersman.operate.doctor.node_rules import RULES_CHECKS
@@ -37,5 +38,6 @@ CHECKS: Final[tuple[Check, ...]] = (
     *SYSCTL_CHECKS,
     *CONNTRACK_CHECKS,
     *PATH_CHECKS,
+    *POD_CHECKS,
 )
 """Every check, in the order of docs/doctor.md; they run together."""

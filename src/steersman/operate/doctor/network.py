@@ -102,23 +102,23 @@ class KernelNetwork:
 
     async def way(self, address: str) -> Way:
         """Return the way to an address."""
+        return await asyncio.to_thread(self.look_up, address)
+
+    @staticmethod
+    def look_up(address: str) -> Way:
+        """Return the way to an address, in the network namespace of this thread; it blocks."""
         family = socket.AF_INET6 if ":" in address else socket.AF_INET
-        packed = socket.inet_pton(family, address)
-
-        def ask() -> Way:
-            with Netlink(NETLINK_ROUTE, buffer=1 << 16) as netlink:
-                try:
-                    (reply,) = netlink.request(get_route(packed))
-                except OSError as error:
-                    # For a blackhole, the kernel calls the request invalid.
-                    code = error.errno or errno.EIO
-                    words = os.strerror(code) if code != errno.EINVAL else "a blackhole route"
-                    return Way(trouble=words)
-            route = parse_route(reply)
-            name = socket.if_indextoname(route.device) if route.device else ""
-            return Way(name, route.gateway, route.mtu, route.local)
-
-        return await asyncio.to_thread(ask)
+        with Netlink(NETLINK_ROUTE, buffer=1 << 16) as netlink:
+            try:
+                (reply,) = netlink.request(get_route(socket.inet_pton(family, address)))
+            except OSError as error:
+                # For a blackhole, the kernel calls the request invalid.
+                code = error.errno or errno.EIO
+                words = os.strerror(code) if code != errno.EINVAL else "a blackhole route"
+                return Way(trouble=words)
+        route = parse_route(reply)
+        name = socket.if_indextoname(route.device) if route.device else ""
+        return Way(name, route.gateway, route.mtu, route.local)
 
 
 def family_folder(family: Family) -> str:
