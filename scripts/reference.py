@@ -36,7 +36,6 @@ ANSWERS = {
     "explain": (
         *("explain_flow.FlowAnswer", "explain_flow.ReachAnswer"),
         *("explain_service.ServiceAnswer", "explain_service.PodAnswer"),
-        "explain_problems.ProblemsAnswer",
     ),
     "nodeports": ("list_answers.NodePortList",),
     "nodes": ("fleet_view.FleetView",),

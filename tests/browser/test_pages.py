@@ -54,6 +54,21 @@ async def test_a_page_is_in_order(chrome: Browser, url: str, path: str) -> None:
         assert opened.complaints == []
 
 
+async def test_a_service_keeps_its_title_while_rates_come(chrome: Browser, url: str) -> None:
+    async with tab(chrome, url) as opened:
+        await opened.open("/services/shop/web")
+        await expect(opened.page.locator("#rates-here")).to_contain_text("New connections")
+        await expect(opened.page).to_have_title("shop/web - steersman")
+
+
+async def test_problems_of_a_node_are_seen_on_a_phone(chrome: Browser, url: str) -> None:
+    async with tab(chrome, url) as opened:
+        await opened.open("/")
+        await opened.look(width=390)
+        column = opened.page.get_by_role("columnheader", name="Problems")
+        await expect(column).to_be_in_viewport()
+
+
 @pytest.mark.parametrize("path", SHOWN)
 async def test_the_content_needs_no_script(chrome: Browser, url: str, path: str) -> None:
     missing, end = list(SHOWN[path]), time.monotonic() + 4 * WAIT

@@ -128,6 +128,13 @@ def finder_of(parsed: Parsed) -> Finder:
     return FixedNodes()
 
 
+def asks_this_node(parsed: Parsed) -> bool:
+    """Whether a command line is about the process of this node, and names no others."""
+    values = parsed.values
+    named = ("node", "nodes-file", "in-cluster", "master")
+    return not (parsed.config.client_connection.kubeconfig or any(map(values.get, named)))
+
+
 def ask_fleet(view: View) -> Callable[[Parsed], Coroutine[Any, Any, Answer]]:
     """Return what answers once each node has answered or failed."""
 

@@ -95,6 +95,8 @@ class Categories(Value, frozen=True):
     """The union of both."""
     has_any: bool = False
     """Whether an endpoint exists anywhere: tells "none here" (DROP) from "none" (REJECT)."""
+    draining: bool = False
+    """Whether none is ready, and some terminate but still serve."""
 
 
 _NO_ENDPOINTS = Categories()
@@ -301,13 +303,14 @@ def categorize(
         mode = topology(ready, node_name, zone)
         cluster = tuple([s.endpoint for s in ready if allowed(s, mode, node_name, zone)])
     if not spec.uses_local:
-        return Categories(cluster, (), cluster, bool(cluster))
+        return Categories(cluster, (), cluster, bool(cluster), bool(cluster) and not ready)
     # The local list: the same on this node, but hints do not count.
     local = tuple([state.endpoint for state in ready if state.endpoint.local])
     if not local:
         local = tuple([s.endpoint for s in endpoints if s.endpoint.local and s.draining])
-    has_any = bool(ready) or any(state.draining for state in endpoints)
-    return Categories(cluster, local, union(cluster, local), has_any)
+    draining = not ready and any(state.draining for state in endpoints)
+    has_any = bool(ready) or draining
+    return Categories(cluster, local, union(cluster, local), has_any, draining)
 
 
 def topology(ready: Sequence[EndpointState], node_name: str, zone: str) -> Topology:

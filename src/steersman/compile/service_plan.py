@@ -158,6 +158,7 @@ def plan_port(
         found.reachable,
         spec.affinity_seconds,
         spec.health_check_node_port,
+        draining=found.draining,
     )
     if frontends and not spec.externally_accessible:  # a clusterIP uses just the lists it needs
         return plan

@@ -23,6 +23,11 @@ CLUSTER_IP: Final = "SM1010"
 SERVICE_FIELD: Final = "SM1011"
 EJECTED: Final = "SM1012"
 MALFORMED: Final = "SM1013"
+# Services that clients cannot use here; these are no Findings
+NO_ENDPOINT: Final = "SM1014"
+NO_LOCAL_ENDPOINT: Final = "SM1015"
+ONLY_DRAINING: Final = "SM1016"
+UNPLANNED: Final = "SM1017"
 # Endpoints
 SLICE_OF_NO_SERVICE: Final = "SM1101"
 ENDPOINT: Final = "SM1102"
@@ -150,6 +155,30 @@ REMEDIES: Final = (
         "malformed",
         "Correct the object, or what wrote it; it is ignored until then.",
         "behaviour.md, section 4",
+    ),
+    Remedy(
+        NO_ENDPOINT,
+        "no-endpoint",
+        "See why no pod is ready: `steersman explain SERVICE` lists the endpoints.",
+        "doctor.md",
+    ),
+    Remedy(
+        NO_LOCAL_ENDPOINT,
+        "no-local-endpoint",
+        "Run a pod there, or use policy Cluster, unless clients avoid nodes without endpoints.",
+        "behaviour.md, section 5",
+    ),
+    Remedy(
+        ONLY_DRAINING,
+        "only-draining",
+        "See why no new pod becomes ready.",
+        "doctor.md",
+    ),
+    Remedy(
+        UNPLANNED,
+        "unplanned",
+        "Add what the text names.",
+        "behaviour.md, section 3",
     ),
     Remedy(
         SLICE_OF_NO_SERVICE,

@@ -90,6 +90,10 @@ class NodeState(msgspec.Struct, frozen=True, rename="camel"):
     """The worst Findings, bounded in number."""
     finding_counts: Mapping[Severity, int] = {}
     """The number of all Findings, by severity."""
+    troubled: tuple[Finding, ...] = ()
+    """Services that clients cannot use here, the worst ones, bounded in number."""
+    trouble_counts: Mapping[Severity, int] = {}
+    """The number of all of them, by severity."""
     drift: Drift | None = None
     """The last drift that was found; None if there was none."""
     repairs: int = 0

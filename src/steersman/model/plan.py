@@ -173,6 +173,8 @@ class ServicePlan(Value, frozen=True):
     """Use Maglev hashing for external clients, if the mode supports it."""
     scheduling: Scheduling = Scheduling()
     proxy: ProxyOptions = ProxyOptions()
+    draining: bool = False
+    """None of its endpoints is ready: those in the lists terminate, but still serve."""
 
     def pool(self, pool: Pool) -> tuple[Endpoint, ...]:
         """Return the endpoints of a pool."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import time
 
 import msgspec
 
@@ -21,6 +22,7 @@ from steersman.operate.explain_service import (
     explain_service,
 )
 from steersman.operate.names import Names, UnknownNameError
+from steersman.operate.problems import Filter
 from steersman.run.process.startup import cluster_access
 from steersman.source.fetch import fetch_pod
 from steersman.source.kubeconfig import KubeconfigError
@@ -122,7 +124,7 @@ def answer_question(names: Names, question: Question) -> Answer:
             raise QuestionError(f"--node {question.node}: that is a {target.kind}, not a node")
         node = target.node
     if question.problems:
-        return explain_problems(explainer, question.namespace)
+        return explain_problems(explainer, Filter(namespace=question.namespace), time.time())
     text = question.what or question.to
     if not text:
         client = names.client(question.client)

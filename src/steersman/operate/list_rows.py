@@ -13,6 +13,7 @@ import msgspec
 from steersman.compile.explain import ServiceReports
 from steersman.compile.node import zone_of
 from steersman.compile.service import MAX_PORT, PROTOCOLS
+from steersman.compile.trouble import trouble_of
 from steersman.model.addresses import canonical_ip
 from steersman.model.kube import EndpointSlice, Service
 from steersman.model.names import ObjectName, PlanKey, Protocol
@@ -252,6 +253,10 @@ class Lists:
         rates = [each.rate for each in counts if each.rate is not None]
         spec = None if service is None else service.spec
         created = None if service is None else service.metadata.creation_timestamp
+        trouble = trouble_of(plan)
+        problem = trouble.reason if trouble else ""
+        if not plan.frontends:
+            problem = shared.why_no_frontend(key)
         return ListedPort(
             str(name.object_name),
             name.port,
@@ -261,7 +266,7 @@ class Lists:
             frontends,
             endpoints,
             notes,
-            problem_of(plan) if plan.frontends else shared.why_no_frontend(key),
+            problem,
             tuple(each for one in objects for each in self._findings.get(one, ())),
             (spec and spec.internal_traffic_policy) or "Cluster",
             (spec and spec.external_traffic_policy) or "Cluster",
@@ -363,20 +368,3 @@ def treatment_of(plan: ServicePlan, action: Action) -> str:
 
 def _type(service: Service) -> str:
     return service.spec.type or "ClusterIP"
-
-
-def problem_of(plan: ServicePlan) -> str:
-    """Say why clients cannot use a ServicePort; "" if some class of them can use each frontend."""
-    verdicts = [
-        {frontend.action(source).verdict for source in SourceClass} for frontend in plan.frontends
-    ]
-    if all(Verdict.FORWARD not in each for each in verdicts):
-        return (
-            "no endpoint: clients are rejected"
-            if Verdict.REJECT in verdicts[0]
-            else ("no endpoint on this node: clients are dropped")
-        )
-    external = [f for f in plan.frontends if f.external.verdict is not Verdict.FORWARD]
-    if external:
-        return f"no endpoint on this node for {len(external)} of {len(plan.frontends)} frontends"
-    return ""

@@ -23,12 +23,12 @@ from steersman.operate.remedies import about, code_of_condition
 
 Level: TypeAlias = Literal["error", "warning", "unknown"]
 """How bad a Problem is: traffic fails, some may fail, or it cannot be known."""
-Kind: TypeAlias = Literal["node", "drift", "disagreement", "doctor", "finding"]
+Kind: TypeAlias = Literal["node", "drift", "disagreement", "doctor", "finding", "trouble"]
 """The source of a Problem."""
 
 LEVELS: tuple[Level, ...] = ("error", "warning", "unknown")
 """The worst first."""
-_KINDS: tuple[Kind, ...] = ("node", "drift", "disagreement", "doctor", "finding")
+_KINDS: tuple[Kind, ...] = ("node", "drift", "disagreement", "doctor", "finding", "trouble")
 """Those that concern all Services of a node first."""
 PER_PAGE = 50
 _EVIDENCE, _LONGEST = 12, 300
@@ -119,7 +119,7 @@ class Problems(Answer, frozen=True, kw_only=True):
     affected: int
     """The number of nodes with an error."""
     unlisted: int = 0
-    """The largest number of Findings that one node does not list."""
+    """The largest number of Findings and Services in trouble that one node does not list."""
     namespaces: tuple[str, ...] = ()
     """Those that have problems, without regard to the filter."""
     names: tuple[str, ...] = ()
@@ -160,7 +160,7 @@ class Problems(Answer, frozen=True, kw_only=True):
         if self.pages > 1:
             yield Line(f"page {self.asked.page} of {self.pages}; {self.matching} problems in all")
         if self.unlisted:
-            yield Line(f"nodes do not list up to {self.unlisted} more Findings each", "dim")
+            yield Line(f"nodes do not list up to {self.unlisted} more problems each", "dim")
 
 
 def named_nodes(names: Sequence[str]) -> str:
@@ -177,6 +177,7 @@ def find_problems(
     disagreements: Iterable[Disagreement] = (),
     doctor: Iterable[DoctorResult] = (),
     asked: Filter | None = None,
+    why: Mapping[str, Sequence[str]] | None = None,
     *,
     now: float,
     trouble: str = "",
@@ -189,13 +190,14 @@ def find_problems(
         disagreements: nodes that serve other things than most.
         doctor: results of doctor, of the last run of each question.
         asked: which problems to return.
+        why: further evidence about Services in trouble, by object.
         now: seconds since 1970, by the clock of the reader of these states.
         trouble: why the nodes cannot be found.
         page_size: problems on a page.
     """
     asked = asked or Filter()
     nodes = tuple(nodes)
-    found = _Collector()
+    found = _Collector(why or {})
     for node in nodes:
         if node.problem or node.state is None:
             found.note_unreachable(node, now)
@@ -261,7 +263,9 @@ class _Same(msgspec.Struct):
 class _Collector:
     """Puts the same problems of several nodes together."""
 
-    def __init__(self) -> None:
+    def __init__(self, why: Mapping[str, Sequence[str]]) -> None:
+        self._why = why
+        """Further evidence about Services in trouble, by object."""
         self._same: dict[_Key, _Same] = {}
         self._findings: dict[Finding, _Same] = {}
         """The same objects by Finding: most problems are found by one look-up."""
@@ -285,14 +289,14 @@ class _Collector:
             same.evidence.setdefault(clipped(line, _LONGEST))
         return same
 
-    def add_finding(self, finding: Finding, node: str) -> None:
-        """Add a Finding of a node."""
+    def add_finding(self, finding: Finding, node: str, kind: Kind = "finding") -> None:
+        """Add a Finding of a node, or a Service in trouble."""
         if (same := self._findings.get(finding)) is not None:
             same.nodes[node] = None
             return
         level: Level = "error" if finding.severity is Severity.ERROR else "warning"
-        key = _Key(level, "finding", finding.object, finding.field, finding.reason)
-        same = self.add(key, (node,), finding.code)
+        key = _Key(level, kind, finding.object, finding.field, finding.reason)
+        same = self.add(key, (node,), finding.code, self._why.get(finding.object, ()))
         if (object_ := about(finding)) is not None:
             same.namespace, same.service = object_.namespace, object_.service
             same.command = object_.command
@@ -331,6 +335,8 @@ class _Collector:
         for finding in state.findings:
             if finding is not fights:
                 self.add_finding(finding, name)
+        for finding in state.troubled:
+            self.add_finding(finding, name, "trouble")
 
     def note_drift(self, name: str, state: NodeState, fights: Finding | None) -> None:
         """Note that other programs change rules; process IDs and counts are evidence."""
@@ -430,7 +436,11 @@ def _answer(
     }
     start = (asked.page - 1) * page_size
     states = [node.state for node in nodes if node.state is not None]
-    hidden = (sum(s.finding_counts.values()) - len(s.findings) for s in states)
+    hidden = (
+        max(0, sum(s.finding_counts.values()) - len(s.findings))
+        + max(0, sum(s.trouble_counts.values()) - len(s.troubled))
+        for s in states
+    )
     return Problems(
         source=f"{len(nodes)} node{'s' * (len(nodes) != 1)}",
         page_size=page_size,
@@ -440,7 +450,7 @@ def _answer(
         counts=counts,
         nodes=len(nodes),
         affected=len({name for p in found if p.severity == "error" for name in p.nodes}),
-        unlisted=max(0, max(hidden, default=0)),
+        unlisted=max(hidden, default=0),
         namespaces=tuple(sorted({each.namespace for each in found} - {""})),
         names=tuple(sorted({name for each in found for name in each.nodes})),
     )

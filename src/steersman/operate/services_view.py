@@ -43,6 +43,8 @@ class ServicesView(Answer, frozen=True, kw_only=True, rename="camel"):
     """Other nodes that can be asked, too."""
     text: str = ""
     """The part of a name that was searched for."""
+    trouble: bool = False
+    """Whether only Services in trouble are listed and counted."""
     total: int
     matching: int
     page: int = 1
@@ -51,7 +53,8 @@ class ServicesView(Answer, frozen=True, kw_only=True, rename="camel"):
 
     def blocks(self, wide: bool) -> Iterator[Block]:
         """Yield a row for each Service of the page."""
-        yield Line(f"{self.matching} of {self.total} Services, as node {self.node} serves them")
+        which = "Services in trouble" if self.trouble else "Services"
+        yield Line(f"{self.matching} of {self.total} {which}, as node {self.node} serves them")
         rows: list[list[Cell]] = []
         for row in self.rows:
             some = row.frontends if wide else row.frontends[:3]

@@ -11,7 +11,7 @@ from typing import Any
 
 import msgspec
 
-from steersman.model.findings import Severity, printable
+from steersman.model.findings import Finding, Severity, printable
 from steersman.model.node_state import Condition, NodeState
 from steersman.operate.answer import (
     Answer,
@@ -24,7 +24,7 @@ from steersman.operate.answer import (
     age_text,
 )
 from steersman.operate.client import Client, NotRunningError
-from steersman.run.pages.conditions import count_words
+from steersman.run.pages.conditions import count_words, trouble_words
 from steersman.run.process.instance import Holder, running
 
 _PATIENCE = 5.0  # seconds for an answer, which takes milliseconds
@@ -34,6 +34,7 @@ _MOST_FINDINGS = 12
 PRINTED = (
     *("node", "mode", "variant", "version", "pid", "revision", "owes", "healthy", "waiting"),
     *("failure", "services", "endpointSlices", "servicePorts", "objects", "findings"),
+    *("troubled", "troubleCounts"),
 )
 """Fields of the state that are printed as they are."""
 _STYLES: dict[str, Style] = {"True": "good", "False": "bad", "Unknown": "warn"}
@@ -76,7 +77,7 @@ class Status(Answer, frozen=True, kw_only=True, rename="camel"):
         return out
 
     def blocks(self, wide: bool) -> Iterator[Block]:
-        """Yield a summary, the conditions and the first Findings (all of them if `wide`)."""
+        """Yield a summary, the conditions, and the first problems of objects (all if `wide`)."""
         if self.state is not None:
             yield from self.summary(self.state)
         rows: list[list[Cell]] = [
@@ -91,7 +92,9 @@ class Status(Answer, frozen=True, kw_only=True, rename="camel"):
         ]
         columns = ["CONDITION", "STATUS", "SINCE", *(["REASON"] if wide else []), "MESSAGE"]
         yield Table(columns, rows)
-        findings = self.state.findings if self.state is not None else ()
+        findings: tuple[Finding, ...] = ()
+        if self.state is not None:
+            findings = (*self.state.findings, *self.state.troubled)
         shown = findings if wide else findings[:_MOST_FINDINGS]
         for each in shown:
             style: Style = "bad" if each.severity is Severity.ERROR else "warn"
@@ -124,6 +127,8 @@ class Status(Answer, frozen=True, kw_only=True, rename="camel"):
         objects += f"{state.service_ports} ServicePorts, {state.objects} kernel objects"
         yield Line(f"objects   {objects}", indent=2)
         yield Line(f"findings  {count_words(state.finding_counts)}", indent=2)
+        if words := trouble_words(state):
+            yield Line(f"trouble   {words}", "warn", indent=2)
 
 
 async def ask_status(

@@ -12,10 +12,11 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Literal, NamedTuple, TypeAlias, TypeVar
 
-from steersman.model.findings import Severity, printable
+from steersman.model.findings import Finding, Severity, printable
 from steersman.model.node_state import NodeState
 from steersman.model.top import TopRow, TopSample
 from steersman.operate.answer import Style
+from steersman.run.pages.conditions import trouble_words
 
 T = TypeVar("T")
 Span: TypeAlias = tuple[str, Style]
@@ -54,7 +55,7 @@ _HELP = (
     "s, S     sort by the next or the last column: " + ", ".join(SORTS),
     "d        run doctor on the Service",
     "p        connect to the Service once from here, and time it",
-    "f        all Findings",
+    "f        all Findings, and Services in trouble",
     "space    refresh now",
     "q        quit",
     "",
@@ -163,7 +164,9 @@ def summary(sample: TopSample, now: float) -> Iterator[Shown]:
         age = duration(max(0.0, now - last.at))
         text = f"  drift {status.repairs} repaired, last {age} ago: {last.what}, by {last.who}"
         drift = (text, "warn")
-    yield [("Findings ", ""), _findings(status), drift]
+    trouble = trouble_words(status)
+    in_trouble: Span = (f"  in trouble: {trouble}" if trouble else "", "warn")
+    yield [("Findings ", ""), _findings(status), in_trouble, drift]
     yield []
 
 
@@ -172,6 +175,11 @@ def _findings(state: NodeState) -> Span:
     text = ", ".join(f"{count} {name}{'s' * (count != 1)}" for name, count in sorted(counts))
     style: Style = "bad" if any(name == Severity.ERROR for name, _ in counts) else "warn"
     return (text, style) if text else ("none", "good")
+
+
+def _listed(sample: TopSample) -> tuple[Finding, ...]:
+    """Return the Findings, and the Services in trouble."""
+    return (*sample.status.findings, *sample.status.troubled)
 
 
 class Question(NamedTuple):
@@ -257,7 +265,7 @@ class TopModel:
             return len(_HELP if self.view == "help" else self._text[1])
         if self.sample is None:
             return 0
-        return len(self.sample.status.findings if self.view == "findings" else self.sample.rows)
+        return len(_listed(self.sample) if self.view == "findings" else self.sample.rows)
 
     # Keys
 
@@ -350,7 +358,7 @@ class TopModel:
             body += [[(text, "")] for text in self._window(texts, room - 1)]
         elif self.sample is not None and self.view == "findings":
             body = [[(f"Findings: {_findings(self.sample.status)[0]}", "title")]]
-            for each in self._window(self.sample.status.findings, room - 1):
+            for each in self._window(_listed(self.sample), room - 1):
                 style: Style = "bad" if each.severity is Severity.ERROR else "warn"
                 body.append([(f"{each.severity}  ", style), (printable(str(each)), "")])
         elif self.sample is not None:

@@ -102,7 +102,7 @@ class Site:
         self.version = __version__
         self.sampler = Sampler(fleet)
         self.clusters = Shared[FleetQuery, FleetView](8, 1.0)
-        self.services = Shared[tuple[str, str, int], ServicesView](8, 10.0)
+        self.services = Shared[tuple[str, str, int, bool], ServicesView](8, 10.0)
         self.doctor_runs = DoctorRuns()
         self.planning = asyncio.Semaphore(_PLANS)
         self._readers = 0

@@ -88,7 +88,7 @@ def test_all_problems_are_listed_and_bad_news(
     flags = (f"--manifests={world}", "--hostname-override=n")
     assert main(["explain", *flags, "--problems", "-n", "shop"]) == 1
     out = capsys.readouterr().out
-    assert "error   shop/empty" in out
+    assert "error    Service shop/empty" in out
     assert "shop/web" not in out
 
 

@@ -15,11 +15,16 @@ from steersman.cli.commands.ui import run_ui
 from steersman.cli.fleet import finder_of
 from steersman.config import parse_command_line
 from steersman.model.findings import Finding, Severity
+from steersman.model.world import World
+from steersman.operate import load
 from steersman.operate.answer import QuestionError
+from steersman.operate.client import NotRunningError
 from steersman.operate.fleet_view import HEALTHS, SORTS
 from steersman.operate.problems import LEVELS, Problems
 from steersman.source.kubeconfig import KubeconfigError
 from steersman.ui.nodes import SELECTOR, Finder, FixedNodes, PodNodes
+from tests.support.builders import kube
+from tests.support.builders.asked import DEMO, asked
 from tests.support.fleet import SimulatedNodes
 
 KUBECONFIG = """
@@ -75,6 +80,38 @@ async def test_problems_of_nodes_that_are_asked_once() -> None:
     found = await PROBLEMS.answer(other)
     assert isinstance(found, Problems)
     assert found.problems == ()
+
+
+async def test_problems_without_flags_are_those_of_this_node(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """All that the process knows counts, also Services without endpoints."""
+    world = asked(kube.service("none", "10.96.1.2"), *DEMO)
+    answers = iter((world, world, NotRunningError("no steersman runs here")))
+
+    async def of_process() -> World:
+        match next(answers):
+            case World() as found:
+                return found
+            case error:
+                raise error
+
+    monkeypatch.setattr(load, "world_of_process", of_process)
+    parsed = parse_command_line((), extra=PROBLEMS.all_flags, allow_arguments=True)
+    assert PROBLEMS.follow is not None
+    assert PROBLEMS.answer is not None
+    watched = PROBLEMS.follow(parsed, 0.0)
+    for answer in (await PROBLEMS.answer(parsed), await anext(watched)):
+        assert isinstance(answer, Problems)
+        assert [each.service for each in answer.problems] == ["shop/none"]
+        assert answer.problems[0].evidence
+        assert answer.exit_code == 1
+    gone = await anext(watched)
+    assert isinstance(gone, Problems)
+    assert [each.text for each in gone.problems] == [
+        "cannot be reached, and never was since the start"
+    ]
+    await watched.aclose()  # type: ignore[attr-defined] # a generator
 
 
 @pytest.mark.parametrize("command", [NODES, PROBLEMS], ids=["nodes", "problems"])

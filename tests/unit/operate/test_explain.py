@@ -11,6 +11,7 @@ from msgspec import structs
 from steersman.cli.output import plain_lines
 from steersman.compile.endpoints import read_endpoints
 from steersman.config import parse_command_line
+from steersman.model import codes
 from steersman.model.findings import Finding, Severity
 from steersman.model.inputs import DetectLocalMode
 from steersman.model.node_state import NodeState
@@ -20,10 +21,11 @@ from steersman.operate.answer import Answer, QuestionError
 from steersman.operate.client import Client
 from steersman.operate.explain import Question, answer_question, explain
 from steersman.operate.explain_flow import ExplainedFlow, FlowAnswer, ReachAnswer
-from steersman.operate.explain_problems import ProblemsAnswer
 from steersman.operate.explain_service import PodAnswer, ServiceAnswer
 from steersman.operate.list_rows import Lists
 from steersman.operate.names import Names, UnknownNameError
+from steersman.operate.problems import Problem, Problems
+from steersman.run.pages.conditions import judge
 from tests.support.apiserver.pods import answering
 from tests.support.builders import kube
 from tests.support.builders.asked import (
@@ -554,17 +556,16 @@ def test_a_node_by_itself_is_its_node_ports() -> None:
 # Problems
 
 
-def problems(world: World, namespace: str = "") -> dict[str, tuple[str, tuple[str, ...]]]:
+def problems(world: World, namespace: str = "") -> dict[str, Problem]:
     answer = ask(world, problems=True, namespace=namespace)
-    assert isinstance(answer, ProblemsAnswer)
-    if not answer.not_yet:
-        assert answer.exit_code == any(each.severity == "error" for each in answer.problems)
-    return {each.service: (each.severity.value, each.reasons) for each in answer.problems}
+    assert isinstance(answer, Problems)
+    assert answer.exit_code == any(each.severity == "error" for each in answer.problems)
+    return {f"{each.object} {each.field}".rstrip(): each for each in answer.problems}
 
 
 def test_no_problems() -> None:
     assert problems(WORLD) == {}
-    assert text(ask(problems=True)) == ["No problem on node node-a (1 Service)."]
+    assert text(ask(problems=True)) == ["no problems on 1 node"]
 
 
 def test_services_in_trouble_worst_first() -> None:
@@ -590,28 +591,33 @@ def test_services_in_trouble_worst_first() -> None:
         ),
     )
     found = problems(world)
-    assert list(found) == [
-        *("shop/a-local", "shop/none", "shop/unready"),
-        *("configuration", "shop/ending", "shop/portless", "shop/web"),
+    assert [*map(str, found)] == [
+        "Service shop/a-local",
+        "Service shop/none port x/TCP IPv4",
+        "Service shop/unready port TCP IPv4",
+        "EndpointSlice shop/web-9 endpoints[0].addresses[0]",
+        "configuration clusterCIDRs",
+        "Service shop/a-local port TCP IPv4",
+        "Service shop/ending port TCP IPv4",
+        "Service shop/portless",
     ]
-    assert found["shop/a-local"][1] == (
-        "the kernel refuses it",
-        "its port (TCP, IPv4): the traffic policy is Local and no endpoint is on this node: "
-        "connections to 10.96.1.1:80/TCP that arrive here are dropped",
+    assert found["Service shop/a-local"].text == "the kernel refuses it"
+    local = found["Service shop/a-local port TCP IPv4"]
+    assert local.code == codes.NO_LOCAL_ENDPOINT
+    assert local.text == ("no endpoint on this node: clients of 10.96.1.1:80/TCP are dropped")
+    none = found["Service shop/none port x/TCP IPv4"]
+    assert (none.service, none.code, none.severity) == ("shop/none", codes.NO_ENDPOINT, "error")
+    assert none.text == "no endpoint: clients are rejected"
+    assert none.evidence == (
+        "port x (TCP, IPv4): no EndpointSlice belongs to the Service: does its selector match any "
+        "pod?",
     )
-    assert found["shop/none"][1] == (
-        "port x (TCP, IPv4): no endpoint, connections are rejected: no EndpointSlice belongs to "
-        "the Service: does its selector match any pod?",
-    )
-    assert found["shop/unready"][1][0].endswith("connections are rejected: none of 1 is ready")
-    assert found["shop/ending"] == (
-        "warning",
-        ("its port (TCP, IPv4): only endpoints that terminate are left",),
-    )
-    assert "EndpointSlice shop/web-9" in found["shop/web"][1][0]
-    lines = text(ask(world, problems=True))
-    assert lines[0] == "7 objects in trouble on node node-a, 3 with errors (6 Services):"
-    assert lines[1:3] == ["error   shop/a-local", "        the kernel refuses it"]
+    unready = found["Service shop/unready port TCP IPv4"]
+    assert unready.evidence == ("its port (TCP, IPv4): none of 1 is ready",)
+    ending = found["Service shop/ending port TCP IPv4"]
+    assert (ending.severity, ending.text) == ("warning", "only endpoints that terminate are left")
+    assert found["Service shop/portless"].text == "it has no port"
+    assert text(ask(world, problems=True))[0] == "3 error, 5 warning on 1 node"
 
 
 def test_a_service_with_thousands_of_ports(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -629,12 +635,12 @@ def test_a_service_with_thousands_of_ports(monkeypatch: pytest.MonkeyPatch) -> N
     monkeypatch.setattr("steersman.compile.explain.read_endpoints", counted)
     answer = ask(world, problems=True)
     assert len(reads) == 1
-    lines = text(answer)
-    assert len(lines) == 2 + 10 + 1
-    assert lines[-1] == "        and 1990 more: -o wide has them all"
-    assert len([*answer.blocks(wide=True)]) == 2 + 2000
-    assert "(there are: 'other0', 'other1', " in lines[2]
-    assert lines[2].endswith(" and 1990 more)")
+    assert isinstance(answer, Problems)
+    (problem,) = answer.problems
+    assert problem.field == "port p0/TCP IPv4, p1/TCP IPv4, p10/TCP IPv4 and 1997 more"
+    assert len(problem.evidence) == 12
+    assert "(there are: 'other0', 'other1', " in problem.evidence[0]
+    assert len(text(answer)) < 10
 
     assert isinstance(ask(world, what="shop/web"), ServiceAnswer)
     listed = Lists(world, 0.0).services().ports
@@ -642,19 +648,11 @@ def test_a_service_with_thousands_of_ports(monkeypatch: pytest.MonkeyPatch) -> N
     assert len(reads) == 3
 
 
-def test_a_problem_that_has_a_code_ends_with_it() -> None:
-    bad = (Finding("Service shop/web", "spec.x", "is bad", code="SM1001"),)
-    found = problems(asked(*DEMO, findings=bad))
-    assert found == {"shop/web": ("warning", ("spec.x: is bad [SM1001]",))}
-
-
-def test_one_object_in_trouble_and_only_those_of_a_namespace() -> None:
+def test_only_problems_of_a_namespace() -> None:
     world = asked(
         kube.service("none"), kube.service("gone", "10.96.0.3", namespace="other"), *NODES
     )
-    assert list(problems(world, "other")) == ["other/gone"]
-    words = text(ask(world, problems=True, namespace="other"))[0]
-    assert words == "1 object in trouble on node node-a, 1 with errors (1 Service):"
+    assert list(problems(world, "other")) == ["Service other/gone port TCP IPv4"]
     bad = (Finding("configuration", "x", "bad"),)
     assert problems(asked(*DEMO, findings=bad), "shop") == {}
 
@@ -664,6 +662,7 @@ def not_synced(*objects: kube.Object) -> World:
     whole = asked(*objects)
     plan = NodePlan(whole.plan.settings, {})
     starting = NodeState(waiting="the EndpointSlices")
+    starting = structs.replace(starting, conditions=tuple(judge(starting)))
     return structs.replace(whole, plan=plan, findings=(), process=starting)
 
 
@@ -684,10 +683,10 @@ async def test_before_the_first_sync_no_connection_is_explained(question: Questi
 
 def test_before_the_first_sync_the_node_is_in_trouble_and_no_service() -> None:
     world = not_synced(*DEMO, kube.service("portless", "10.96.1.5", ports=[]))
-    reason = "its Services are not served yet: the process waits for the EndpointSlices"
-    assert problems(world) == {"node node-a": ("warning", (reason,))}
-    assert problems(world, "shop").keys() == {"node node-a"}
-    assert ask(world, problems=True).exit_code == 2
+    (waiting, unsure) = problems(world).values()
+    assert (waiting.object, waiting.severity) == ("Condition Synced", "error")
+    assert waiting.evidence == ("node-a: waiting for the EndpointSlices",)
+    assert (unsure.object, unsure.severity) == ("Condition KernelMatches", "unknown")
     answer = ask(world, what="shop/web")
     assert isinstance(answer, ServiceAnswer)
     assert answer.exit_code == 2
@@ -695,7 +694,7 @@ def test_before_the_first_sync_the_node_is_in_trouble_and_no_service() -> None:
     assert note == "not served yet: the process waits for the EndpointSlices"
     served = structs.replace(world, process=NodeState(synced_at=1.0))
     assert ask(served, what="shop/web").exit_code == 0
-    assert problems(served).keys() == {"shop/web", "shop/portless"}
+    assert problems(served).keys() == {"Service shop/web", "Service shop/portless"}
 
 
 def test_pods_that_end_while_others_are_ready_are_no_problem() -> None:

@@ -112,12 +112,12 @@ def test_wide_shows_policy_affinity_age_and_kernel_objects() -> None:
         (
             {"internalTrafficPolicy": "Local"},
             [ELSEWHERE],
-            "no endpoint on this node: clients are dropped",
+            "no endpoint on this node: clients of 10.96.0.10:80/TCP are dropped",
         ),
         (
             {"type": "NodePort", "ports": [port(nodePort=30080)], "externalTrafficPolicy": "Local"},
             [ELSEWHERE],
-            "no endpoint on this node for 1 of 2 frontends",
+            "no endpoint on this node: clients of node port 30080/TCP are dropped",
         ),
     ],
 )

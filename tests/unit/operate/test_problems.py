@@ -77,6 +77,18 @@ def test_the_same_finding_of_many_nodes_is_one_problem() -> None:
     assert answer.exit_code == 1
 
 
+def test_services_in_trouble_are_problems_of_the_nodes_that_say_so() -> None:
+    none = Finding("Service shop/cart", "port TCP IPv4", "no endpoint", Severity.ERROR, "SM1014")
+    counts = {Severity.ERROR: 3}
+    nodes = [seen(name, troubled=(none,), trouble_counts=counts) for name in "ab"]
+    answer = find_problems(nodes, now=NOW, why={none.object: ["none of 1 is ready"]})
+    (problem,) = answer.problems
+    assert (problem.kind, problem.service, problem.nodes) == ("trouble", "shop/cart", ("a", "b"))
+    assert problem.evidence == ("none of 1 is ready",)
+    assert "See why no pod is ready" in problem.remedy
+    assert (answer.exit_code, answer.unlisted) == (1, 2)
+
+
 def test_worst_first_then_what_concerns_most() -> None:
     nodes = [
         seen("a", findings=(BAD_WORD, BAD_PORT), conditions=(NOT_SYNCED,)),

@@ -64,6 +64,17 @@ def text(status: Status, wide: bool = False) -> list[str]:
     return [" ".join(line.split()) for line in plain_lines(status.blocks(wide))]
 
 
+def test_services_in_trouble_are_counted_and_listed() -> None:
+    bad = Finding("Service shop/a", "port TCP IPv4", "no endpoint", Severity.ERROR, "SM1014")
+    counts = {Severity.ERROR: 1, Severity.WARNING: 2}
+    status = ask(page(troubled=(bad,), trouble_counts=counts))
+    assert status.exit_code == 0, "no fault of this node"
+    lines = text(status)
+    assert "trouble 3 Services, 1 without any endpoint" in lines
+    assert "error: Service shop/a port TCP IPv4: no endpoint [SM1014]" in lines
+    assert status.data["troubleCounts"] == {"error": 1, "warning": 2}
+
+
 def test_a_status_is_a_summary_and_conditions() -> None:
     status = ask(page())
     assert status.exit_code == 0

@@ -101,6 +101,16 @@ def test_the_summary_has_what_matters_first() -> None:
     assert lines[4] == "Findings 1 error, 2 warnings  drift none"
 
 
+def test_services_in_trouble_are_counted_and_listed() -> None:
+    bad = Finding("Service shop/web", "", "no endpoint: clients are rejected", Severity.ERROR)
+    state = msgspec.structs.replace(STATE, troubled=(bad,), trouble_counts={Severity.ERROR: 1})
+    model = model_of(status=state)
+    lines = screen(model, 100)
+    assert lines[4] == "Findings none  in trouble: 1 Service, 1 without any endpoint  drift none"
+    press(model, "f")
+    assert "Service shop/web: no endpoint: clients are rejected" in text(model)
+
+
 def test_trouble_is_named() -> None:
     status = NodeState(
         pid=42,

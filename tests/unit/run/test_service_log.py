@@ -11,7 +11,8 @@ from steersman.model.names import NODE, ObjectName
 from steersman.run.observe.service_log import ServiceLog, cause
 from steersman.run.process.klog import v
 from steersman.source.store import CONFIGURATION, EJECTIONS, Change
-from tests.support.builders.store import service, slice_
+from tests.support.builders import kube
+from tests.support.builders.store import make, service, slice_
 from tests.support.modes.memory import World
 
 WEB = ObjectName("shop", "web")
@@ -69,6 +70,17 @@ async def test_what_happens_to_a_service_is_a_line(logged: Logged) -> None:
     ]
     logged.world.store.delete("Service", WEB)
     assert await logged.lines() == ["Service shop/web: port TCP removed (Service)"]
+
+
+async def test_endpoints_that_only_terminate_are_told(logged: Logged) -> None:
+    await logged.lines(web(), slice_())
+    conditions = {"ready": False, "serving": True, "terminating": True}
+    end = {"addresses": ["10.1.0.1"], "conditions": conditions}
+    ports = [{"name": "", "port": 8080, "protocol": "TCP"}]
+    ending = make("EndpointSlice", kube.endpoint_slice("web-1", "web", end, ports=ports))
+    told = "Service shop/web: port TCP {} (EndpointSlice)"
+    assert await logged.lines(ending) == [told.format("only endpoints that terminate are left")]
+    assert await logged.lines(slice_()) == [told.format("ready endpoints")]
 
 
 async def test_a_change_without_effect_is_no_line(logged: Logged) -> None:

@@ -54,6 +54,7 @@ def test_the_keys_of_a_plan_stay_as_they_are() -> None:
     assert sorted(shown) == [
         "affinity_seconds",
         "cluster",
+        "draining",
         "frontends",
         "health_check_node_port",
         "kept",

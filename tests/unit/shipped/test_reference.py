@@ -36,7 +36,7 @@ QUESTIONS = {
     "ReachAnswer": "explain --from shop/web-1",
     "ServiceAnswer": "explain shop/web",
     "PodAnswer": "explain pod/shop/web-1",
-    "ProblemsAnswer": "explain --problems",
+    "Problems": "explain --problems",
     "ServiceList": "services",
     "EndpointList": "endpoints",
     "NodePortList": "nodeports",

@@ -111,6 +111,12 @@ async def test_services_are_listed_a_page_at_a_time() -> None:
         assert [row["service"] for row in found["rows"]] == [
             f"shop-01/web-{number:05}" for number in (21, 121, 221)
         ]
+        bad = await (await client.get("/services?trouble=1", headers=JSON)).json()
+        assert bad["matching"] == bad["total"] == len(bad["rows"]) > 0
+        assert {row["problem"] for row in bad["rows"]} == {"no endpoint: clients are rejected"}
+        few = await (await client.get("/services?trouble=1&q=web-00050")).text()
+        assert "1 of" in few
+        assert "Services in trouble, as node" in few
         text = await (await client.get("/services?q=web-00050")).text()
         assert "no endpoint: clients are rejected" in text
         assert '<a href="/services/shop-10/web-00050">' in text

@@ -134,6 +134,8 @@ def changes_of(old: ServicePlan | None, new: ServicePlan | None) -> Iterator[str
             yield f"{verb} {describe(new.key, frontend)}"
         elif was[place] != will_be[place]:
             yield f"other policy at {describe(new.key, will_be[place])}"
+    if old.draining != new.draining:
+        yield "only endpoints that terminate are left" if new.draining else "ready endpoints"
     if old.affinity_seconds != new.affinity_seconds:
         yield f"session affinity {new.affinity_seconds} s"
     if old.health_check_node_port != new.health_check_node_port:

@@ -58,9 +58,12 @@ class ClusterPages:
         store = self._sync().store
         services = [*store.snapshot.services, *store.unserved]
         slices = map(unpacked, store.packed_slices())
-        plans = tuple(self._sync().state.plan.services.values())
+        state = self._sync().state
+        plans, findings = tuple(state.plan.services.values()), state.findings
         kind = request.query.get("kind", "")
-        found = await asyncio.to_thread(names, kind, services, slices, store.nodes, plans)
+        found = await asyncio.to_thread(
+            names, kind, services, slices, store.nodes, plans, findings=findings
+        )
         return Answer(msgspec.json.encode(found), content_type=_JSON)
 
     def _world(self, request: Request) -> Answer:

@@ -97,3 +97,11 @@ def count_words(counts: Mapping[Severity, int]) -> str:
     kinds = (Severity.ERROR, Severity.WARNING)
     parts = [f"{n} {kind}{'s' * (n != 1)}" for kind in kinds if (n := counts.get(kind, 0))]
     return ", ".join(parts) or "no Findings"
+
+
+def trouble_words(state: NodeState) -> str:
+    """Count the Services that clients cannot use here, in words; "" if there are none."""
+    number, errors = sum(state.trouble_counts.values()), state.trouble_counts.get(Severity.ERROR, 0)
+    if not number:
+        return ""
+    return f"{number} Service{'s' * (number != 1)}, {errors} without any endpoint"

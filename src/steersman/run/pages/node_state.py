@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import time
 from collections import Counter, deque
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 
 import msgspec
 
@@ -14,7 +14,7 @@ from steersman.compile.node import zone_of
 from steersman.config import ProxyConfig
 from steersman.host.process import cpu_seconds, resident_bytes
 from steersman.model.drift import Drift
-from steersman.model.findings import Finding, worst
+from steersman.model.findings import Finding, Severity, worst
 from steersman.model.node_state import NodeState, SourceStatus
 from steersman.run.pages.conditions import ConditionLog
 from steersman.run.pages.history import Lags
@@ -71,6 +71,9 @@ class NodeStates:
         self.lags = Lags()
         self.drift: Callable[[], tuple[int, Drift | None]] = lambda: (0, None)
         """Returns how often drift was repaired, and the last one."""
+        self.trouble: Callable[[], tuple[Mapping[Severity, int], tuple[Finding, ...]]]
+        self.trouble = lambda: ({}, ())
+        """Returns the number of Services in trouble by severity, and the worst of them."""
         self.rates: Callable[[], tuple[float | None, float | None]] = lambda: (None, None)
         """Returns new and failed connections per second, as far as counted already."""
 
@@ -92,6 +95,7 @@ class NodeStates:
         state, store, settings = sync.state, sync.store, sync.state.plan.settings
         result = state.result or SyncResult()
         repairs, drift = self.drift()
+        trouble_counts, troubled = self.trouble()
         connections, failed = self.rates()
         now, (at, before) = self._clock(), self._cpu_samples[0]
         # Before the first sync there are only the Findings of the sources.
@@ -127,6 +131,8 @@ class NodeStates:
             refused=result.refused,
             findings=self._worst[2],
             finding_counts=counts,
+            troubled=troubled,
+            trouble_counts=trouble_counts,
             drift=drift,
             repairs=repairs,
             cpu=round((self._cpu() - before) / (now - at), 4) if now > at else 0.0,

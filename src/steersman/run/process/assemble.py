@@ -22,6 +22,7 @@ from steersman.run.observe.failover import Failover
 from steersman.run.observe.findings_log import FindingsLog
 from steersman.run.observe.observers import SyncObservers
 from steersman.run.observe.service_log import ServiceLog
+from steersman.run.observe.trouble import TroubleLog
 from steersman.run.pages.cluster_pages import ClusterPages
 from steersman.run.pages.command_page import CommandPage
 from steersman.run.pages.connections_page import ConnectionsPage
@@ -155,6 +156,8 @@ def add_pages(daemon: Daemon, servers: Servers, observers: SyncObservers, drift:
     """Add the pages that need the whole daemon: a switch of the mode replaces its Sync."""
     states = servers.states
     top = TopPage(states, lambda: daemon.sync)
+    trouble = TroubleLog(daemon.sync.in_force)
+    states.trouble = lambda: trouble.state
     states.drift, states.rates, states.lags = lambda: drift.summary, top.rates, observers.lags
     in_force = daemon.sync.in_force
     digests = DigestPage(daemon.sync.store, in_force)
@@ -168,6 +171,7 @@ def add_pages(daemon: Daemon, servers: Servers, observers: SyncObservers, drift:
         return Answer(body, content_type="application/json")
 
     observers.observers |= {
+        "trouble": trouble.observe,
         "history": history.observe,
         "digests": digests.observe,
         "node page": node.changed,

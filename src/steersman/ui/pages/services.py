@@ -29,14 +29,18 @@ async def services(site: Site, query: Query) -> ServicesView:
     number = query.get("page", "")
     page = int(number) if number.isascii() and number.isdigit() and len(number) < 10 else 1
 
+    trouble = bool(query.get("trouble"))
+
     async def view() -> ServicesView:
-        names = _NAMES.decode(await fleet.get(node, "/names?kind=service"))
+        kind = "trouble" if trouble else "service"
+        names = _NAMES.decode(await fleet.get(node, f"/names?kind={kind}"))
         chosen = await asyncio.to_thread(choose, names, text, page)
         worlds = await worlds_of(fleet, node, chosen.names)
         return ServicesView(
             node=node,
             nodes=nodes,
             text=text,
+            trouble=trouble,
             total=chosen.total,
             matching=chosen.matching,
             page=chosen.page,
@@ -47,7 +51,7 @@ async def services(site: Site, query: Query) -> ServicesView:
     # A page stays open, and the fleet changes all the time: the node is asked if it has synced.
     state = fleet.nodes[node]
     version = (state.revision, state.started, tuple(state.finding_counts.items()))
-    return await site.services.get((node, text, page), view, version)
+    return await site.services.get((node, text, page, trouble), view, version)
 
 
 async def worlds_of(fleet: Fleet, node: str, names: tuple[str, ...]) -> list[World]:
