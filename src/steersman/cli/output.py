@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-import json
 import sys
 from collections.abc import Iterable, Iterator
 from itertools import chain
 from typing import TYPE_CHECKING, TextIO
+
+import msgspec
 
 from steersman.model.findings import printable
 from steersman.operate.answer import Answer, Block, Cell, Line, Table
@@ -32,11 +33,13 @@ def print_answer(answer: Answer, output: str, out: TextIO | None = None) -> None
     out = out or sys.stdout
     match output:
         case "json":
-            out.write(json.dumps(answer.data, indent=2, ensure_ascii=False) + "\n")
+            text = msgspec.json.format(msgspec.json.encode(answer.data), indent=2)
+            out.write(f"{text.decode()}\n")
         case "yaml":
             import yaml  # noqa: PLC0415 - only this output needs it
 
-            out.write(yaml.safe_dump(answer.data, sort_keys=False, allow_unicode=True))
+            data = msgspec.to_builtins(answer.data)
+            out.write(yaml.safe_dump(data, sort_keys=False, allow_unicode=True))
         case _:
             blocks = chain(answer.blocks(output == "wide"), _origin(answer))
             if out.isatty():
@@ -49,7 +52,7 @@ def print_next(answer: Answer, output: str) -> None:
     """Print one of several answers: as a line of JSON, a document of YAML, or on a clean screen."""
     match output:
         case "json":
-            print(json.dumps(answer.data, ensure_ascii=False))
+            print(msgspec.json.encode(answer.data).decode())
         case "yaml":
             print("---")
             print_answer(answer, output)

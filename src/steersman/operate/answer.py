@@ -81,8 +81,8 @@ class Answer(msgspec.Struct, frozen=True, kw_only=True, rename="camel"):
 
     @property
     def data(self) -> Any:
-        """The answer as JSON types."""
-        return msgspec.to_builtins(self)
+        """The answer as it is printed as JSON or YAML: anything that msgspec encodes."""
+        return self
 
     @property
     def watched(self) -> Any:

@@ -146,8 +146,9 @@ class ServiceList(_Listing, frozen=True, kw_only=True, rename="camel"):
 
     @property
     def data(self) -> Any:
-        """The answer as JSON types."""
-        return {key: value for key, value in super().data.items() if key != "now"}
+        """The answer without the time."""
+        fields = msgspec.structs.fields(self)
+        return {each.encode_name: getattr(self, each.name) for each in fields if each.name != "now"}
 
     @property
     def exit_code(self) -> int:

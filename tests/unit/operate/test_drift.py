@@ -66,7 +66,7 @@ async def test_repairs_are_listed_newest_first_and_are_no_bad_news() -> None:
     assert "an unknown program" in rows[1]
     assert "+ x" not in text(answer)
     assert "+ x" in text(answer, wide=True)
-    assert answer.data["state"]["repairs"][1]["writers"][0]["program"] == "nft"
+    assert msgspec.to_builtins(answer.data)["state"]["repairs"][1]["writers"][0]["program"] == "nft"
 
 
 async def test_a_fight_is_bad_news() -> None:

@@ -354,7 +354,7 @@ def test_purposes_stand_once_above_the_lines_that_share_them() -> None:
         "differs from the plan: lines missing (-): 1, unexpected (+): 1",
     ]
     assert made.exit_code == 1
-    assert made.data["lines"][1]["state"] == "missing"
+    assert msgspec.to_builtins(made.data)["lines"][1]["state"] == "missing"
     fine = KernelDump(service="shop/cart", mode="memory", lines=made.lines[:1])
     assert fine.exit_code == 0
     assert list(plain_lines(fine.blocks(False)))[-1] == "as planned: 1 lines of the memory mode"

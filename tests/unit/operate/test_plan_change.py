@@ -7,6 +7,7 @@ import json
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import pytest
 from msgspec.structs import replace
 
@@ -106,7 +107,7 @@ def test_the_summary_comes_first_and_the_objects_last() -> None:
         ANSWER, wide=True
     )
     assert ANSWER.exit_code == 1
-    assert ANSWER.data["objects"][0] == {
+    assert msgspec.to_builtins(ANSWER.data)["objects"][0] == {
         **{"mode": "other", "kind": "things"},
         **{"added": 3, "changed": 0, "removed": 0},
     }

@@ -398,7 +398,7 @@ class Diagnosis(Answer, frozen=True, kw_only=True, rename="camel"):
     @property
     def watched(self) -> Any:
         """The answer without the time that it took."""
-        return {**self.data, "seconds": 0.0}
+        return msgspec.structs.replace(self, seconds=0.0)
 
     def of(self, verdict: Verdict) -> Sequence[Finished]:
         """Return the results with a verdict, in order."""

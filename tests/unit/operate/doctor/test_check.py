@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Iterable
 
+import msgspec
 import pytest
 
 from steersman.compile.trace import Flow
@@ -255,7 +256,7 @@ def test_people_see_problems_first_and_machines_see_everything() -> None:
         f"1 error, 1 ok, 1 skipped; {answer.seconds:.1f} s",
     ]
     assert "ok       Fine: forwarding is on" in lines(answer, wide=True)
-    data = answer.data
+    data = msgspec.to_builtins(answer.data)
     assert list(data["results"][0]["evidence"]) == list(many)
     assert data["results"][0]["verdict"] == "error"
 
