@@ -6,7 +6,7 @@ from collections.abc import AsyncIterator, Callable, Coroutine, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, TypeAlias
 
-from steersman.config.flags_upstream import Flag, Group
+from steersman.cli.command import option
 from steersman.operate.answer import Answer, QuestionError
 
 if TYPE_CHECKING:
@@ -18,61 +18,34 @@ if TYPE_CHECKING:
 
 SELECTOR: Final = "app.kubernetes.io/name=steersman"
 NODE_FLAGS: Final = (
-    Flag(
-        "node",
-        "strings",
-        "",
-        Group.OWN,
-        "Nodes to ask, as NAME=URL of their state ports; may be repeated.",
+    option(
+        "node", "Nodes to ask, as NAME=URL of their state ports; may be repeated.", kind="strings"
     ),
-    Flag(
-        "nodes-file",
-        "string",
-        "",
-        Group.OWN,
-        "File with a line NAME=URL for each node.",
-        completes="file",
-    ),
-    Flag(
-        "token-file",
-        "string",
-        "",
-        Group.OWN,
-        "File with the token of the nodes' state ports.",
-        completes="file",
-    ),
-    Flag(
+    option("nodes-file", "File with a line NAME=URL for each node.", completes="file"),
+    option("token-file", "File with the token of the nodes' state ports.", completes="file"),
+    option(
         "ca-file",
-        "string",
-        "",
-        Group.OWN,
         "Certificate authorities of nodes that serve https (default: the system's).",
         completes="file",
     ),
-    Flag(
+    option(
         "in-cluster",
-        "bool",
-        "false",
-        Group.OWN,
         "Ask steersman's pods through the API server, with the service account of this pod.",
+        kind="bool",
     ),
-    Flag("selector", "string", SELECTOR, Group.OWN, "Label of steersman's pods."),
-    Flag("pod-namespace", "string", "", Group.OWN, "Namespace of steersman's pods (default: all)."),
-    Flag(
+    option("selector", "Label of steersman's pods.", default=SELECTOR),
+    option("pod-namespace", "Namespace of steersman's pods (default: all)."),
+    option(
         "state-port",
-        "int32",
-        "0",
-        Group.OWN,
         "State port of steersman's pods (default: their container port named state).",
+        kind="int32",
     ),
-    Flag(
+    option(
         "direct",
-        "bool",
-        "false",
-        Group.OWN,
         "Ask steersman's pods at their own addresses, not through the API server.",
+        kind="bool",
     ),
-    Flag("state-https", "bool", "false", Group.OWN, "Whether these ports serve https."),
+    option("state-https", "Whether these ports serve https.", kind="bool"),
 )
 """Beside --kubeconfig, which means steersman's pods, asked through the API server."""
 HOW: Final = """\

@@ -16,7 +16,7 @@ from steersman.compile.explain import EndpointReport, ServiceReports
 from steersman.compile.node import config_of_node, facts_of_node, zone_of
 from steersman.compile.planner import compile_all
 from steersman.compile.trace import Flow, Outcome, classify, trace
-from steersman.model.addresses import family_of, join_host_port
+from steersman.model.addresses import canonical_ip, family_of, join_host_port
 from steersman.model.names import ObjectName, PlanKey, Protocol
 from steersman.model.plan import (
     Endpoint,
@@ -51,6 +51,7 @@ class EndpointView(msgspec.Struct, frozen=True, rename="camel"):
     pod: str = ""
     """`namespace/name`; "" if the EndpointSlice does not say."""
     node: str = ""
+    zone: str = ""
 
 
 class Hop(msgspec.Struct, frozen=True, rename="camel"):
@@ -223,7 +224,7 @@ class FlowExplainer:
         self.world = world
         self.names = names
         self.plans = Plans(world, names)
-        self._who: dict[ObjectName, dict[str, EndpointView]] = {}
+        self._who: tuple[ObjectName, dict[str, EndpointView]] | None = None
         self._last: tuple[tuple[ObjectName, str], ServiceReports] | None = None
 
     def report(self, key: PlanKey, node: str) -> EndpointReport:
@@ -368,17 +369,22 @@ class FlowExplainer:
     def endpoint(self, key: PlanKey, endpoint: Endpoint) -> EndpointView:
         """Return an endpoint with its names."""
         service = key.name.object_name
-        known = self._who.get(service)
-        if known is None:
-            known = self._who[service] = {}
-            for slice_ in self.world.snapshot.slices.get(service, {}).values():
-                for each in slice_.endpoints or ():
-                    ref, node = each.target_ref, each.node_name or ""
-                    pod = f"{ref.namespace or service.namespace}/{ref.name}" if ref else ""
-                    for address in each.addresses or ():
-                        known[address] = EndpointView(address, pod, node)
-        found = known.get(endpoint.ip, EndpointView(""))
-        return msgspec.structs.replace(found, address=str(endpoint))
+        if self._who is None or self._who[0] != service:  # its endpoints follow each other
+            self._who = service, dict(self._named_endpoints(service))
+        found = self._who[1].get(endpoint.ip, EndpointView(""))
+        return EndpointView(str(endpoint), found.pod, found.node, found.zone)
+
+    def _named_endpoints(self, service: ObjectName) -> Iterator[tuple[str, EndpointView]]:
+        """Yield the endpoints of a Service by canonical address."""
+        for slice_ in self.world.snapshot.slices.get(service, {}).values():
+            for each in slice_.endpoints or ():
+                ref, pod = each.target_ref, ""
+                if ref is not None and ref.kind == "Pod":
+                    pod = f"{ref.namespace or service.namespace}/{ref.name}"
+                for text in each.addresses or ():
+                    if (address := canonical_ip(text)) is not None:
+                        view = EndpointView(address, pod, each.node_name or "", each.zone or "")
+                        yield address, view
 
     def _source(self, client: Target, destination: str, first: str) -> str | SourceClass | None:
         """Return the client as the first node sees it; None without an address of the family."""

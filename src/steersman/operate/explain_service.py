@@ -7,23 +7,15 @@ from collections.abc import Iterator, Mapping
 
 import msgspec
 
-from steersman.compile.conflicts import describe
-from steersman.compile.explain import EndpointReport
 from steersman.model.addresses import canonical_ip
 from steersman.model.findings import Finding, Severity
-from steersman.model.names import ObjectName, Protocol
-from steersman.model.plan import (
-    Action,
-    FrontendKind,
-    Pool,
-    ServicePlan,
-    SourceClass,
-    Verdict,
-)
+from steersman.model.names import ObjectName
+from steersman.model.plan import Pool, ServicePlan, SourceClass, Verdict
 from steersman.model.world import World
 from steersman.operate.answer import Answer, Block, Cell, Line, Style, Table
-from steersman.operate.explain_flow import EndpointView, FlowExplainer, endpoint_table
+from steersman.operate.explain_flow import FlowExplainer, endpoint_table
 from steersman.operate.names import Target, label_of
+from steersman.operate.served import ServedPort, ServedPorts
 
 _CLIENTS = {
     SourceClass.POD: "pods",
@@ -38,91 +30,13 @@ STYLES: Mapping[Severity, Style] = {Severity.ERROR: "bad", Severity.WARNING: "wa
 # One Service
 
 
-class EndpointUse(msgspec.Struct, frozen=True, rename="camel"):
-    """An endpoint of a ServicePort, in use or not."""
-
-    endpoint: EndpointView
-    used: bool
-    why: str
-
-
-class ActionView(msgspec.Struct, frozen=True, rename="camel"):
-    """What happens to one class of clients at a frontend."""
-
-    verdict: Verdict
-    endpoints: tuple[str, ...] = ()
-    masquerade: bool = False
-    words: str = ""
-
-
-class FrontendView(msgspec.Struct, frozen=True, rename="camel"):
-    """An address and port at which a ServicePort is served."""
-
-    kind: FrontendKind
-    address: str
-    """"" for a node port."""
-    port: int
-    actions: Mapping[str, ActionView]
-    """By class of clients: pod, node, external."""
-    text: str = ""
-    source_ranges: tuple[str, ...] = ()
-
-    def blocks(self) -> Iterator[Block]:
-        """Yield the frontend, and what happens there."""
-        yield Line(self.text, "", 4)
-        if self.source_ranges:
-            ranges = ", ".join(self.source_ranges)
-            yield Line(f"only for clients in {ranges}; others are dropped", "", 6)
-        words = {name: each.words for name, each in self.actions.items()}
-        if len(set(words.values())) == 1:
-            words = {"everyone": words[SourceClass.EXTERNAL]}
-        for name, what in words.items():
-            who = name if name == "everyone" else f"from {_CLIENTS[SourceClass(name)]}"
-            bad = what.startswith(("dropped", "rejected"))
-            yield Line(f"{who}: {what}", "bad" if bad else "", 6)
-
-
-class PortView(msgspec.Struct, frozen=True, rename="camel"):
-    """One port of a Service in one address family."""
-
-    port: str
-    """Name of the port; "" if it has none."""
-    protocol: Protocol
-    family: str
-    frontends: tuple[FrontendView, ...]
-    endpoints: tuple[EndpointUse, ...]
-    affinity_seconds: int = 0
-    health_check_node_port: int = 0
-    notes: tuple[str, ...] = ()
-
-    def blocks(self) -> Iterator[Block]:
-        """Yield the lines of this port."""
-        yield Line(f"port {self.port or '(unnamed)'}, {self.protocol}, {self.family}", "title", 2)
-        for frontend in self.frontends:
-            yield from frontend.blocks()
-        if self.affinity_seconds:
-            seconds = self.affinity_seconds
-            yield Line(
-                f"a client keeps its endpoint for {seconds} s (session affinity by address)", "", 4
-            )
-        if self.health_check_node_port:
-            yield Line(f"health check node port {self.health_check_node_port}", "", 4)
-        for note in self.notes:
-            yield Line(note, "warn", 4)
-        if self.endpoints:
-            used: list[Cell] = [
-                (each.why, "good" if each.used else "dim") for each in self.endpoints
-            ]
-            yield endpoint_table([each.endpoint for each in self.endpoints], [("STATE", used)])
-
-
 class ServiceAnswer(Answer, frozen=True, kw_only=True):
     """Where a Service is served on a node, and why its endpoints are in use or not."""
 
     service: str
     type: str
     node: str
-    ports: tuple[PortView, ...] = ()
+    ports: tuple[ServedPort, ...] = ()
     notes: tuple[str, ...] = ()
     """Why it is not served, if it is not, and what could not be found out."""
     findings: tuple[Finding, ...] = ()
@@ -134,22 +48,44 @@ class ServiceAnswer(Answer, frozen=True, kw_only=True):
         """1 if it has an error, or a frontend that serves nobody; 2 if that is not known yet."""
         if self.not_yet:
             return 2
-        dead = any(
-            all(action.verdict is not Verdict.FORWARD for action in frontend.actions.values())
-            for port in self.ports
-            for frontend in port.frontends
-        )
+        dead = any(frontend.dead for port in self.ports for frontend in port.frontends)
         return int(dead or any(each.severity is Severity.ERROR for each in self.findings))
 
     def blocks(self, wide: bool) -> Iterator[Block]:  # noqa: ARG002
         """Yield the ports, one after the other."""
         yield Line(f"Service {self.service} ({self.type}), as node {self.node} serves it", "title")
         for port in self.ports:
-            yield from port.blocks()
+            yield from port_blocks(port)
         for note in self.notes:
             yield Line(note, "", 2)
         for finding in self.findings:
             yield Line(f"{finding.severity.value}: {finding}", STYLES[finding.severity], 2)
+
+
+def port_blocks(port: ServedPort) -> Iterator[Block]:
+    """Yield the lines of one port: what happens at each address, and the endpoints."""
+    yield Line(f"port {port.port or '(unnamed)'}, {port.protocol}, {port.family}", "title", 2)
+    for frontend in port.frontends:
+        yield Line(frontend.text, "", 4)
+        if frontend.source_ranges:
+            ranges = ", ".join(frontend.source_ranges)
+            yield Line(f"only for clients in {ranges}; others are dropped", "", 6)
+        words = frontend.clients
+        if len(set(words.values())) == 1:
+            words = {"everyone": words[SourceClass.EXTERNAL]}
+        for name, what in words.items():
+            who = name if name == "everyone" else f"from {_CLIENTS[SourceClass(name)]}"
+            yield Line(f"{who}: {what}", "" if what.startswith("to ") else "bad", 6)
+    if seconds := port.affinity_seconds:
+        text = f"a client keeps its endpoint for {seconds} s (session affinity by address)"
+        yield Line(text, "", 4)
+    if port.health_check_node_port:
+        yield Line(f"health check node port {port.health_check_node_port}", "", 4)
+    for note in port.notes:
+        yield Line(note, "warn", 4)
+    if port.endpoints:
+        used: list[Cell] = [(each.why, "good" if each.used else "dim") for each in port.endpoints]
+        yield endpoint_table(port.endpoints, [("STATE", used)])
 
 
 def explain_service(explainer: FlowExplainer, name: ObjectName, node: str = "") -> ServiceAnswer:
@@ -164,9 +100,8 @@ def explain_service(explainer: FlowExplainer, name: ObjectName, node: str = "") 
     plan = explainer.plans.of(at)
     service = explainer.names.service(name)
     plans = {key: each for key, each in plan.services.items() if key.name.object_name == name}
-    ports = tuple(
-        explain_port(explainer, each, explainer.report(key, at)) for key, each in plans.items()
-    )
+    served = ServedPorts(explainer, at)
+    ports = tuple(_with_nodes(served.of(key, each), explainer, each) for key, each in plans.items())
     notes: tuple[str, ...] = ()
     if service is not None and not plans:
         notes = (world.why_unserved(service),)
@@ -191,65 +126,22 @@ def findings_of(world: World, name: ObjectName) -> tuple[Finding, ...]:
     return tuple(sorted(found, key=lambda each: each.severity is not Severity.ERROR))
 
 
-def explain_port(explainer: FlowExplainer, plan: ServicePlan, report: EndpointReport) -> PortView:
-    """Describe one ServicePort.
+def _with_nodes(port: ServedPort, explainer: FlowExplainer, plan: ServicePlan) -> ServedPort:
+    """Return a port, with the nodes that can serve it if its policy is Local.
 
-    Args:
-        explainer: of the World.
-        plan: of the ServicePort on the node whose view is wanted.
-        report: about its endpoints, on the same node.
+    Each node serves such a port by itself. The Findings are those of the whole Service.
     """
-    name = plan.key.name
-    frontends = [
-        FrontendView(
-            each.kind,
-            each.address,
-            each.port,
-            {source.value: _action_view(plan, each.action(source)) for source in SourceClass},
-            f"{'' if each.kind is FrontendKind.NODE_PORT else f'{each.kind.value} '}"
-            f"{describe(plan.key, each)}",
-            each.source_ranges,
-        )
-        for each in plan.frontends
-    ]
-    ends = [explainer.endpoint(plan.key, each.endpoint) for each in report.endpoints]
-    notes = list(report.notes)
-    # With policy Local each node serves by itself, so an operator wants to know which ones can.
+    port = msgspec.structs.replace(port, findings=())
     actions = [each.action(source) for each in plan.frontends for source in SourceClass]
-    if any(each.verdict is Verdict.DROP or each.pool is Pool.LOCAL for each in actions):
-        nodes = Counter(
-            end.node or "unknown nodes"
-            for end, each in zip(ends, report.endpoints, strict=True)
-            if each.ready
-        )
-        listed = ", ".join(f"{node} ({number})" for node, number in sorted(nodes.items())[:_NODES])
-        more = f" and {len(nodes) - _NODES} more nodes" if len(nodes) > _NODES else ""
-        notes.append(f"traffic policy Local: ready endpoints are on {listed or 'no node'}{more}")
-    return PortView(
-        name.port,
-        name.protocol,
-        plan.key.family.kubernetes,
-        tuple(frontends),
-        tuple(
-            EndpointUse(end, each.used, each.why)
-            for end, each in zip(ends, report.endpoints, strict=True)
-        ),
-        plan.affinity_seconds,
-        plan.health_check_node_port,
-        tuple(notes),
-    )
-
-
-def _action_view(plan: ServicePlan, action: Action) -> ActionView:
-    if action.verdict is Verdict.REJECT:
-        return ActionView(action.verdict, words="rejected, no endpoint can take the traffic")
-    if action.verdict is Verdict.DROP:
-        return ActionView(action.verdict, words="dropped, no endpoint is on this node")
-    endpoints = plan.pool(action.pool)
-    on = " on this node" if action.pool is Pool.LOCAL else ""
-    words = f"to {endpoints[0]}" if len(endpoints) == 1 else f"to one of {len(endpoints)} endpoints"
-    words += on + (", masqueraded" if action.masquerade else "")
-    return ActionView(action.verdict, tuple(map(str, endpoints)), action.masquerade, words)
+    if not any(each.verdict is Verdict.DROP or each.pool is Pool.LOCAL for each in actions):
+        return port
+    report = explainer.report(plan.key, explainer.names.here)
+    ready = {str(each.endpoint) for each in report.endpoints if each.ready}
+    nodes = Counter(e.node or "unknown nodes" for e in port.endpoints if e.address in ready)
+    listed = ", ".join(f"{node} ({number})" for node, number in sorted(nodes.items())[:_NODES])
+    more = f" and {len(nodes) - _NODES} more nodes" if len(nodes) > _NODES else ""
+    note = f"traffic policy Local: ready endpoints are on {listed or 'no node'}{more}"
+    return msgspec.structs.replace(port, notes=(*port.notes, note))
 
 
 # One pod, or an address that may be an endpoint

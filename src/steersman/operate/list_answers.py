@@ -5,12 +5,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import msgspec
 
-from steersman.model.addresses import join_host_port
 from steersman.operate.answer import (
     Answer,
     Block,
@@ -21,90 +20,9 @@ from steersman.operate.answer import (
     age_of,
     age_text,
 )
+from steersman.operate.served import Counts, ServedPort
 
 _MANY = 1000
-
-
-class Counts(msgspec.Struct, frozen=True, rename="camel"):
-    """Connections of a frontend or endpoint."""
-
-    connections: int | None = None
-    """So far; None if they are not known."""
-    rate: float | None = None
-    """New connections per second; None without a second sample."""
-
-
-class ListedFrontend(msgspec.Struct, frozen=True, rename="camel"):
-    """A destination of clients."""
-
-    kind: str
-    """clusterIP, externalIP, loadBalancerIP or nodePort."""
-    address: str
-    """"" for a node port."""
-    port: int
-    clients: Mapping[str, str]
-    """What happens by class of client: forwarded, dropped or rejected."""
-    source_ranges: tuple[str, ...] = ()
-    counts: Counts = Counts()
-
-    def __str__(self) -> str:
-        return f":{self.port}" if not self.address else join_host_port(self.address, self.port)
-
-
-class ListedEndpoint(msgspec.Struct, frozen=True, rename="camel"):
-    """An endpoint of a ServicePort in one family."""
-
-    address: str
-    """Address and port."""
-    used: bool
-    """Whether some client can be sent there."""
-    reason: str
-    """Why it is used or not."""
-    local: bool = False
-    node: str = ""
-    zone: str = ""
-    pod: str = ""
-    """Namespace and name; "" if the EndpointSlice does not say."""
-    counts: Counts = Counts()
-
-
-class ListedPort(msgspec.Struct, frozen=True, rename="camel"):
-    """A ServicePort in one family."""
-
-    service: str
-    port: str
-    """Name of the port; "" if it has none."""
-    protocol: str
-    family: str
-    type: str
-    frontends: tuple[ListedFrontend, ...]
-    endpoints: tuple[ListedEndpoint, ...]
-    notes: tuple[str, ...]
-    """What else there is to say about the endpoints: hints, or why there are none."""
-    problem: str
-    """Why clients cannot use it, in a few words; "" if they can."""
-    findings: tuple[str, ...] = ()
-    internal_policy: str = "Cluster"
-    external_policy: str = "Cluster"
-    affinity_seconds: int = 0
-    health_check_node_port: int = 0
-    created: str | None = None
-    """When the Service was created, in RFC 3339; None if it does not say."""
-    objects: tuple[str, ...] = ()
-    """Where the mode keeps it in the kernel; () if that was not asked for."""
-    counts: Counts = Counts()
-    """Of all its frontends."""
-
-    @property
-    def port_text(self) -> str:
-        """The port as lists show it: its name, else its number, and the protocol."""
-        number = str(self.frontends[0].port) if self.frontends else "-"
-        return f"{self.port or number}/{self.protocol}"
-
-    @property
-    def used(self) -> int:
-        """The number of endpoints that clients can be sent to."""
-        return sum(endpoint.used for endpoint in self.endpoints)
 
 
 class Unserved(msgspec.Struct, frozen=True, rename="camel"):
@@ -115,13 +33,10 @@ class Unserved(msgspec.Struct, frozen=True, rename="camel"):
     reason: str
 
 
-# The answers
-
-
 class _Listing(Answer, frozen=True, kw_only=True, rename="camel"):
     """What the three lists share."""
 
-    ports: tuple[ListedPort, ...]
+    ports: tuple[ServedPort, ...]
     filtered: bool = False
     """Whether a filter was given."""
     note: str = ""
@@ -217,11 +132,12 @@ class EndpointList(_Listing, frozen=True, kw_only=True, rename="camel"):
                 row: list[Cell] = [port.service, port.port_text, each.address]
                 row += [*[each.pod or "-"] * pods, node, used]
                 row += _counts(each.counts) * counted
-                row += [*[port.family, each.zone or "-"] * wide, each.reason]
+                why = each.why.removeprefix("in: ").removeprefix("out: ")
+                row += [*[port.family, each.zone or "-"] * wide, why]
                 rows.append(row)
         yield Table(columns, rows, empty=_nothing(self.filtered, "endpoints"))
         for port in self.ports:
-            for note in port.notes:
+            for note in dict.fromkeys((*port.notes, *port.findings)):
                 yield Line(f"{port.service} {port.port_text} ({port.family}): {note}", "warn")
         if self.note:
             yield Line(self.note, "dim")
@@ -269,7 +185,7 @@ class NodePortList(Answer, frozen=True, kw_only=True, rename="camel"):
         columns += ["FAMILY"] * (wide or dual) + ["LOOPBACK"] * wide
         rows: list[list[Cell]] = []
         for each in self.node_ports:
-            bad: Style = "" if each.external.startswith("forward") or each.endpoints else "bad"
+            bad: Style = "" if each.external.startswith("to ") or each.endpoints else "bad"
             some = "all" if each.addresses is None else ", ".join(each.addresses) or "none"
             row: list[Cell] = [f"{each.port}/{each.protocol}", each.kind]
             row += [f"{each.service}:{each.service_port}".rstrip(":"), some]

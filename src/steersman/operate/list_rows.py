@@ -5,42 +5,24 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Sequence
-from typing import TypeAlias
+from collections.abc import Iterator, Sequence
 
 import msgspec
 
-from steersman.compile.explain import ServiceReports
-from steersman.compile.node import zone_of
-from steersman.compile.service import MAX_PORT, PROTOCOLS
-from steersman.compile.trouble import trouble_of
-from steersman.model.addresses import canonical_ip
-from steersman.model.kube import EndpointSlice, Service
-from steersman.model.names import ObjectName, PlanKey, Protocol
-from steersman.model.plan import (
-    Action,
-    FrontendKind,
-    Pool,
-    ServicePlan,
-    SourceClass,
-    Verdict,
-)
-from steersman.model.stats import ConnectionStats, StatsKey, frontend_label
+from steersman.model.kube import Service
+from steersman.model.names import ObjectName, PlanKey
+from steersman.model.plan import FrontendKind, SourceClass
 from steersman.model.world import World
+from steersman.operate.explain_flow import FlowExplainer
 from steersman.operate.list_answers import (
-    Counts,
     EndpointList,
-    ListedEndpoint,
-    ListedFrontend,
-    ListedPort,
     NodePort,
     NodePortList,
     ServiceList,
     Unserved,
 )
-
-Describe: TypeAlias = Callable[[ServicePlan], Sequence[str]]
-"""Returns the places of a plan's kernel objects, in the words of the mode's tool."""
+from steersman.operate.names import Names
+from steersman.operate.served import Describe, Sample, ServedEndpoint, ServedPort, ServedPorts
 
 
 class Filter(msgspec.Struct, frozen=True):
@@ -61,42 +43,6 @@ class Filter(msgspec.Struct, frozen=True):
 
 
 EVERYTHING = Filter()
-
-
-class Sample(msgspec.Struct, frozen=True):
-    """The connections so far of all ServicePorts, at one moment."""
-
-    at: float
-    """Seconds, of a clock that only goes forward."""
-    stats: ConnectionStats
-
-
-class _Shared:
-    """What the ports of one Service have in common."""
-
-    def __init__(self, world: World, name: ObjectName) -> None:
-        snapshot = world.snapshot
-        service = snapshot.services.get(name)
-        slices = tuple(snapshot.slices.get(name, {}).values())
-        self.name = name
-        self.places = places_of(slices)
-        """Node, zone and pod by address: reports have only what plans are made of."""
-        self.reports: ServiceReports | None = None
-        """None if the snapshot, a live view, is ahead of the plan."""
-        self._numbers: dict[tuple[str, Protocol | None], int] = {}
-        if service is not None:
-            settings, zone = world.plan.settings, zone_of(snapshot.node)
-            ejections = snapshot.ejected.get(name, ())
-            self.reports = ServiceReports(service, slices, settings, zone, ejections=ejections)
-            for port in service.spec.ports or ():
-                self._numbers[port.name or "", PROTOCOLS.get(port.protocol)] = port.port
-
-    def why_no_frontend(self, key: PlanKey) -> str:
-        """Say why a port is served nowhere."""
-        number = self._numbers.get((key.name.port, key.name.protocol), 1)
-        if not 0 < number <= MAX_PORT:
-            return f"not served: {number} is no port number"
-        return "not served: another Service or port holds its addresses"
 
 
 class Lists:
@@ -121,13 +67,8 @@ class Lists:
         """
         self._world = world
         self._now = now
-        self._samples = tuple(samples[-2:])
-        self._describe = describe
         self._note = note
-        self._shared: _Shared | None = None
-        self._findings: dict[str, list[str]] = {}
-        for finding in world.findings:
-            self._findings.setdefault(finding.object, []).append(str(finding))
+        self._ports = ServedPorts(FlowExplainer(world, Names(world)), "", samples, describe)
 
     def services(self, wanted: Filter = EVERYTHING) -> ServiceList:
         """List Services."""
@@ -196,12 +137,12 @@ class Lists:
         found.sort(key=lambda row: (row.port, row.protocol, row.family))
         return NodePortList(node_ports=tuple(found), filtered=bool(wanted), note=self._note)
 
-    def ports(self, wanted: Filter) -> Iterator[ListedPort]:
+    def ports(self, wanted: Filter) -> Iterator[ServedPort]:
         """Yield the ServicePorts that a filter selects, by name."""
         for _, port in self._listed(wanted):
             yield port
 
-    def _listed(self, wanted: Filter) -> Iterator[tuple[PlanKey, ListedPort]]:
+    def _listed(self, wanted: Filter) -> Iterator[tuple[PlanKey, ServedPort]]:
         plans = self._world.plan.services
         for key in sorted(plans):
             name = key.name
@@ -210,129 +151,18 @@ class Lists:
                 name.service,
             ):
                 continue
-            port = self._port(key, plans[key])
+            port = self._ports.of(key, plans[key])
             if _selects(wanted, port):
                 yield key, port
 
     def why_unserved(self, name: ObjectName, service: Service) -> str:
         """Return why a Service has no plan, by its first Finding if it has any."""
         served = self._world.snapshot.services
-        findings = self._findings.get(f"Service {name}") if name in served else None
+        findings = self._ports.findings_of(f"Service {name}") if name in served else ()
         return findings[0] if findings else self._world.why_unserved(service)
 
-    # One ServicePort
 
-    def _port(self, key: PlanKey, plan: ServicePlan) -> ListedPort:
-        name = key.name
-        snapshot = self._world.snapshot
-        service = snapshot.services.get(name.object_name)
-        slices = snapshot.slices.get(name.object_name, {})
-        # The ports of a Service follow each other: what they share is read once.
-        shared = self._shared
-        if shared is None or shared.name != name.object_name:
-            shared = self._shared = _Shared(self._world, name.object_name)
-        endpoints, notes = self._endpoints(key, plan, shared)
-        frontends = tuple(
-            ListedFrontend(
-                frontend.kind.value,
-                frontend.address,
-                frontend.port,
-                {
-                    source.value: treatment_of(plan, frontend.action(source))
-                    for source in SourceClass
-                },
-                frontend.source_ranges,
-                self._count("frontends", (name, frontend_label(frontend))),
-            )
-            for frontend in plan.frontends
-        )
-        objects = [f"Service {name.object_name}"]
-        objects += [f"EndpointSlice {name.namespace}/{each}" for each in slices]
-        counts = [frontend.counts for frontend in frontends]
-        known = [each.connections for each in counts if each.connections is not None]
-        rates = [each.rate for each in counts if each.rate is not None]
-        spec = None if service is None else service.spec
-        created = None if service is None else service.metadata.creation_timestamp
-        trouble = trouble_of(plan)
-        problem = trouble.reason if trouble else ""
-        if not plan.frontends:
-            problem = shared.why_no_frontend(key)
-        return ListedPort(
-            str(name.object_name),
-            name.port,
-            name.protocol.value,
-            key.family.kubernetes,
-            "ClusterIP" if service is None else _type(service),
-            frontends,
-            endpoints,
-            notes,
-            problem,
-            tuple(each for one in objects for each in self._findings.get(one, ())),
-            (spec and spec.internal_traffic_policy) or "Cluster",
-            (spec and spec.external_traffic_policy) or "Cluster",
-            plan.affinity_seconds,
-            plan.health_check_node_port,
-            created,
-            () if self._describe is None else tuple(self._describe(plan)),
-            Counts(sum(known) if known else None, sum(rates) if rates else None),
-        )
-
-    def _endpoints(
-        self,
-        key: PlanKey,
-        plan: ServicePlan,
-        shared: _Shared,
-    ) -> tuple[tuple[ListedEndpoint, ...], tuple[str, ...]]:
-        """Return the endpoints, in or out, and what else there is to say about them."""
-        if shared.reports is None:
-            return (), ()
-        report = shared.reports.of(key)
-        used = set(plan.reachable)
-        found: list[ListedEndpoint] = []
-        for each in report.endpoints:
-            node, zone, pod = shared.places.get(each.endpoint.ip, ("", "", ""))
-            printed = str(each.endpoint)
-            found.append(
-                ListedEndpoint(
-                    printed,
-                    each.endpoint in used,
-                    each.why.removeprefix("in: ").removeprefix("out: "),
-                    each.endpoint.local,
-                    node,
-                    zone,
-                    pod,
-                    self._count("endpoints", (key.name, printed)),
-                )
-            )
-        return tuple(found), (*report.notes, *map(str, report.findings))
-
-    def _count(self, table: str, key: StatsKey) -> Counts:
-        if not self._samples:
-            return Counts()
-        values = [getattr(sample.stats, table).get(key, 0) for sample in self._samples]
-        if len(values) == 1:
-            return Counts(values[0])
-        seconds = self._samples[1].at - self._samples[0].at
-        # A restart of the process, or of the Service, begins to count again.
-        new = max(0, values[1] - values[0])
-        return Counts(values[1], new / seconds if seconds > 0 else None)
-
-
-def places_of(slices: Iterable[EndpointSlice]) -> dict[str, tuple[str, str, str]]:
-    """Return node, zone and pod by canonical address."""
-    found: dict[str, tuple[str, str, str]] = {}
-    for slice_ in slices:
-        for endpoint in slice_.endpoints or ():
-            address = canonical_ip(endpoint.addresses[0]) if endpoint.addresses else None
-            if address is not None:
-                target, pod = endpoint.target_ref, ""
-                if target is not None and target.kind == "Pod":
-                    pod = f"{target.namespace or slice_.metadata.namespace}/{target.name}"
-                found[address] = endpoint.node_name or "", endpoint.zone or "", pod
-    return found
-
-
-def _selects(wanted: Filter, port: ListedPort) -> bool:
+def _selects(wanted: Filter, port: ServedPort) -> bool:
     """Whether an address, port or pod of a filter belongs to a ServicePort."""
     if wanted.pod and not any(_is_pod(wanted.pod, each) for each in port.endpoints):
         return False
@@ -345,25 +175,15 @@ def _selects(wanted: Filter, port: ListedPort) -> bool:
     return wanted.address in ("", *hosts) and wanted.port in (0, *numbers)
 
 
-def _split(endpoint: ListedEndpoint) -> tuple[str, int]:
+def _split(endpoint: ServedEndpoint) -> tuple[str, int]:
     """Return address and port of an endpoint."""
     host, _, number = endpoint.address.rpartition(":")
     return host.strip("[]"), int(number)
 
 
-def _is_pod(wanted: str, endpoint: ListedEndpoint) -> bool:
+def _is_pod(wanted: str, endpoint: ServedEndpoint) -> bool:
     """Whether an endpoint is the pod of a name, with or without its namespace, or of an address."""
     return wanted in (endpoint.pod, endpoint.pod.rpartition("/")[2], _split(endpoint)[0])
-
-
-def treatment_of(plan: ServicePlan, action: Action) -> str:
-    """Say what happens to clients of a class."""
-    if action.verdict is not Verdict.FORWARD:
-        return action.verdict.value
-    number = len(plan.pool(action.pool))
-    where = " on this node" if action.pool is Pool.LOCAL else ""
-    masqueraded = ", masqueraded" if action.masquerade else ""
-    return f"forward to {number} endpoint{'s' * (number != 1)}{where}{masqueraded}"
 
 
 def _type(service: Service) -> str:

@@ -18,8 +18,9 @@ from steersman.modes.registry import create
 from steersman.modes.specs import ModeOptions, spec_of
 from steersman.operate.answer import QuestionError
 from steersman.operate.client import Client, understood
-from steersman.operate.list_rows import Describe, Filter, Lists, Sample
+from steersman.operate.list_rows import Filter, Lists
 from steersman.operate.load import load_world
+from steersman.operate.served import Describe, Sample
 
 _APART = 1.0  # seconds between two counts, for rates
 _MAX_PORT = 65535

@@ -10,8 +10,8 @@ from steersman.model.names import ObjectName
 from steersman.model.world import World
 from steersman.operate.answer import Answer, Block, Cell, Line, Table
 from steersman.operate.fleet_view import PAGE_SIZE
-from steersman.operate.list_answers import ListedPort
 from steersman.operate.list_rows import Lists
+from steersman.operate.served import ServedPort
 
 
 class ServiceRow(msgspec.Struct, frozen=True, rename="camel"):
@@ -102,7 +102,7 @@ def rows_of(worlds: Sequence[World], names: Sequence[str], now: float) -> tuple[
     found: dict[str, ServiceRow] = {}
     for world in worlds:
         listed = Lists(world, now).services()
-        ports: dict[str, list[ListedPort]] = {}
+        ports: dict[str, list[ServedPort]] = {}
         for port in listed.ports:
             ports.setdefault(port.service, []).append(port)
         found.update((name, row_of(name, group)) for name, group in ports.items())
@@ -112,7 +112,7 @@ def rows_of(worlds: Sequence[World], names: Sequence[str], now: float) -> tuple[
     return tuple(found[name] for name in names if name in found)
 
 
-def row_of(name: str, ports: Sequence[ListedPort]) -> ServiceRow:
+def row_of(name: str, ports: Sequence[ServedPort]) -> ServiceRow:
     """Return the row of a Service from its ports in all families."""
     usable: dict[str, bool] = {}
     for port in ports:

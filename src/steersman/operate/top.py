@@ -12,11 +12,11 @@ import msgspec
 
 from steersman.model.plan import FrontendKind
 from steersman.model.top import TopSample
-from steersman.operate.answer import Answer, Block, Cell, Line, Table
+from steersman.operate.answer import Answer, Block, Line, Table
 from steersman.operate.client import Client, understood
 from steersman.operate.load import world_of_process
 from steersman.operate.status import last_sync
-from steersman.operate.top_model import Question, duration, number, summary
+from steersman.operate.top_model import COLUMNS, Question, duration, summary
 from steersman.run.process.canary import Target, dial
 
 COPIED = ("mode", "node", "services", "servicePorts", "findings", "findingCounts")
@@ -46,19 +46,9 @@ class Top(Answer, frozen=True, kw_only=True):
         """Yield the summary and the table."""
         for line in summary(self.sample, time.time()):
             yield Line("".join(text for text, _ in line).rstrip())
-        columns = ("SERVICE", "PER S", "CONNECTIONS", "FAILED/S", "SET-UP", "ENDS")
-        rows: list[tuple[Cell, ...]] = [
-            (
-                row.name,
-                number(row.rate),
-                number(row.connections),
-                number(row.failure_rate),
-                duration(row.latency),
-                str(row.endpoints),
-            )
-            for row in self.sample.rows
-        ]
-        yield Table(columns, rows, empty="no Services")
+        titles = ("SERVICE", *(column.title for column in COLUMNS))
+        rows = [(row.name, *(column.text(row) for column in COLUMNS)) for row in self.sample.rows]
+        yield Table(titles, rows, empty="no Services")
         if (more := self.sample.matching - len(rows)) > 0:
             yield Line(f"{more} more", "dim")
 

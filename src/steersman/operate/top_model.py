@@ -112,7 +112,7 @@ class Column(NamedTuple):
     """Columns of the screen from which on it is shown."""
 
 
-_COLUMNS = (
+COLUMNS = (
     Column("PER S", "rate", 8, lambda row: number(row.rate)),
     Column("CONNECTIONS", "connections", 12, lambda row: number(row.connections), 60),
     Column("FAILED/S", "failures", 9, lambda row: number(row.failure_rate), 50),
@@ -375,7 +375,7 @@ class TopModel:
         return out
 
     def _table(self, sample: TopSample, width: int, room: int) -> list[Shown]:
-        columns = [column for column in _COLUMNS if width >= column.from_width]
+        columns = [column for column in COLUMNS if width >= column.from_width]
         name = "SERVICE" if self.view == "services" else f"ENDPOINTS of {self.question.service}"
         wide = max(12, width - sum(column.width + 2 for column in columns))
         title: Shown = [(name.ljust(wide), "title")]

@@ -108,7 +108,7 @@ async def test_an_api_server_is_asked_by_kubeconfig(
         words = (f"--kubeconfig={tmp_path / 'config'}", "--to=10.96.0.1:80", "--output=json")
         out = await asyncio.to_thread(explained, capsys, *words)
     (end,) = json.loads(out)["flows"][0]["hops"][0]["endpoints"]
-    assert end == {"address": f"{POD}:8080", "pod": "shop/web-abc", "node": "node-b"}
+    assert end == {"address": f"{POD}:8080", "pod": "shop/web-abc", "node": "node-b", "zone": ""}
 
 
 @pytest.mark.parametrize(

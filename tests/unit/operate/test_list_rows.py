@@ -16,7 +16,8 @@ from steersman.model.stats import ConnectionStats
 from steersman.model.world import World
 from steersman.operate.answer import Table, age_text
 from steersman.operate.list_answers import ServiceList
-from steersman.operate.list_rows import Filter, Lists, Sample
+from steersman.operate.list_rows import Filter, Lists
+from steersman.operate.served import Sample
 from tests.support.builders.doctor import world_of
 from tests.support.builders.objects import (
     CONFIG,
@@ -102,7 +103,7 @@ def test_wide_shows_policy_affinity_age_and_kernel_objects() -> None:
     assert rows(found)["FRONTENDS"].endswith("198.51.100.2:80 and 2 more")
     (listed,) = found.ports
     external = next(each for each in listed.frontends if each.kind == "externalIP")
-    assert external.clients["external"] == "forward to 1 endpoint on this node"
+    assert external.clients["external"] == "to 10.1.0.1:8080 on this node"
 
 
 @pytest.mark.parametrize(
@@ -332,7 +333,7 @@ def test_node_ports_are_sorted_and_say_whose_they_are() -> None:
         (32000, "health check"),
     ]
     assert text(found)[1] == (
-        "30070/TCP node port shop/cart:more 192.168.0.2 forward to 1 endpoint on this node 1"
+        "30070/TCP node port shop/cart:more 192.168.0.2 to 10.1.0.1:8081 on this node 1"
     )
     assert "LOOPBACK" in rows(found, wide=True)
     assert [each.port for each in made.node_ports(Filter(port=30090)).node_ports] == [30090]
@@ -344,7 +345,7 @@ def test_a_node_port_without_endpoints_is_shown_as_bad() -> None:
     found = lister(service(**WEB)).node_ports()
     table = next(iter(found.blocks(False)))
     assert isinstance(table, Table)
-    assert table.rows[0][4] == ("reject", "bad")
+    assert table.rows[0][4] == ("rejected, no endpoint can take the traffic", "bad")
     none = lister(service()).node_ports(Filter(port=1))
     assert (none.exit_code, text(none)) == (1, ["no node ports match"])
 
@@ -395,7 +396,7 @@ def test_a_list_can_be_printed_as_json() -> None:
     found = lister(service(**WEB), slice_(HERE), samples=(sample(1.0, 10),)).services()
     data = msgspec.to_builtins(found.data)
     (listed,) = data["ports"]
-    assert listed["frontends"][1]["clients"]["external"] == "forward to 1 endpoint, masqueraded"
+    assert listed["frontends"][1]["clients"]["external"] == "to 10.1.0.1:8080, masqueraded"
     assert listed["endpoints"][0]["counts"] == {"connections": 11, "rate": None}
     assert listed["healthCheckNodePort"] == 0
     assert isinstance(found, ServiceList)
