@@ -17,6 +17,7 @@ from steersman.compile.node import config_of_node, facts_of_node, zone_of
 from steersman.compile.planner import compile_all
 from steersman.compile.trace import Flow, Outcome, classify, trace
 from steersman.model.addresses import canonical_ip, family_of, join_host_port
+from steersman.model.kube import EndpointSlice
 from steersman.model.names import ObjectName, PlanKey, Protocol
 from steersman.model.plan import (
     Endpoint,
@@ -376,7 +377,12 @@ class FlowExplainer:
 
     def _named_endpoints(self, service: ObjectName) -> Iterator[tuple[str, EndpointView]]:
         """Yield the endpoints of a Service by canonical address."""
-        for slice_ in self.world.snapshot.slices.get(service, {}).values():
+        # Slices are unpacked whenever they are read: those of the last report are at hand.
+        if self._last is not None and self._last[0][0] == service:
+            slices: Iterable[EndpointSlice] = self._last[1].slices
+        else:
+            slices = self.world.snapshot.slices.get(service, {}).values()
+        for slice_ in slices:
             for each in slice_.endpoints or ():
                 ref, pod = each.target_ref, ""
                 if ref is not None and ref.kind == "Pod":
