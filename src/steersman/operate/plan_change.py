@@ -353,13 +353,16 @@ def compile_both(
     planner = Planner(wanted.config, mode.traits)
     known: NodePlan | None = None
     if before is not None:
-        present = Planner(before.config, before.plan.settings.traits)
+        traits, known = before.plan.settings.traits, before.plan
+        present = Planner(before.config, traits)
         present.update(before.snapshot, before.facts)
+        same = wanted.snapshot is before.snapshot and wanted.facts == before.facts
+        if same and (wanted.config, mode.traits) == (before.config, traits):
+            return known, present.plan  # another version, or no change at all
         planner.inherit_holders(present)
-        known = before.plan
     elif before_mode:
-        same = merged_config(_defaults(before_mode), wanted.config, before_mode, wanted.mode)
-        guess = Planner(same, create(before_mode, SubprocessExec(), wanted.options).traits)
+        merged = merged_config(_defaults(before_mode), wanted.config, before_mode, wanted.mode)
+        guess = Planner(merged, create(before_mode, SubprocessExec(), wanted.options).traits)
         guess.update(wanted.snapshot, wanted.facts)
         known = guess.plan
     planner.update(wanted.snapshot, wanted.facts)
