@@ -33,6 +33,7 @@ from steersman.model.node_state import Condition, NodeState
 from steersman.model.plan import Traits
 from steersman.model.top import TopRow, TopSample
 from steersman.model.world import Origin, World
+from steersman.run.pages.conditions import judge
 from steersman.run.pages.names_page import names
 from steersman.run.pages.top import printed
 from steersman.run.pages.world_wire import encode_world
@@ -204,9 +205,11 @@ class SimulatedNodes:
         return self._nodes[name].state
 
     def change(self, name: str, **fields: Any) -> None:
-        """Change the state of a node, and send it."""
+        """Change the state of a node, and send it, with the conditions that follow."""
         node = self._nodes[name]
-        node.state = msgspec.structs.replace(node.state, now=time.time(), **fields)
+        state = msgspec.structs.replace(node.state, now=time.time(), **fields)
+        conditions = tuple(judge(state))
+        node.state = msgspec.structs.replace(state, **{"conditions": conditions, **fields})
         news, node.news = node.news, asyncio.Event()
         news.set()
 

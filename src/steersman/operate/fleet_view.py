@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import re
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from datetime import UTC, datetime
 from functools import lru_cache
 from typing import Any, Final, Literal, TypeAlias
@@ -15,8 +15,9 @@ from typing import Any, Final, Literal, TypeAlias
 import msgspec
 
 from steersman.model.findings import Severity, clipped, printable
-from steersman.model.node_state import NodeState
+from steersman.model.node_state import Condition, NodeState
 from steersman.operate.answer import Answer, Block, Cell, Line, Style, Table, age_text
+from steersman.run.pages.conditions import count_words, judge
 
 PAGE_SIZE: Final = 100
 _RECENT_DRIFT = 600.0
@@ -42,8 +43,12 @@ HEALTHS: Final[Mapping[Health, str]] = {
     "ok": "all is well",
 }
 """The worst thing about a node, worst first, and its meaning."""
-_TOLD: Final = frozenset({"Synced", "Healthy", "KernelMatches", "NoFindings"})
-"""Conditions that follow from other fields of a state."""
+_HEALTH_OF: Final[Mapping[str, Health]] = {
+    "Waiting": "waiting",
+    "NotSynced": "waiting",
+    "Refused": "findings",
+}
+"""The health that a condition means by its reason, if not "failing"."""
 _ORDER: Final = {health: number for number, health in enumerate(HEALTHS)}
 _STYLES: Final[Mapping[str, Style]] = {"unreachable": "bad", "failing": "bad", "ok": "good"}
 
@@ -336,21 +341,21 @@ def problems_of(
 
 def state_problems(state: NodeState) -> Iterator[tuple[Health, str]]:
     """Yield the problems that a node's state shows, in no order."""
-    if state.failure:
-        yield "failing", f"the last sync failed: {state.failure}"
-    if not state.healthy:
-        yield "failing", "its health check fails: changes have waited for too long"
-    for condition in state.conditions:
-        if condition.status == "False" and condition.type not in _TOLD:
-            yield "failing", f"{condition.type} is False: {condition.message}"
-    if not state.synced_at:
-        yield "waiting", f"waits for {state.waiting}" if state.waiting else "has not synced yet"
+    for each in bad_conditions(state.conditions or judge(state)):
+        if each.reason == "Errors":  # its message quotes the first one
+            yield "findings", f"{count_words(state.finding_counts)} in objects"
+        elif each.reason != "Drift":
+            health = _HEALTH_OF.get(each.reason, "failing")
+            yield health, f"{each.type} is {each.status}: {each.message}"
     if state.lag_p99 is not None and state.lag_p99 >= _LATE:
         yield "late", f"changes take {state.lag_p99:.0f} s to be in force (99th percentile)"
-    if state.refused:
-        yield "findings", f"the kernel refuses objects of {state.refused} owners"
-    if errors := state.finding_counts.get(Severity.ERROR, 0):
-        yield "findings", f"{errors} error{'s' * (errors != 1)} in objects"
+
+
+def bad_conditions(conditions: Iterable[Condition]) -> Iterator[Condition]:
+    """Yield the conditions of a node that are not True, without what follows from another one."""
+    for each in conditions:
+        if each.status != "True" and (each.status, each.reason) != ("Unknown", "SyncFailed"):
+            yield each
 
 
 def row_of(node: SeenNode, now: float, disagreement: Disagreement | None) -> NodeRow:

@@ -18,7 +18,7 @@ from steersman.model.drift import FIGHT_SECONDS, Drift
 from steersman.model.findings import Finding, Severity, clipped, printable
 from steersman.model.node_state import NodeState
 from steersman.operate.answer import Answer, Block, Line, QuestionError, Style, age_text
-from steersman.operate.fleet_view import Disagreement, SeenNode
+from steersman.operate.fleet_view import Disagreement, SeenNode, bad_conditions
 from steersman.operate.remedies import about, code_of_condition
 
 Level: TypeAlias = Literal["error", "warning", "unknown"]
@@ -318,12 +318,9 @@ class _Collector:
 
     def note_state(self, name: str, state: NodeState) -> None:
         """Note the conditions, the drift and the Findings of a node."""
-        for condition in state.conditions:
-            if condition.status == "True":
-                continue
-            listed = condition.reason in _SUMS and (state.findings or state.drift)
-            if listed or (condition.reason == "SyncFailed" and condition.status == "Unknown"):
-                continue  # another condition, or what it sums up, says the same
+        for condition in bad_conditions(state.conditions):
+            if condition.reason in _SUMS and (state.findings or state.drift):
+                continue  # what it sums up says the same
             level: Level = "error" if condition.status == "False" else "unknown"
             text = f"is {condition.status}: {condition.reason}"
             key = _Key(level, "node", f"Condition {condition.type}", "", text)

@@ -48,15 +48,15 @@ def test_a_node_that_is_well() -> None:
 @pytest.mark.parametrize(
     ("fields", "health", "problem"),
     [
-        ({"failure": "nft: no"}, "failing", "the last sync failed: nft: no"),
-        ({"healthy": False}, "failing", "its health check fails"),
+        ({"failure": "nft: no"}, "failing", "Synced is False: nft: no; it is tried again"),
+        ({"healthy": False}, "failing", "Healthy is False: a change waits"),
         (
             {"conditions": (Condition("SourceConnected", "False", "R", "no server"),)},
             "failing",
             "SourceConnected is False: no server",
         ),
-        ({"synced_at": 0.0, "waiting": "lists"}, "waiting", "waits for lists"),
-        ({"synced_at": 0.0}, "waiting", "has not synced yet"),
+        ({"synced_at": 0.0, "waiting": "lists"}, "waiting", "Synced is False: waiting for lists"),
+        ({"synced_at": 0.0}, "waiting", "KernelMatches is Unknown: no sync"),
         (
             {"drift": Drift(NOW - 9, missing=1, writers=(WRITER,))},
             "drifted",
@@ -64,7 +64,7 @@ def test_a_node_that_is_well() -> None:
         ),
         ({"drift": Drift(NOW - 9, missing=1, repaired_at=NOW)}, "drifted", "; repaired"),
         ({"lag_p99": 12.0}, "late", "changes take 12 s to be in force"),
-        ({"refused": 2}, "findings", "the kernel refuses objects of 2 owners"),
+        ({"refused": 2}, "findings", "the kernel refuses the rules of 2 owners"),
         ({"finding_counts": {Severity.ERROR: 1}}, "findings", "1 error in objects"),
         ({"finding_counts": {Severity.ERROR: 3}}, "findings", "3 errors in objects"),
     ],
@@ -85,9 +85,10 @@ def test_drift_counts_for_ten_minutes_after_it_was_repaired() -> None:
     assert fleet_view([seen(drift=old), seen("b", drift=Drift(NOW - 700))], NOW).drifted == 1
 
 
-def test_conditions_that_other_fields_tell_are_not_told_twice() -> None:
-    told = tuple(
-        Condition(kind, "False", "R", "m") for kind in ("Synced", "NoFindings", "KernelMatches")
+def test_what_follows_from_another_condition_is_not_told_twice() -> None:
+    told = (
+        Condition("KernelMatches", "False", "Drift", "told with the program"),
+        Condition("KernelMatches", "Unknown", "SyncFailed", "parts may be missing"),
     )
     assert row(seen(conditions=(*told, Condition("Healthy", "True", "R", "m")))).health == "ok"
 
@@ -188,7 +189,7 @@ def test_filters() -> None:
     assert names(version="0.9.0") == ["node-9"]
     assert names(health="unreachable") == ["node-2"]
     assert names(text="NODE-1") == ["node-1", "node-10"]
-    assert names(text="sync failed") == ["node-1"]
+    assert names(text="tried again") == ["node-1"]
     assert names(text="nothing") == []
 
 
