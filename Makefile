@@ -10,7 +10,7 @@ TOGETHER := --dist loadscope --no-loadscope-reorder
 SOURCES_IN_C := src/steersman/modes/ebpf/c/*.[ch] src/steersman/host/*.c src/steersman/source/*.c
 
 .DEFAULT_GOAL := help
-.PHONY: help setup check format test test-windows properties sim docs demo demo-ui screenshots bench image deb notice release krew lock clean
+.PHONY: help setup check format test test-windows properties sim docs reference demo demo-ui screenshots bench image deb notice release krew lock clean
 
 help: ## Say what there is
 	@sed -n 's/^\([a-z-]*\):.*## \(.*\)/  make \1\t\2/p' $(MAKEFILE_LIST) | expand -t 20
@@ -61,6 +61,10 @@ docs: setup ## The documentation site, in build/site; a broken link is an error
 
 soak: setup ## Churn, faults and traffic in every mode, side by side: HOURS=h, see tests/soak (root)
 	@python -m tests.soak --hours $(or $(HOURS),3)
+
+reference: setup ## Draw the pictures of the docs that are made of the code and of docs/figures.json
+	@python scripts/ways.py
+	@python -m benchmarks.draw
 
 demo: setup ## A small cluster in network namespaces, explained as it runs (root)
 	@python scripts/demo.py

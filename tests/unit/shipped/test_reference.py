@@ -16,6 +16,7 @@ import reference
 import ways
 from jsonschema import Draft202012Validator  # type: ignore[import-untyped]
 
+from benchmarks import draw
 from steersman.cli.command import command_names, find_command
 from steersman.cli.main import main
 from steersman.config.reload import needs_restart
@@ -102,23 +103,14 @@ def test_modes_declare_only_metrics_that_are_listed() -> None:
         assert set(spec.metrics) <= names
 
 
-@pytest.mark.parametrize(("mode", "way"), ways.WAYS)
-def test_pictures_are_current(mode: str, way: str, update: bool) -> None:
-    path = ways.IMAGES / f"way-{mode}-{way}.svg"
-    drawn = ways.draw(mode, way)
-    if update:
-        path.write_text(drawn)
-    assert path.read_text() == drawn, f"pytest {__file__} --update"
-    assert f"images/{path.name})" in (ROOT / "docs" / "how.md").read_text()
-
-
-def test_the_picture_of_the_readme_is_current(update: bool) -> None:
-    path = ways.IMAGES / "way.svg"
-    drawn = ways.decision()
-    if update:
-        path.write_text(drawn)
-    assert path.read_text() == drawn, f"pytest {__file__} --update"
-    assert f"docs/images/{path.name})" in (ROOT / "README.md").read_text()
+def test_pictures_are_as_make_reference_draws_them() -> None:
+    drawn = ways.made() | draw.made(draw.read(draw.SOURCE))
+    paths = [*ways.IMAGES.glob("way*.svg"), *ways.IMAGES.glob("figures-*.svg")]
+    assert {path.name for path in paths} == drawn.keys()
+    stale = [path.name for path in paths if path.read_text() != drawn[path.name]]
+    assert not stale, "`make reference` draws them"
+    pages = "".join(p.read_text() for p in (ROOT / "README.md", *(ROOT / "docs").glob("*.md")))
+    assert [name for name in drawn if f"images/{name})" not in pages] == []
 
 
 @pytest.mark.parametrize(("mode", "way"), ways.WAYS)
