@@ -1,9 +1,10 @@
 """The last release is replaced by this version and comes back: nobody's connection notices.
 
-The last release is the newest tag `v*` before this commit, or what `PREVIOUS=REVISION` names. Both
-versions are built as wheels, as they are shipped, and run in turn as pods of a DaemonSet do: the
-old process ends, then the new one starts. In userspace mode the process itself carries the
-connections, so the new one takes over instead (`--take-over`).
+The last release is the newest tag `v*` before this commit, or what `PREVIOUS=REVISION` names; where
+there is no tag, the newest commit that is a day older. Both versions are built as wheels, as they
+are shipped, and run in turn as pods of a DaemonSet do: the old process ends, then the new one
+starts. In userspace mode the process itself carries the connections, so the new one takes over
+instead (`--take-over`).
 """
 
 from __future__ import annotations
@@ -51,10 +52,18 @@ CHANGING = re.compile(r"^#.*|\[\d+:\d+\]|\b3\d{4}\b|pid=.*since=\d+", re.MULTILI
 
 @cache
 def previous() -> str:
-    """The revision of the last release; "" where there is none."""
+    """The revision of the last release; "" where there is none, and no history."""
     if given := os.environ.get("PREVIOUS"):
         return given
-    argv = ["git", "describe", "--tags", "--abbrev=0", "--match", "v[0-9]*", "HEAD^"]
+    if tag := git("describe", "--tags", "--abbrev=0", "--match", "v[0-9]*", "HEAD^"):
+        return tag
+    now = git("log", "-1", "--format=%ct")
+    return git("rev-list", "-1", f"--before={int(now) - 86400}", "HEAD") if now else ""
+
+
+def git(*words: str) -> str:
+    """What git says; "" if it fails."""
+    argv = ["git", *words]
     done = subprocess.run(argv, cwd=ROOT, capture_output=True, text=True, check=False)
     return done.stdout.strip() if done.returncode == 0 else ""
 
@@ -63,7 +72,9 @@ def previous() -> str:
 def programs(tmp_path_factory: pytest.TempPathFactory) -> tuple[list[str], list[str]]:
     """How the last release is started, and how this version is."""
     if not previous():
-        pytest.skip("there is no release yet: PREVIOUS=REVISION names the one to be replaced")
+        pytest.skip(
+            "there is no release and no history: PREVIOUS=REVISION names one to be replaced"
+        )
     old, new = tmp_path_factory.mktemp("old"), tmp_path_factory.mktemp("new")
     argv = ["git", "archive", "--format=tar", previous()]
     done = subprocess.run(argv, cwd=ROOT, capture_output=True, check=True)

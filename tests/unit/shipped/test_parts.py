@@ -21,9 +21,9 @@ def collected(*arguments: str) -> str:
 
 def test_the_quick_part_has_no_soak() -> None:
     folder = "tests/soak"
-    assert "test_a_short_soak_finds_nothing" in collected(folder)
-    assert "test_a_short_soak_finds_nothing" in collected("--part=full", folder)
-    assert "test_a_short_soak_finds_nothing" not in collected("--part=quick", folder)
+    assert "test_ten_minutes_in_each_mode_find_nothing" in collected(folder)
+    assert "test_ten_minutes_in_each_mode_find_nothing" in collected("--part=full", folder)
+    assert "test_ten_minutes_in_each_mode_find_nothing" not in collected("--part=quick", folder)
 
 
 def test_everything_that_is_left_out_exists() -> None:
