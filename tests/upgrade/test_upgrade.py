@@ -46,8 +46,11 @@ LISTINGS = (
     ("ip", "rule"),
     ("ip", "-o", "link"),
 )
-CHANGING = re.compile(r"^#.*|\[\d+:\d+\]|\b3\d{4}\b|pid=.*since=\d+", re.MULTILINE)
-"""Counters, ports of the userspace proxy, the process that holds the node's lock."""
+CHANGING = re.compile(
+    r"^#.*|\[\d+:\d+\]|\b3\d{4}\b|pid=.*since=\d+|^table \S+ \S+ \{\n\}$", re.MULTILINE
+)
+"""Counters, ports of the userspace proxy, the process that holds the node's lock, and empty tables,
+which iptables-nft makes when it lists."""
 
 
 @cache

@@ -10,7 +10,7 @@ import pytest
 
 from steersman.model.addresses import split_host_port
 from tests.support.modes.flows import Answer, FlowCase, by_trace
-from tests.support.modes.registry import MODES
+from tests.support.modes.registry import MODES, ModeUnderTest
 from tests.upstream.worlds import RECORDINGS, Record, Recording
 
 Decide: TypeAlias = Callable[[FlowCase], Answer]
@@ -52,10 +52,21 @@ def agrees(answer: Answer, recording: Recording, record: Record) -> bool:
     return bool(theirs) and theirs <= ours if record.affinity and ours else theirs == ours
 
 
-def compare(recording: Recording, mode: str, decide: list[Decide]) -> list[str]:
-    """Return a line for each record that is decided otherwise, and for each stale difference."""
-    wrong = []
-    for record in recording.records(mode):
+def compare(recording: Recording, mode: str, decide: list[Decide], loopback: str = "") -> list[str]:
+    """Return a line for each record that is decided otherwise, and for each stale difference.
+
+    Args:
+        mode: upstream's mode.
+        loopback: upstream's mode for destinations in 127.0.0.0/8, if that is another one.
+    """
+    loopback, wrong = loopback or mode, []
+    records = (
+        record
+        for each in dict.fromkeys((mode, loopback))
+        for record in recording.records(each)
+        if each == (loopback if record.address.startswith("127.") else mode)
+    )
+    for record in records:
         answer = decide[record.step](recording.flow(record))
         key = (recording.name, mode, record.step, record.destination, record.client)
         if agrees(answer, recording, record) is (key in DIFFERENCES):
@@ -77,9 +88,17 @@ def test_trace(recording: Recording, mode: str) -> None:
 
 
 @pytest.mark.slow(seconds=5)
+@pytest.mark.parametrize("mode", [mode for mode in MODES.values() if mode.evaluator], ids=str)
 @pytest.mark.parametrize("recording", RECORDINGS, ids=repr)
-def test_rules(recording: Recording) -> None:
-    mode = MODES["iptables"]
+def test_rules(recording: Recording, mode: ModeUnderTest) -> None:
+    """What each mode renders decides as upstream's mode of that name, or as the one it is like.
+
+    Upstream's nftables mode has no node ports on loopback even if nodePortAddresses name it. Ours
+    that are like it have them then, as upstream's iptables mode.
+    """
     assert mode.evaluator
-    plans = [world.plan(mode.traits) for world in recording.worlds(mode.name)]
-    assert not compare(recording, mode.name, [mode.evaluator(plan) for plan in plans])
+    upstream = mode.like or mode.name
+    plans = [world.plan(mode.traits) for world in recording.worlds(upstream)]
+    decide = [mode.evaluator(plan) for plan in plans]
+    loopback = "iptables" if mode.like and recording.opens_loopback else upstream
+    assert not compare(recording, upstream, decide, loopback)

@@ -14,7 +14,7 @@ import msgspec
 from steersman.config.defaults import apply_platform_defaults
 from steersman.config.load import load
 from steersman.config.settings import to_node_config
-from steersman.model.addresses import canonical_ip, family_of, is_loopback, split_host_port
+from steersman.model.addresses import canonical_ip, family_of, in_cidr, is_loopback, split_host_port
 from steersman.model.inputs import HostFacts, NodeConfig
 from steersman.model.names import Family
 from tests.support.builders.worlds import World, snapshot_of
@@ -111,6 +111,12 @@ class Recording:
             assert not findings
             worlds.append(World(f"{self.name}-{number}", snapshot, config, facts))
         return worlds
+
+    @property
+    def opens_loopback(self) -> bool:
+        """Whether 127.0.0.1 is among the addresses that are to have node ports."""
+        named = self._data["configuration"].get("nodePortAddresses", ())
+        return any(in_cidr("127.0.0.1", each) for each in named if each != "primary")
 
     def is_of_node(self, address: str) -> bool:
         """Whether an address is one of the node's."""

@@ -18,6 +18,7 @@ from steersman.modes.nftables.text import ruleset_text
 from tests.support.lab import ebpf
 from tests.support.lab.nft import mode_behind
 from tests.support.lab.userspace import userspace_behind
+from tests.support.modes.ebpf_entries import Entries
 from tests.support.modes.flows import Answer, FlowCase, by_rules
 from tests.support.modes.iptables_rules import Rules, parse
 
@@ -39,6 +40,9 @@ class ModeUnderTest:
     """The rendered objects of a plan's Services, as text."""
     like: str = ""
     """For a mode of which the conformance data knows nothing: whose expectations hold for it."""
+
+    def __str__(self) -> str:
+        return self.name
 
     def offline(self) -> Mode:
         """The mode, for its pure half only."""
@@ -161,8 +165,18 @@ USERSPACE = ModeUnderTest(
 
 # -- ebpf ----------------------------------------------------------------------------------
 
+
+def _ebpf_evaluator(plan: NodePlan) -> Ask:
+    return Entries(render(plan, EBPF.offline()), plan.settings).answer
+
+
 EBPF = ModeUnderTest(
-    "ebpf", ("tcx",), lambda exec_, _: ebpf.mode_behind(exec_), None, ebpf.golden, like="nftables"
+    "ebpf",
+    ("tcx",),
+    lambda exec_, _: ebpf.mode_behind(exec_),
+    _ebpf_evaluator,
+    ebpf.golden,
+    like="nftables",
 )
 
 MODES = {mode.name: mode for mode in (IPTABLES, NFTABLES, USERSPACE, EBPF)}
