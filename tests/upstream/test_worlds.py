@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from dataclasses import replace
 from functools import partial
 from typing import TypeAlias
 
@@ -88,7 +89,7 @@ def test_trace(recording: Recording, mode: str) -> None:
 
 
 @pytest.mark.slow(seconds=5)
-@pytest.mark.parametrize("mode", [mode for mode in MODES.values() if mode.evaluator], ids=str)
+@pytest.mark.parametrize("mode", [MODES["iptables"], MODES["ebpf"]], ids=str)
 @pytest.mark.parametrize("recording", RECORDINGS, ids=repr)
 def test_rules(recording: Recording, mode: ModeUnderTest) -> None:
     """What each mode renders decides as upstream's mode of that name, or as the one it is like.
@@ -102,3 +103,24 @@ def test_rules(recording: Recording, mode: ModeUnderTest) -> None:
     decide = [mode.evaluator(plan) for plan in plans]
     loopback = "iptables" if mode.like and recording.opens_loopback else upstream
     assert not compare(recording, upstream, decide, loopback)
+
+
+@pytest.mark.slow(seconds=5)
+@pytest.mark.parametrize("recording", RECORDINGS, ids=repr)
+def test_listeners(recording: Recording) -> None:
+    """Upstream has no userspace mode any more: what it renders must decide as `trace` does."""
+    mode = MODES["userspace"]
+    assert mode.evaluator
+    plans = [world.plan(mode.traits) for world in recording.worlds("iptables")]
+    decide = [mode.evaluator(plan) for plan in plans]
+    wrong = []
+    for record in recording.records("iptables"):
+        flow = recording.flow(record)
+        if flow.protocol == "SCTP":
+            expected = Answer("untouched")
+        else:
+            expected = by_trace(plans[record.step], flow)
+            expected = replace(expected, ends=frozenset((end, True) for end, _ in expected.ends))
+        if (answer := decide[record.step](flow)) != expected:
+            wrong.append(f"{record}: {answer}, not {expected}")
+    assert not wrong

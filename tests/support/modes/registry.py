@@ -21,6 +21,7 @@ from tests.support.lab.userspace import userspace_behind
 from tests.support.modes.ebpf_entries import Entries
 from tests.support.modes.flows import Answer, FlowCase, by_rules
 from tests.support.modes.iptables_rules import Rules, parse
+from tests.support.modes.userspace_entries import Destinations
 
 Ask: TypeAlias = Callable[[FlowCase], Answer]
 
@@ -158,8 +159,16 @@ def _userspace_golden(plan: NodePlan) -> str:
     return "".join(f"{key}: {ruleset[key]}\n" for key in sorted(ruleset))
 
 
+def _userspace_evaluator(plan: NodePlan) -> Ask:
+    return Destinations(render(plan, USERSPACE.offline()), plan.settings).answer
+
+
 USERSPACE = ModeUnderTest(
-    "userspace", ("nft", "legacy", "nftables"), userspace_behind, None, _userspace_golden
+    "userspace",
+    ("nft", "legacy", "nftables"),
+    userspace_behind,
+    _userspace_evaluator,
+    _userspace_golden,
 )
 
 
