@@ -46,6 +46,8 @@ _OUTSIDE = {Family.IPV4: 0xC6130000, Family.IPV6: 0x20010002 << 96}
 """198.19.0.0/16 and 2001:2::/48."""
 _GATEWAYS = {Family.IPV4: "169.254.1.1", Family.IPV6: "fe80::1"}
 """Next hops of the client; no interface has them, the neighbour entry is enough."""
+CLIENT_DEVICE = "smd-"
+"""Beginning of the name of the node's device to a client outside."""
 _serial = itertools.count(1)
 
 
@@ -136,7 +138,7 @@ def _link(namespace: int) -> Place:
     """Link a new namespace to the node, and return the place in it."""
     tag, path = f"{os.getpid()}-{next(_serial) % 100}", Path(f"/proc/self/fd/{namespace}")
     outer = VethEnd(f"smc-{tag}", b"\x02sm" + secrets.token_bytes(3), namespace)
-    inner = VethEnd(f"smd-{tag}", b"\x02sm" + secrets.token_bytes(3))
+    inner = VethEnd(f"{CLIENT_DEVICE}{tag}", b"\x02sm" + secrets.token_bytes(3))
     host = 1 + secrets.randbelow((1 << 16) - 2)
     addresses: dict[Family, str] = {}
 

@@ -39,6 +39,7 @@ from steersman.operate.doctor.check import (
 from steersman.operate.doctor.facts import ways
 from steersman.operate.doctor.network import KernelNetwork, Way
 from steersman.operate.doctor.processes import ELSEWHERE
+from steersman.operate.places import CLIENT_DEVICE
 
 _SETTLED = 1.5
 """Seconds before neighbours are looked at: dials, which begin now, ask for them."""
@@ -103,7 +104,10 @@ def _look(destinations: Collection[str]) -> Views:
         with suppress(OSError):  # it has ended meanwhile
             device = socket.if_indextoname(number)
             pods.append(call_inside(path, partial(_view, device, destinations)))
-    return Views(tuple(pods), unseen, link_state())
+    node = link_state()
+    # A client of doctor's own is no pod, and is not found as one.
+    unseen -= sum(name.startswith(CLIENT_DEVICE) for name in node.ports)
+    return Views(tuple(pods), max(unseen, 0), node)
 
 
 def _view(device: str, destinations: Collection[str]) -> PodView:

@@ -1,0 +1,36 @@
+"""Plant a fault, see that it breaks a connection, and judge what doctor says of it."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+from tests.kernel.faults.cluster import WAYS, Cluster
+from tests.kernel.faults.table import Fault
+
+PATIENCE = 60.0
+"""Seconds for a connection that has to work: a machine under load stands still for some."""
+
+
+@contextmanager
+def healthy_cluster(folder: Path, mode: str) -> Iterator[Cluster]:
+    """A cluster of which doctor says nothing bad."""
+    with Cluster(folder, mode) as running:
+        for way in WAYS:
+            assert not running.wrong(way, seconds=PATIENCE), way
+        found = running.doctor("shop/web")
+        assert (found.status, found.cause) == (0, ""), found
+        yield running
+
+
+def named_first(cluster: Cluster, fault: Fault) -> None:
+    """Check that doctor names a fault first, and that nothing of it is left afterwards."""
+    cluster.clear()
+    with fault.plant(cluster):
+        assert cluster.wrong(fault.breaks, tries=40), "the fault breaks nothing"
+        found = cluster.doctor("shop/web")
+    assert re.search(fault.cause, found.cause), found
+    cluster.clear()
+    assert not cluster.wrong(fault.breaks, seconds=PATIENCE)

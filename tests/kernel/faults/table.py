@@ -1,0 +1,360 @@
+"""The faults: how each is planted, which connection breaks, and the words of its cause."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterator
+from typing import NamedTuple
+
+from tests.kernel.faults import cluster as ways
+from tests.kernel.faults.cluster import Cluster, Way
+from tests.kernel.faults.plants import (
+    Plant,
+    bpf,
+    ip,
+    iptables,
+    nft,
+    objects,
+    shell,
+    silent,
+    stopped,
+    sysctl,
+    together,
+)
+from tests.support.lab.faulty_node import (
+    CLIENT,
+    ENDS,
+    VIP,
+    Object,
+    endpoint,
+)
+
+NOBODY = "10.244.0.99"
+ELSEWHERE = "198.51.100.77"
+"""Where remote pods are; the namespace of an address that nobody has."""
+BOTH = ("nftables", "iptables")
+
+
+class Fault(NamedTuple):
+    """Something that goes wrong, and what doctor must name as the cause."""
+
+    name: str
+    plant: Plant
+    breaks: Way
+    cause: str
+    """A regular expression that the named cause matches: it has the object."""
+    modes: tuple[str, ...] = BOTH
+
+
+# Objects
+
+
+def wrong_target_port(_: Object, slice_: Object) -> None:
+    slice_["ports"][0]["port"] = 8090
+
+
+def a_dead_address(_: Object, slice_: Object) -> None:
+    slice_["endpoints"].append(endpoint(NOBODY))
+
+
+def no_node_port_for_clients(service: Object, slice_: Object) -> None:
+    service["spec"]["externalTrafficPolicy"] = "Local"
+    slice_["endpoints"] = [endpoint(ENDS[2])]
+
+
+@contextlib.contextmanager
+def loopback_only(cluster: Cluster) -> Iterator[None]:
+    """The program of a pod listens on 127.0.0.1 instead of all addresses."""
+    with silent(ENDS[0])(cluster):
+        lo = cluster.lab.netns(ENDS[0])
+        cluster.lab.servers.listen(lo, "127.0.0.1", 8080, "TCP")
+        try:
+            yield
+        finally:
+            cluster.lab.servers.silence("127.0.0.1")
+
+
+@contextlib.contextmanager
+def stopped_with_changes(cluster: Cluster) -> Iterator[None]:
+    """steersman is stopped, and a pod has ended since."""
+    with stopped(cluster), silent(ENDS[0])(cluster):
+        yield
+
+
+def _drop(chain: str, rule: str) -> Plant:
+    return nft(f"filter hook {chain} priority 0", rule)
+
+
+FAULTS = (
+    # NAT of others
+    Fault(
+        "a foreign nat chain takes the node's own connections",
+        nft("nat hook output priority -110", f"ip daddr {VIP} dnat to {NOBODY}", family="ip"),
+        ways.FROM_NODE,
+        "table ip other",
+    ),
+    # Marks, tracking
+    # Filters
+    Fault(
+        "a policy drops forwarded packets",
+        shell("iptables -P FORWARD DROP", "iptables -P FORWARD ACCEPT"),
+        ways.FROM_POD,
+        "FORWARD.*(policy|-P FORWARD) drop",
+    ),
+    Fault(
+        "a rule drops what root sends",
+        iptables("-I OUTPUT -p tcp --dport 8080 -m owner --uid-owner 0 -j DROP"),
+        ways.FROM_NODE,
+        "--uid-owner 0 -j DROP",
+    ),
+    Fault(
+        "a limit of new connections",
+        _drop(
+            "forward",
+            "tcp flags & (syn | ack) == syn limit rate over 1/minute burst 1 packets drop",
+        ),
+        ways.FROM_POD,
+        "table inet other.*limit rate over 1/minute",
+    ),
+    Fault(
+        "a quota is used up",
+        _drop("forward", "quota over 1 bytes drop"),
+        ways.FROM_POD,
+        "table inet other.*quota over 1 bytes",
+    ),
+    Fault(
+        "a limit of connections of one address",
+        iptables("-I FORWARD -p tcp -m connlimit --connlimit-above 0 -j REJECT"),
+        ways.FROM_POD,
+        "connlimit-above 0",
+    ),
+    Fault(
+        "a rule drops the answers",
+        _drop(
+            "forward",
+            "ip saddr 10.244.0.0/16 tcp sport 8080 tcp flags & (syn | ack) == (syn | ack) drop",
+        ),
+        ways.FROM_OUTSIDE,
+        "table inet other",
+    ),
+    Fault(
+        "a rule drops large packets",
+        _drop("forward", "meta length > 1000 drop"),
+        ways.LARGE_FROM_POD,
+        "table inet other",
+    ),
+    Fault(
+        "a filter of UDP only",
+        _drop("forward", "udp dport 8081 drop"),
+        ways.UDP_FROM_POD,
+        "table inet other",
+    ),
+    # Devices
+    Fault(
+        "a program at tc drops what goes to a pod",
+        bpf("pod0", "egress"),
+        ways.FROM_POD,
+        "tc.*pod0|pod0.*tc",
+    ),
+    Fault(
+        "a queueing discipline drops everything",
+        shell("tc qdisc add dev pod0 root blackhole", "tc qdisc del dev pod0 root"),
+        ways.FROM_POD,
+        "pod0.*(blackhole|qdisc)|(blackhole|qdisc).*pod0",
+    ),
+    Fault(
+        "a netdev hook drops what a pod sends",
+        nft("filter hook ingress device pod3 priority 0", "drop", family="netdev"),
+        ways.FROM_POD,
+        "table netdev other",
+    ),
+    Fault(
+        "a chain of the bridge family drops",
+        nft(
+            "filter hook prerouting priority 0",
+            f'iifname "pod3" ip daddr {VIP} drop',
+            family="bridge",
+        ),
+        ways.FROM_POD,
+        "table bridge other",
+    ),
+    Fault(
+        "the device of a pod is down",
+        shell("ip link set pod0 down", "ip link set pod0 up"),
+        ways.FROM_POD,
+        "pod0.* down|down.* pod0",
+    ),
+    Fault(
+        "the device in a pod is down",
+        shell(
+            "ip link set eth0 down",
+            "ip link set eth0 up; ip route add default via 169.254.1.1 dev eth0 onlink",
+            ENDS[0],
+        ),
+        ways.FROM_POD,
+        f"{ENDS[0]}|pod0",
+    ),
+    Fault(
+        "the port of a pod is blocked on the bridge",
+        shell("bridge link set dev pod0 state 0", "bridge link set dev pod0 state 3"),
+        ways.FROM_POD,
+        "pod0.*(disabled|state|blocked)",
+    ),
+    Fault(
+        "a static entry of the bridge leads to another pod",
+        shell(
+            "bridge fdb replace 02:00:00:01:00:10 dev pod1 master static sticky",
+            "bridge fdb del 02:00:00:01:00:10 dev pod1 master static",
+        ),
+        ways.FROM_POD,
+        f"02:00:00:01:00:10|pod1.*{ENDS[0]}|{ENDS[0]}.*pod1",
+    ),
+    Fault(
+        "the network drops large packets to a pod elsewhere",
+        nft("filter hook forward priority 0", "meta length > 1000 drop", where=ELSEWHERE),
+        ways.LARGE_FROM_POD,
+        f"packets of 1500 bytes.*{ENDS[2]}",
+    ),
+    # Neighbours, addresses
+    Fault(
+        "a pod does not answer ARP",
+        together(
+            shell("ip link set eth0 arp off", "ip link set eth0 arp on", ENDS[0]),
+            shell("ip neigh flush dev cni0", ""),
+        ),
+        ways.FROM_POD,
+        f"(neighbour|ARP).*{ENDS[0]}|{ENDS[0]}.*(neighbour|ARP)",
+    ),
+    Fault(
+        "a permanent neighbour is wrong",
+        shell(
+            f"ip neigh replace {ENDS[0]} lladdr 02:00:00:00:de:ad dev cni0 nud permanent",
+            f"ip neigh del {ENDS[0]} dev cni0; ip neigh flush dev cni0",
+        ),
+        ways.FROM_POD,
+        f"(neighbour|02:00:00:00:de:ad).*{ENDS[0]}|{ENDS[0]}.*(neighbour|02:00:00:00:de:ad)",
+    ),
+    Fault(
+        "two pods have one address",
+        together(
+            shell(
+                f"ip addr add {ENDS[0]}/32 dev eth0", f"ip addr del {ENDS[0]}/32 dev eth0", ENDS[1]
+            ),
+            shell(
+                f"ip neigh replace {ENDS[0]} lladdr 02:00:00:01:00:11 dev cni0 nud reachable",
+                f"ip neigh del {ENDS[0]} dev cni0",
+            ),
+        ),
+        ways.FROM_POD,
+        f"two (pods|namespaces|places).*{ENDS[0]}|{ENDS[0]}.*(two|both|another)",
+    ),
+    Fault(
+        "a client's pod has the cluster IP itself",
+        ip(f"addr add {VIP}/32 dev lo", CLIENT),
+        ways.FROM_POD,
+        VIP,
+    ),
+    Fault(
+        "the node has the address of an endpoint",
+        ip(f"addr add {ENDS[0]}/32 dev lo"),
+        ways.FROM_POD,
+        f"{ENDS[0]}.*address of this node|this node.*{ENDS[0]}",
+    ),
+    # Routes
+    Fault(
+        "the pod has no route back",
+        shell(
+            "ip route del default",
+            "ip route add default via 169.254.1.1 dev eth0 onlink",
+            ENDS[0],
+        ),
+        ways.FROM_POD,
+        f"{ENDS[0]}.*route|route.*{ENDS[0]}",
+    ),
+    Fault(
+        "the gateway of the pod is wrong",
+        shell(
+            "ip route replace default via 169.254.1.2 dev eth0 onlink",
+            "ip route replace default via 169.254.1.1 dev eth0 onlink",
+            ENDS[0],
+        ),
+        ways.FROM_POD,
+        f"{ENDS[0]}.*169.254.1.2|169.254.1.2.*{ENDS[0]}",
+    ),
+    Fault(
+        "the route to a pod leads to another device",
+        shell(
+            f"ip route replace {ENDS[0]}/32 via 169.254.1.1 dev eth1 onlink",
+            f"ip route replace {ENDS[0]}/32 dev cni0",
+        ),
+        ways.FROM_POD,
+        f"{ENDS[0]}.*eth1|eth1.*{ENDS[0]}",
+    ),
+    Fault(
+        "an endpoint has an unreachable route",
+        shell(
+            f"ip route replace unreachable {ENDS[0]}/32",
+            f"ip route del unreachable {ENDS[0]}/32; ip route replace {ENDS[0]}/32 dev cni0",
+        ),
+        ways.FROM_POD,
+        f"no route to the endpoint {ENDS[0]}",
+    ),
+    Fault(
+        "a black hole for Service addresses",
+        ip("route add blackhole 10.96.0.0/12"),
+        ways.FROM_NODE,
+        f"no route to {VIP}",
+    ),
+    Fault(
+        "an unreachable route in the client's pod",
+        ip(f"route add unreachable {VIP}/32", CLIENT),
+        ways.FROM_POD,
+        f"{CLIENT}.*{VIP}|{VIP}.*{CLIENT}",
+    ),
+    # Settings
+    Fault(
+        "forwarding is off",
+        sysctl("ipv4/ip_forward", "0"),
+        ways.FROM_POD,
+        "ip_forward is 0",
+    ),
+    Fault(
+        "forwarding is off for the bridge of the pods",
+        sysctl("ipv4/conf/cni0/forwarding", "0"),
+        ways.FROM_POD,
+        "come in by cni0 are not forwarded",
+    ),
+    # Endpoints
+    Fault("the program of one pod has ended", silent(ENDS[0]), ways.FROM_POD, f"{ENDS[0]}:8080"),
+    Fault(
+        "the program of a pod listens on loopback only",
+        loopback_only,
+        ways.FROM_POD,
+        f"{ENDS[0]}.*127.0.0.1",
+    ),
+    Fault(
+        "the target port is not the one of the program",
+        objects(wrong_target_port),
+        ways.FROM_POD,
+        "8090",
+    ),
+    Fault(
+        "an endpoint has an address of nobody",
+        objects(a_dead_address),
+        ways.FROM_POD,
+        NOBODY,
+    ),
+    Fault(
+        "the network drops packets to a pod elsewhere",
+        nft("filter hook forward priority 0", f"ip daddr {ENDS[2]} drop", where=ELSEWHERE),
+        ways.FROM_POD,
+        f"{ENDS[2]}",
+    ),
+    # The process
+    Fault(
+        "steersman is stopped and does not know of a pod's end",
+        stopped_with_changes,
+        ways.FROM_POD,
+        "the running process .* is stopped",
+    ),
+)

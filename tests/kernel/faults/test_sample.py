@@ -1,0 +1,33 @@
+"""Some planted faults, one of each kind, are named first: the full part of the tests has all."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import pytest
+
+from tests.kernel.faults.cluster import Cluster
+from tests.kernel.faults.judge import healthy_cluster, named_first
+from tests.kernel.faults.table import FAULTS
+
+pytestmark = [pytest.mark.kernel, pytest.mark.slow(seconds=90)]
+SAMPLE = (
+    "a foreign nat chain takes the node's own connections",
+    "a chain of the bridge family drops",
+    "the device of a pod is down",
+    "two pods have one address",
+    "the program of a pod listens on loopback only",
+    "steersman is stopped and does not know of a pod's end",
+)
+
+
+@pytest.fixture(scope="module")
+def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
+    with healthy_cluster(tmp_path_factory.mktemp("faults"), "nftables") as running:
+        yield running
+
+
+@pytest.mark.parametrize("name", SAMPLE)
+def test_it_is_named_first(cluster: Cluster, name: str) -> None:
+    (fault,) = (fault for fault in FAULTS if fault.name == name)
+    named_first(cluster, fault)
