@@ -28,6 +28,7 @@ from steersman.operate.top import COPIED
 from steersman.run.observe.metric_table import DECLARED
 
 ANSWERS = {
+    "bugreport": ("bugreport.BugReport",),
     "connections": ("connections.Connections",),
     "doctor": ("doctor.check.Diagnosis",),
     "drift": ("drift.DriftAnswer",),

@@ -14,7 +14,7 @@ import time
 import msgspec
 
 from steersman.compile.node import missing_cluster_cidr
-from steersman.config import Parsed, in_mode
+from steersman.config import Parsed, configz, in_mode
 from steersman.host.facts import read_facts
 from steersman.model.switch import SwitchRequest
 from steersman.run.observe.drift import DriftLog
@@ -193,6 +193,9 @@ def add_pages(daemon: Daemon, servers: Servers, observers: SyncObservers, drift:
         **ClusterPages(lambda: daemon.sync, states, lambda: servers.config).pages,
         ("GET", "/drift"): DriftPage(drift, lambda: daemon.sync).serve,
         ("GET", "/top"): top.serve,
+        ("GET", "/configz"): lambda _: Answer(
+            configz(servers.config), content_type="application/json"
+        ),
         ("GET", "/connections"): ConnectionsPage(lambda: daemon.sync).serve,
         ("GET", "/node"): node.serve,
         ("GET", "/status"): node.serve_status,

@@ -1,0 +1,358 @@
+"""Collect what a report of a bug needs into one archive (`steersman bugreport`).
+
+Each part is collected by itself, within limits of time and size. A part that fails is named in the
+index with the reason, and the others go on: the report of a broken node is the one that matters.
+Secrets are removed from every part, whatever it is.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import gzip
+import io
+import json
+import os
+import tarfile
+import time
+from collections.abc import Awaitable, Callable, Iterable, Iterator, Sequence
+from contextlib import nullcontext
+from pathlib import Path
+from typing import BinaryIO
+
+import msgspec
+
+from steersman.config import ProxyConfig
+from steersman.host.exec import Exec, SubprocessExec
+from steersman.host.process import words_of
+from steersman.model.errors import ApplyError, BusyError
+from steersman.model.world import World
+from steersman.model.yaml_reader import Budget, read_yaml
+from steersman.operate.answer import Answer, Block, Line, QuestionError, Table
+from steersman.operate.client import Client
+from steersman.operate.drift import find_drift
+from steersman.operate.dump import mode_of
+from steersman.operate.load import world_of_process
+from steersman.operate.secrets import (
+    safe_environment,
+    safe_kubeconfig,
+    safe_words,
+    without_secrets,
+)
+from steersman.operate.status import ask_status
+from steersman.operate.version import installed
+
+STDOUT = "-"
+_SECONDS = 20.0
+"""For one part; all are collected at the same time."""
+_MOST_BYTES = 32 << 20
+"""Of one part, uncompressed."""
+_COMPRESSION = 5
+_PROC = Path("/proc")
+_JOURNAL_LINES = 5000
+_SETTINGS = (
+    *("net/ipv4/ip_forward", "net/ipv4/ip_local_port_range", "net/ipv4/conf/all/rp_filter"),
+    *("net/ipv4/conf/all/route_localnet", "net/ipv6/conf/all/forwarding"),
+    *("net/bridge/bridge-nf-call-iptables", "net/netfilter/nf_conntrack_count"),
+    *("net/netfilter/nf_conntrack_max", "net/netfilter/nf_conntrack_tcp_be_liberal"),
+    *("net/ipv4/vs/conntrack", "net/ipv4/vs/conn_reuse_mode", "kernel/unprivileged_bpf_disabled"),
+)
+"""Kernel settings that traffic to Services depends on, below /proc/sys."""
+_FILES = (
+    "/etc/os-release",
+    "/proc/version",
+    "/proc/meminfo",
+    "/proc/loadavg",
+    "/proc/modules",
+    "/proc/net/ip_vs",
+)
+TOOLS: dict[str, Sequence[str]] = {
+    "kernel/nft.txt": ("nft", "--handle", "list", "ruleset"),
+    "kernel/iptables.txt": ("iptables-save", "--counters"),
+    "kernel/ip6tables.txt": ("ip6tables-save", "--counters"),
+    "kernel/ipset.txt": ("ipset", "save"),
+    "node/addresses.txt": ("ip", "-details", "address"),
+    "node/routes.txt": ("ip", "route", "show", "table", "all"),
+    "node/rules.txt": ("ip", "rule"),
+    "node/listening.txt": ("ss", "--no-header", "-lntup"),
+}
+"""What the tools of this node print, each if it is installed."""
+JOURNAL = ("journalctl", "--no-pager", "--lines", str(_JOURNAL_LINES), "--unit", "steersman")
+
+
+class Part(msgspec.Struct, frozen=True, rename="camel"):
+    """A file of the archive, or the reason why it is missing."""
+
+    name: str
+    bytes: int = 0
+    """Uncompressed."""
+    seconds: float = 0.0
+    problem: str = ""
+    """Why it is missing, or cut; "" if it is whole."""
+
+
+class BugReport(Answer, frozen=True, kw_only=True, rename="camel"):
+    """The archive that was written, and its parts."""
+
+    file: str
+    """`-` for standard output."""
+    node: str
+    parts: tuple[Part, ...]
+
+    def blocks(self, wide: bool) -> Iterator[Block]:
+        """Yield the missing parts, then the name of the file."""
+        missing = [each for each in self.parts if each.problem]
+        shown = self.parts if wide else missing
+        rows = [
+            (each.name, str(each.bytes), f"{each.seconds:.1f} s", each.problem) for each in shown
+        ]
+        if rows:
+            yield Table(("PART", "BYTES", "TOOK", "MISSING OR CUT BECAUSE"), rows)
+        whole = len(self.parts) - len(missing)
+        yield Line(f"{self.file}: {whole} parts of {len(self.parts)} are whole", "good")
+        yield Line(
+            "secrets are removed; it names Services, addresses and rules of this node", "dim"
+        )
+
+
+Collect = Callable[[], Awaitable["str | bytes"]]
+
+
+async def write_report(
+    file: str,
+    config: ProxyConfig,
+    *,
+    journal: bool = False,
+    execute: Exec | None = None,
+    client: Client | None = None,
+    out: BinaryIO | None = None,
+) -> BugReport:
+    """Collect everything, and write the archive.
+
+    Args:
+        file: where to; "" for a new name in the working directory, `-` for `out`.
+        config: options of the mode that the process does not tell.
+        journal: whether to add the journal of the unit.
+        execute: runs the tools of this node.
+        client: reaches the running process.
+        out: standard output.
+
+    Raises:
+        QuestionError: the archive cannot be written.
+    """
+    now, client = time.time(), client or Client()
+    node = os.uname().nodename
+    stamp = time.strftime("%Y%m%dT%H%M%SZ", time.gmtime(now))
+    folder = f"steersman-{node}-{stamp}"
+    file = file or f"{folder}.tar.gz"
+    tools = {**TOOLS, **({"journal.txt": JOURNAL} if journal else {})}
+    stream = out if out is not None and file == STDOUT else _new_file(Path(file))
+    done: list[Part] = []
+    try:
+        with (
+            nullcontext() if stream is out else stream,
+            gzip.GzipFile("", "wb", _COMPRESSION, stream, now) as compressed,
+            tarfile.open(fileobj=compressed, mode="w|") as archive,
+        ):
+            execute = execute or SubprocessExec(max_output=_MOST_BYTES)
+            # Before the others: it is decoded in a thread, and msgspec 0.22 crashes if two threads
+            # meet a type for the first time.
+            world = asyncio.ensure_future(world_of_process(client))
+            await asyncio.wait((world,))
+            parts = parts_of(config, tools, execute, client, world)
+            # As they end, so that no more than a few are in memory.
+            for next_part in asyncio.as_completed([_collected(*each) for each in parts.items()]):
+                part, body = await next_part
+                done.append(part)
+                if body or not part.problem:
+                    _add(archive, f"{folder}/{part.name}", body, now)
+            done.sort(key=lambda part: part.name)
+            index = {"version": installed().version, "node": node, "at": now, "parts": done}
+            _add(archive, f"{folder}/index.json", msgspec.json.encode(index), now)
+    except BaseException as error:
+        if stream is not out:
+            Path(file).unlink(missing_ok=True)  # noqa: ASYNC240 - a file that is open already
+        if not isinstance(error, OSError):
+            raise
+        raise QuestionError(f"{file} cannot be written: {error.strerror or error}") from error
+    return BugReport(source="this node", file=file, node=node, parts=tuple(done))
+
+
+def parts_of(
+    config: ProxyConfig,
+    tools: dict[str, Sequence[str]],
+    execute: Exec,
+    client: Client,
+    world: asyncio.Future[World],
+) -> dict[str, Collect]:
+    """Return what collects each part, by its name in the archive; see `write_report`."""
+
+    async def page(path: str) -> bytes:
+        return await asyncio.to_thread(client.get, path)
+
+    async def tool(argv: Sequence[str]) -> bytes:
+        result = await execute.run(argv, timeout=_SECONDS)
+        if result.returncode:
+            raise QuestionError(result.message or f"exit status {result.returncode}")
+        return result.stdout
+
+    async def version() -> str:
+        return printed(installed())
+
+    async def status() -> str:
+        return printed(await ask_status(client))
+
+    async def drift() -> str:
+        return printed(await find_drift(client, lines=100))
+
+    async def findings() -> str:
+        return "".join(f"{each.severity}: {each}\n" for each in (await world).findings)
+
+    async def objects() -> str:
+        return "".join(await kernel_objects(await world, config, execute))
+
+    async def kubeconfig() -> str:
+        document = json.loads(await page("/configz"))
+        path = next(iter(document.values()))["clientConnection"]["kubeconfig"]
+        root = _PROC / str(client.server_pid()) / "root"
+        return await asyncio.to_thread(_kubeconfig, root, path)
+
+    async def process() -> str:
+        return await asyncio.to_thread(describe_process, client.server_pid())
+
+    async def facts() -> str:
+        return await asyncio.to_thread(describe_node)
+
+    return {
+        "version.json": version,
+        "status.json": status,
+        "findings.txt": findings,
+        "drift.json": drift,
+        "history.json": lambda: page("/history"),
+        "config.json": lambda: page("/configz"),
+        "kubeconfig.json": kubeconfig,
+        "process.txt": process,
+        "kernel/objects.txt": objects,
+        "node/facts.txt": facts,
+        **{name: _calling(tool, argv) for name, argv in tools.items()},
+    }
+
+
+def _calling(tool: Callable[[Sequence[str]], Awaitable[bytes]], argv: Sequence[str]) -> Collect:
+    return lambda: tool(argv)
+
+
+async def _collected(name: str, collect: Collect) -> tuple[Part, bytes]:
+    """Return a part without secrets, within its limits, or the reason why it is missing."""
+    began, body, problem = time.monotonic(), b"", ""
+    try:
+        async with asyncio.timeout(_SECONDS):
+            found = await collect()
+            text = found if isinstance(found, str) else found.decode(errors="replace")
+            body = (await asyncio.to_thread(without_secrets, text)).encode()
+    except TimeoutError:
+        problem = f"it took more than {_SECONDS:g} s"
+    except FileNotFoundError as error:
+        problem = f"{error.filename or error} does not exist"
+    except Exception as error:  # a broken part must not end the report
+        problem = str(error) or type(error).__name__
+    if len(body) > _MOST_BYTES:
+        body, problem = body[:_MOST_BYTES], f"cut after {_MOST_BYTES >> 20} MB"
+    took = round(time.monotonic() - began, 3)
+    return Part(name, len(body), took, without_secrets(problem)), body
+
+
+def printed(answer: Answer) -> str:
+    """Return an answer as JSON."""
+    return json.dumps(answer.data, indent=1)
+
+
+async def kernel_objects(world: World, config: ProxyConfig, execute: Exec) -> Iterable[str]:
+    """Return the lines of all kernel objects of the mode in force, as its tool prints them.
+
+    Raises:
+        QuestionError: the kernel cannot be read.
+    """
+    mode = mode_of(world, config, execute)
+    try:
+        support = await mode.worker.do(mode.probe)
+        if not support.usable:
+            raise QuestionError(" ".join(support.missing))
+        words = mode.words()
+        kernel = await words.read()
+
+        def lines() -> list[str]:
+            return [
+                f"{line.place}: {line.text}\n"
+                for key in sorted(kernel, key=words.rank)
+                for line in words.words(key, kernel[key])
+            ]
+
+        return await asyncio.to_thread(lines)
+    except (ApplyError, BusyError) as error:
+        raise QuestionError(str(error)) from error
+    finally:
+        await mode.aclose()
+
+
+def describe_process(pid: int, proc: Path = _PROC) -> str:
+    """Return the command line, the environment and the state of the running process.
+
+    Raises:
+        QuestionError: no process runs here, or its pid namespace cannot be seen.
+        OSError: it has ended.
+    """
+    if not pid:
+        raise QuestionError("no steersman process is seen from here")
+    own = proc / str(pid)
+    environment = (own / "environ").read_text(errors="replace").split("\0")
+    descriptors = len(list((own / "fd").iterdir()))
+    return "\n".join(
+        [
+            f"pid: {pid}",
+            f"command line: {' '.join(safe_words(words_of(proc, pid)))}",
+            f"descriptors: {descriptors}",
+            *safe_environment(environment),
+            (own / "status").read_text(errors="replace"),
+            (own / "limits").read_text(errors="replace"),
+            (own / "cgroup").read_text(errors="replace"),
+        ]
+    )
+
+
+def describe_node(root: Path = Path("/")) -> str:
+    """Return facts of this machine that traffic depends on; what does not exist is named."""
+    found = [" ".join(os.uname())]
+    paths = [*_FILES, *(f"/proc/sys/{name}" for name in _SETTINGS)]
+    for path in paths:
+        try:
+            text = (root / path[1:]).read_text(errors="replace").strip()
+        except OSError as error:
+            text = error.strerror or str(error)
+        found.append(f"{path}: {text}" if "\n" not in text else f"{path}:\n{text}")
+    return "\n".join(found) + "\n"
+
+
+def _kubeconfig(root: Path, path: str) -> str:
+    if not path:
+        raise QuestionError("the process has none")
+    text = (root / path.lstrip("/")).read_text()
+    documents = [each.value for each in read_yaml(text, Budget(100_000, 50))]
+    return json.dumps(safe_kubeconfig(documents[0] if documents else None), indent=1)
+
+
+def _new_file(path: Path) -> BinaryIO:
+    """Create the archive, readable by its owner only."""
+    try:
+        descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
+    except OSError as error:
+        raise QuestionError(
+            f"{path} cannot be created: {error.strerror}; name another file, or - for standard "
+            "output"
+        ) from error
+    return os.fdopen(descriptor, "wb")
+
+
+def _add(archive: tarfile.TarFile, name: str, body: bytes, at: float) -> None:
+    info = tarfile.TarInfo(name)
+    info.size, info.mtime, info.mode = len(body), int(at), 0o600
+    archive.addfile(info, io.BytesIO(body))
