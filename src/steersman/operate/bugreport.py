@@ -195,13 +195,13 @@ def parts_of(
             raise QuestionError(result.message or f"exit status {result.returncode}")
         return result.stdout
 
-    async def version() -> str:
+    async def version() -> bytes:
         return printed(installed())
 
-    async def status() -> str:
+    async def status() -> bytes:
         return printed(await ask_status(client))
 
-    async def drift() -> str:
+    async def drift() -> bytes:
         return printed(await find_drift(client, lines=100))
 
     async def findings() -> str:
@@ -261,9 +261,9 @@ async def _collected(name: str, collect: Collect) -> tuple[Part, bytes]:
     return Part(name, len(body), took, without_secrets(problem)), body
 
 
-def printed(answer: Answer) -> str:
+def printed(answer: Answer) -> bytes:
     """Return an answer as JSON."""
-    return json.dumps(answer.data, indent=1)
+    return msgspec.json.format(msgspec.json.encode(answer.data), indent=1)
 
 
 async def kernel_objects(world: World, config: ProxyConfig, execute: Exec) -> Iterable[str]:

@@ -142,7 +142,8 @@ async def test_no_secret_is_in_the_archive(tmp_path: Path, process: int) -> None
     assert set(TOOLS) < index.keys()
     assert index["kernel/ipset.txt"]["problem"] == "ipset does not exist"
     assert "no steersman runs" in index["findings.txt"]["problem"]
-    assert index["kernel/nft.txt"]["problem"] == ""
+    assert {index[name]["problem"] for name in ("kernel/nft.txt", "version.json")} == {""}
+    assert json.loads(files["version.json"])["python"]
     assert {name for name, each in index.items() if not each["bytes"]}.isdisjoint(files)
 
 

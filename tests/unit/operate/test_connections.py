@@ -74,7 +74,7 @@ def test_ends_have_names_and_old_endpoints_are_told_apart() -> None:
         "2 more have ended; --all shows them",
     ]
     assert "192.0.2.1:7" in texts(shown, wide=True)[6]
-    assert shown.data["connections"][0]["clientName"] == "shop/web-2"
+    assert shown.connections[0].client_name == "shop/web-2"
 
 
 def test_time_that_goes_by_is_no_news() -> None:
