@@ -144,7 +144,7 @@ def test_rules_that_are_not_those_of_the_plan_are_a_difference(
     node = mode_in(lab, name, variant)
     moved = make.port([4], frontends=FRONTENDS)
     node.world = world_of(node.mode, moved)
-    assert "instead of to 10.244.0.4:8080; the rules in" in first_difference(node.trace())
+    assert "instead of to 10.244.0.4:8080; steersman drift says" in first_difference(node.trace())
     node.world = world_of(node.mode, make.port([], frontends=(make.cluster_ip(REJECTED),)))
     assert first_difference(node.trace()).startswith("no rule stopped the packet: it went to 10")
     node.world = world_of(node.mode)

@@ -27,6 +27,8 @@ from steersman.host.rtnetlink import (
 T = TypeVar("T")
 NAMESPACES = (Path("/run/netns"), Path("/proc"))
 """Folders in which the namespaces of a machine are found."""
+HERE = Path("/proc/thread-self/ns/net")
+"""The namespace of the calling thread."""
 _CLONE_NEWNET = 0x40000000
 
 _libc = ctypes.CDLL(None, use_errno=True)
@@ -134,6 +136,26 @@ def find_namespace(address: str, folders: Iterable[Path] = NAMESPACES) -> Path |
     pod in the host's network is found there, then those with a link to it: other nodes of a test
     cluster on this machine may have pods with the same addresses.
     """
+    elsewhere = None
+    for path, linked in _holders(address, folders):
+        if linked:
+            return path
+        elsewhere = elsewhere or path
+    return elsewhere
+
+
+def linked_holders(address: str, folders: Iterable[Path] = NAMESPACES) -> list[Path]:
+    """Return all namespaces that have an address: that of this thread, and those linked to it.
+
+    None for the address "".
+    """
+    if not address:
+        return []
+    return [path for path, linked in _holders(address, folders) if linked]
+
+
+def _holders(address: str, folders: Iterable[Path]) -> Iterator[tuple[Path, bool]]:
+    """Yield the namespaces that have an address, and whether each is this one or linked to it."""
     family = socket.AF_INET6 if ":" in address else socket.AF_INET
 
     def has_it() -> bool:
@@ -144,17 +166,24 @@ def find_namespace(address: str, folders: Iterable[Path] = NAMESPACES) -> Path |
             return bool(sock.getsockname()[0] == address)
         return False
 
-    elsewhere = None
     with Netlink(NETLINK_ROUTE, buffer=1 << 20) as netlink:
         linked = {namespace_of_peer(link) for link in netlink.dump(LIST_LINKS)} - {None, -1}
-        here = Path("/proc/thread-self/ns/net")
-        for path in (here, *namespaces(folders)):
+        here = HERE.stat().st_ino
+        for path in (HERE, *namespaces(folders)):
             with suppress(OSError):  # it ended meanwhile, or is no namespace
+                if path != HERE and path.stat().st_ino == here:
+                    continue
                 if call_inside(path, has_it):
-                    if path == here or _number(netlink, path) in linked:
-                        return path
-                    elsewhere = elsewhere or path
-    return elsewhere
+                    yield path, path == HERE or _number(netlink, path) in linked
+
+
+def find_inode(inode: int) -> Path | None:
+    """Return the namespace with an inode, `HERE` for that of this thread; None if it is gone."""
+    for path in (HERE, *namespaces()):
+        with suppress(OSError):
+            if path.stat().st_ino == inode:
+                return path
+    return None
 
 
 def _number(netlink: Netlink, path: Path) -> int:

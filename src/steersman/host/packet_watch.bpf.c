@@ -50,6 +50,7 @@ struct net_device {
 };
 
 struct sock_common {
+	__u16 skc_num; // the local port
 	struct possible_net skc_net;
 };
 
@@ -121,10 +122,12 @@ struct view {
 	__be32 content;
 	__be32 answered; // the content that it answers
 	__u32 netns;
+	__u16 socket_port; // of the socket that sent it, if it is in this namespace
 	__u8 tcp_flags;
 	__u8 quoted;
 	__u8 reply;
 	__u8 has_content;
+	__u8 zero[2];
 };
 
 struct {
@@ -263,13 +266,17 @@ INLINE int is_any(const __be32 *address)
 	return !(address[0] | address[1] | address[2] | address[3]);
 }
 
-// Whether this is the first packet of the wanted client.
+// Whether this is the first packet of the wanted client. This node may have masqueraded it.
 INLINE int is_first(const struct watch_filter *wanted, const struct view *now)
 {
 	const __be32 *a = wanted->source, *b = now->ends.source;
 
 	if (now->quoted || !now->has_content || now->netns != wanted->netns ||
-	    now->ends.source_port != wanted->source_port || now->tcp_flags & TCP_ACK)
+	    now->tcp_flags & TCP_ACK)
+		return 0;
+	if (now->socket_port == bpf_ntohs(wanted->source_port))
+		return 1;
+	if (now->ends.source_port != wanted->source_port)
 		return 0;
 	return is_any(a) || (a[0] == b[0] && a[1] == b[1] && a[2] == b[2] && a[3] == b[3]);
 }
@@ -302,13 +309,16 @@ NOINLINE int is_wanted(struct watch_filter *wanted, struct view *now)
 	return was_seen(&now->ends, 0);
 }
 
-INLINE __u32 netns_of(const struct sk_buff *skb, const struct net_device *device)
+INLINE void read_place(const struct sk_buff *skb, const struct net_device *device, struct view *out)
 {
 	struct sock *sk = BPF_CORE_READ(skb, sk);
 
-	if (device)
-		return BPF_CORE_READ(device, nd_net.net, ns.inum);
-	return sk ? BPF_CORE_READ(sk, __sk_common.skc_net.net, ns.inum) : 0;
+	if (sk)
+		out->netns = BPF_CORE_READ(sk, __sk_common.skc_net.net, ns.inum);
+	if (device && BPF_CORE_READ(device, nd_net.net, ns.inum) != out->netns)
+		out->netns = BPF_CORE_READ(device, nd_net.net, ns.inum);
+	else if (sk)
+		out->socket_port = BPF_CORE_READ(sk, __sk_common.skc_num);
 }
 
 NOINLINE int report(const struct sk_buff *skb, const __u8 *start, __u8 kind, __u64 location,
@@ -330,7 +340,7 @@ NOINLINE int report(const struct sk_buff *skb, const __u8 *start, __u8 kind, __u
 	if (kind != FREED && now.ends.protocol == IPPROTO_TCP && !now.quoted &&
 	    !(now.tcp_flags & (TCP_SYN | TCP_RST)))
 		return 0;
-	now.netns = netns_of(skb, device);
+	read_place(skb, device, &now);
 	if (!is_wanted(wanted, &now))
 		return 0;
 	if (!now.reply && !now.quoted)

@@ -49,6 +49,7 @@ class PacketWatch:
         Raises:
             OSError: libbpf, the object, privileges or the kernel's BTF are missing.
         """
+        self.netns = netns
         self._found: list[bytes] = []
         self._object = OpenedObject(FILE)
         source = ipaddress.ip_address(flow.source or "::")

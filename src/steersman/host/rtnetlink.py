@@ -1,6 +1,6 @@
-"""rtnetlink messages as values: links, addresses and routes (rtnetlink(7), RFC 3549).
+"""rtnetlink messages as values: links, addresses, routes, rules (rtnetlink(7), RFC 3549).
 
-The only module that knows their layout (linux/if_link.h, if_addr.h, rtnetlink.h). Every message
+The only module that knows their layout (linux/if_link.h, if_addr.h, rtnetlink.h...). Every message
 starts with a fixed struct, which attributes follow:
 
     RTM_*LINK    struct ifinfomsg, 16 bytes   family, hardware type, index, flags, change mask
@@ -35,7 +35,8 @@ from steersman.host.nlmsg import (
 RTM_NEWLINK, RTM_DELLINK, RTM_GETLINK = 16, 17, 18
 RTM_NEWADDR, RTM_DELADDR, RTM_GETADDR = 20, 21, 22
 RTM_NEWROUTE, RTM_GETROUTE = 24, 26
-RTM_NEWNEIGH = 28
+RTM_NEWNEIGH, RTM_GETNEIGH = 28, 30
+RTM_GETRULE = 34
 RTM_GETNSID = 90
 
 RTNLGRP_LINK, RTNLGRP_IPV4_IFADDR, RTNLGRP_IPV6_IFADDR = 1, 5, 9
@@ -49,8 +50,19 @@ _IFADDRMSG = struct.Struct("=BBBBI")
 _RTMSG = struct.Struct("=BBBBBBBBI")
 _NDMSG = struct.Struct("=BxxxiHBB")
 _IFF_UP = 0x1
-_RT_TABLE_MAIN, _RTPROT_STATIC, _RTN_UNICAST, _RTN_LOCAL, _RTNH_F_ONLINK = 254, 4, 1, 2, 4
+MAIN_TABLE, _RTPROT_STATIC, _RTN_UNICAST, _RTN_LOCAL, _RTNH_F_ONLINK = 254, 4, 1, 2, 4
 _NUD_PERMANENT, _NDA_DST, _NDA_LLADDR = 0x80, 1, 2
+_RTM_F_LOOKUP_TABLE = 0x1000
+NUD_INCOMPLETE, NUD_FAILED = 0x01, 0x20
+_RULE = struct.Struct("=BBBBBxxBI")  # struct fib_rule_hdr
+_FRA_DST, _FRA_SRC, _FRA_IIFNAME, _FRA_PRIORITY = 1, 2, 3, 6
+_FRA_FWMARK, _FRA_TABLE, _FRA_FWMASK, _FRA_OIFNAME = 10, 15, 16, 17
+_FR_ACT_TO_TBL, _FIB_RULE_INVERT = 1, 2
+_RULE_ACTIONS = {
+    **{_FR_ACT_TO_TBL: "lookup", 2: "goto", 3: "nop"},
+    **{6: "blackhole", 7: "unreachable", 8: "prohibit"},
+}
+_TABLES = {253: "default", MAIN_TABLE: "main", 255: "local"}
 
 _IFLA_IFNAME, _IFLA_MTU, _IFLA_LINK, _IFLA_MASTER, _IFLA_LINKINFO = 3, 4, 5, 10, 18
 _IFLA_INFO_KIND, _IFLA_INFO_DATA, _IFLA_INFO_SLAVE_KIND, _IFLA_INFO_SLAVE_DATA = 1, 2, 4, 5
@@ -61,7 +73,8 @@ _NETNSA_NSID, _NETNSA_FD = 1, 3
 _IFLA_BRPORT_MODE = 4  # hairpin
 _IFA_ADDRESS, _IFA_LOCAL, _IFA_CACHEINFO, _IFA_FLAGS = 1, 2, 6, 8
 _IFA_F_NODAD = 0x02
-_RTA_DST, _RTA_OIF, _RTA_GATEWAY, _RTA_METRICS, _RTA_VIA = 1, 4, 5, 8, 18
+_RTA_DST, _RTA_SRC, _RTA_IIF, _RTA_OIF, _RTA_GATEWAY = 1, 2, 3, 4, 5
+_RTA_METRICS, _RTA_TABLE, _RTA_MARK, _RTA_VIA = 8, 15, 16, 18
 _RTAX_MTU = 2
 
 LIST_LINKS = Request(RTM_GETLINK, bytes(_IFINFOMSG.size))
@@ -132,6 +145,27 @@ class Route(NamedTuple):
     """Of the route itself; 0 if it has none."""
     local: bool = False
     """Whether the address is one of this machine."""
+    table: int = 0
+    """Number of the routing table; 0 if the kernel does not say."""
+
+
+class Neighbour(NamedTuple):
+    """What is known of an address on a link."""
+
+    link: int
+    """Interface index."""
+    address: str
+    state: int
+    """NUD_*."""
+
+
+class Rule(NamedTuple):
+    """A policy rule, which says for some packets in which table their route is."""
+
+    priority: int
+    table: int
+    text: str
+    """As `ip rule` prints it."""
 
 
 class Address(NamedTuple):
@@ -299,7 +333,7 @@ def new_route(link: int, address: str = "", gateway: str = "") -> Request:
     family, packed = _packed(address or gateway)
     length, scope = (0, RT_SCOPE_UNIVERSE) if gateway else (len(packed) * 8, RT_SCOPE_LINK)
     payload = _RTMSG.pack(
-        *(family, length, 0, 0, _RT_TABLE_MAIN, _RTPROT_STATIC, scope, _RTN_UNICAST),
+        *(family, length, 0, 0, MAIN_TABLE, _RTPROT_STATIC, scope, _RTN_UNICAST),
         _RTNH_F_ONLINK if gateway else 0,
     )
     payload += attr(_RTA_GATEWAY if gateway else _RTA_DST, packed) + u32(_RTA_OIF, link)
@@ -320,11 +354,26 @@ def _packed(address: str) -> tuple[int, bytes]:
     return family, socket.inet_pton(family, address)
 
 
-def get_route(packed: bytes) -> Request:
-    """Ask for the route to an address; the kernel answers ENETUNREACH if there is none."""
+def get_route(packed: bytes, *, source: bytes = b"", device: int = 0, mark: int = 0) -> Request:
+    """Ask for the route of a packet; the kernel answers with an error if there is none.
+
+    Args:
+        packed: the destination.
+        source: the packet's source; b"" for none.
+        device: index of the interface that received it; 0 if this machine sends it.
+        mark: of the packet (fwmark).
+    """
     family = socket.AF_INET if len(packed) == 4 else socket.AF_INET6
-    head = _RTMSG.pack(family, len(packed) * 8, 0, 0, 0, 0, 0, 0, 0)
-    return Request(RTM_GETROUTE, head + attr(_RTA_DST, packed))
+    lengths = len(packed) * 8, len(source) * 8
+    payload = _RTMSG.pack(family, *lengths, 0, 0, 0, 0, 0, _RTM_F_LOOKUP_TABLE)
+    payload += attr(_RTA_DST, packed)
+    if source:
+        payload += attr(_RTA_SRC, source)
+    if device:
+        payload += u32(_RTA_IIF, device)
+    if mark:
+        payload += u32(_RTA_MARK, mark)
+    return Request(RTM_GETROUTE, payload)
 
 
 def is_local_route(message: Message) -> bool:
@@ -344,4 +393,54 @@ def parse_route(message: Message) -> Route:
         socket.inet_ntop(family, gateway) if family else "",
         int.from_bytes(metrics.get(_RTAX_MTU, b""), sys.byteorder),
         is_local_route(message),
+        int.from_bytes(values.get(_RTA_TABLE, b""), sys.byteorder),
     )
+
+
+def list_rules(family: int) -> Request:
+    """Ask for the policy rules of a family (AF_*)."""
+    return Request(RTM_GETRULE, bytes((family,)) + bytes(_RULE.size - 1))
+
+
+def parse_rule(message: Message) -> Rule:
+    """Decode RTM_NEWRULE."""
+    family, to_length, from_length, _, table, action, flags = _RULE.unpack_from(message.payload)
+    values = attributes(message.payload, _RULE.size)
+
+    def number(kind: int) -> int:
+        return int.from_bytes(values.get(kind, b""), sys.byteorder)
+
+    def prefix(kind: int, length: int) -> str:
+        return f"{socket.inet_ntop(family, values[kind])}/{length}" if kind in values else "all"
+
+    table = number(_FRA_TABLE) or table
+    words = ["not"] if flags & _FIB_RULE_INVERT else []
+    words += ["from", prefix(_FRA_SRC, from_length)]
+    if _FRA_DST in values:
+        words += ["to", prefix(_FRA_DST, to_length)]
+    if _FRA_FWMARK in values:
+        mask = number(_FRA_FWMASK)
+        words += [
+            "fwmark",
+            f"{number(_FRA_FWMARK):#x}" + (f"/{mask:#x}" if mask + 1 >> 32 == 0 else ""),
+        ]
+    for kind, name in ((_FRA_IIFNAME, "iif"), (_FRA_OIFNAME, "oif")):
+        if kind in values:
+            words += [name, string(values[kind])]
+    words += [_RULE_ACTIONS.get(action, f"action {action}")]
+    if action == _FR_ACT_TO_TBL:
+        words += [_TABLES.get(table, str(table))]
+    return Rule(number(_FRA_PRIORITY), table, f"{number(_FRA_PRIORITY)}: {' '.join(words)}")
+
+
+def list_neighbours(family: int) -> Request:
+    """Ask for the neighbours of a family (AF_*)."""
+    return Request(RTM_GETNEIGH, bytes((family,)) + bytes(_NDMSG.size - 1))
+
+
+def parse_neighbour(message: Message) -> Neighbour:
+    """Decode RTM_NEWNEIGH; its address is "" if it has none of IP."""
+    _, link, state, _, _ = _NDMSG.unpack_from(message.payload)
+    packed = attributes(message.payload, _NDMSG.size).get(_NDA_DST, b"")
+    family = {4: socket.AF_INET, 16: socket.AF_INET6}.get(len(packed))
+    return Neighbour(link, socket.inet_ntop(family, packed) if family else "", state)

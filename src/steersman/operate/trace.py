@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Awaitable, Callable, Iterator
-from contextlib import suppress
+from contextlib import nullcontext, suppress
 from pathlib import Path
 from typing import TypeAlias
 
@@ -12,15 +12,17 @@ import msgspec
 
 from steersman.compile.trace import Flow, TraceResult, trace
 from steersman.host.exec import SubprocessExec
-from steersman.host.netns import find_namespace
+from steersman.host.netns import HERE, find_namespace, linked_holders
+from steersman.host.packet_watch import PacketWatch
 from steersman.model.names import Protocol
 from steersman.model.plan import SourceClass
-from steersman.model.tracing import TraceStep, TrackedConnection, WatchedFlow
+from steersman.model.tracing import Sighting, TraceStep, TrackedConnection, WatchedFlow
 from steersman.model.world import World
 from steersman.modes.base import Tracer
 from steersman.modes.registry import create
 from steersman.modes.specs import ModeOptions
 from steersman.operate.answer import Answer, Block, Cell, Line, QuestionError, Table
+from steersman.operate.drift import find_drift
 from steersman.operate.load import world_again
 from steersman.operate.probe_packet import ProbePacket, Reply
 from steersman.operate.trace_compare import (
@@ -28,15 +30,20 @@ from steersman.operate.trace_compare import (
     Observation,
     compare,
     expectation,
+    mark_of,
     prediction,
     short_rule,
 )
+from steersman.operate.trace_lookups import look_around
+from steersman.operate.trace_loss import last_place
 from steersman.operate.trace_question import TraceQuestion
 
 _SEEN_WITHIN = 1.0  # seconds for the events of a packet that was answered or given up
 _SETTLED_WITHIN = 3.0  # seconds for the answer to a packet of real traffic
 _PAUSE = 0.05
 _LONGEST_RULE = 90
+_LOOKED_UP = 16
+"""Endpoints whose routes are looked up if it is not known which one was chosen."""
 
 
 class ShownStep(msgspec.Struct, frozen=True, rename="camel"):
@@ -63,6 +70,9 @@ class TraceAnswer(Answer, frozen=True, kw_only=True, rename="camel"):
     """None for a packet of real traffic."""
     endpoint: str = ""
     differences: tuple[Difference, ...] = ()
+    sightings: tuple[Sighting, ...] = ()
+    """Where devices of this machine sent and received the packet and its answer, and where the
+    kernel dropped them; () for a packet of real traffic, or if the kernel cannot tell."""
     refused: bool = False
     """The plan itself drops or rejects the packet."""
 
@@ -172,6 +182,10 @@ async def trace_packet(
         await tracer.aclose()
     predicted = predict(world, flow)
     if compare(predicted, seen):
+        with suppress(OSError):
+            seen = await asyncio.to_thread(_look_around, flow, predicted, seen)
+        if any(each.code == "rules" for each in compare(predicted, seen)):
+            seen = seen._replace(drifted=await _has_drifted(world))
         # The plan may have changed since it was asked for, with --wait long ago.
         later = await renew(world)
         now = predict(later, flow)
@@ -198,13 +212,26 @@ async def _probe(world: World, question: TraceQuestion, tracer: Tracer) -> _Seen
         source=question.source,
         netns=None if netns == Path("/proc/self/ns/net") else netns,
     ) as probe:
-        await tracer.start(probe.flow)
-        reply = await probe.send(question.timeout)
-        flow = probe.flow
-        with suppress(TimeoutError):
-            async with asyncio.timeout(_SEEN_WITHIN):
-                flow = await tracer.first_packet()
-        return await _seen(world, flow, tracer, reply)
+        client = question.netns or HERE
+        with await _watch(probe.flow, client) as watch:
+            await tracer.start(probe.flow)
+            reply = await probe.send(question.timeout)
+            flow = probe.flow
+            with suppress(TimeoutError):
+                async with asyncio.timeout(_SEEN_WITHIN):
+                    flow = await tracer.first_packet()
+            flow, seen, _ = await _seen(world, flow, tracer, reply)
+            if isinstance(watch, PacketWatch):
+                seen = seen._replace(sightings=watch.sightings(), client=watch.netns)
+        return flow, seen, reply
+
+
+async def _watch(flow: WatchedFlow, client: Path) -> PacketWatch | nullcontext[None]:
+    """Watch all devices of this machine, as far as the kernel allows it."""
+    with suppress(OSError):
+        netns = await asyncio.to_thread(client.stat)
+        return await asyncio.to_thread(PacketWatch, flow, netns.st_ino)
+    return nullcontext()
 
 
 async def _wait(world: World, question: TraceQuestion, tracer: Tracer) -> _Seen:
@@ -249,8 +276,57 @@ async def _seen(
         reply.text if reply else "",
         world.plan.settings.traits.terminates_connections,
         world.plan.settings.family(flow.family).local_addresses,
+        asked=(flow.destination, flow.port),
     )
     return flow, seen, reply
+
+
+def _look_around(flow: WatchedFlow, predicted: TraceResult, seen: Observation) -> Observation:
+    """Look up what becomes of the packet where it was seen last. It blocks.
+
+    Other namespaces than the client's, the endpoint's and this node's count as elsewhere.
+    """
+    node, tracked = HERE.stat().st_ino, seen.connection
+    endpoint = seen.endpoint.rpartition(":")[0].strip("[]")
+    known = {node, seen.client, *(path.stat().st_ino for path in linked_holders(endpoint))}
+    seen = seen._replace(sightings=[each for each in seen.sightings if each.netns in known])
+    last = last_place(seen.sightings) or Sighting(
+        "sent", seen.client, "", flow.source, flow.source_port, flow.destination, flow.port
+    )
+    to, back, name = [last.destination], last.source, f"the namespace of {endpoint}"
+    if last.netns == node:
+        name = "this node"
+        if not last.reply and last.destination == flow.destination:  # received, then translated
+            to = [endpoint] if endpoint else [each.ip for each in predicted.endpoints] or to
+        elif last.reply and tracked and last.destination == tracked.seen_source:
+            to = [tracked.source]
+    elif last.netns == seen.client:
+        name = "the client's namespace"
+    received = [
+        each.device
+        for each in seen.sightings
+        if (each.kind, each.netns, each.reply) == ("received", last.netns, last.reply)
+    ]
+    around = look_around(
+        SubprocessExec(),
+        last,
+        device=received[-1] if received else "",
+        to=to[:_LOOKED_UP],
+        back=back,
+        mark=last.mark or mark_of(seen.steps),
+        endpoint=endpoint,
+        name=name,
+    )
+    return seen._replace(around=around)
+
+
+async def _has_drifted(world: World) -> bool | None:
+    """Return whether the running process finds other rules in the kernel; None if none tells."""
+    if world.origin.kind != "process":
+        return None
+    with suppress(QuestionError):
+        return (await find_drift()).state.differs is not None
+    return None
 
 
 def _answer(
@@ -276,6 +352,7 @@ def _answer(
         reply=reply,
         endpoint=seen.endpoint,
         differences=compare(predicted, seen),
+        sightings=tuple(seen.sightings),
         refused=predicted.verdict in ("drop", "reject"),
     )
 

@@ -9,12 +9,32 @@ from typing import NamedTuple
 from steersman.compile.trace import TraceResult
 from steersman.model.addresses import join_host_port
 from steersman.model.plan import Value
-from steersman.model.tracing import STEERSMAN, TraceStep, TrackedConnection
+from steersman.model.tracing import STEERSMAN, Sighting, TraceStep, TrackedConnection
+from steersman.operate.trace_loss import (
+    Loss,
+    Surroundings,
+    explain_drop,
+    explain_silence,
+    explain_unsent,
+    first_drop,
+    last_place,
+    other_source,
+    shared_address,
+)
 
 _MASQUERADES = re.compile(r"(^|\s)(-j (MASQUERADE|SNAT)|(masquerade|snat)( |$))")
 _COMMENT = re.compile(r' -m comment --comment ("(?:[^"\\]|\\.)*"|\S+)')
 _PASSIVE = {"drop": "dropped", "reject": "rejected", "forward": "forwarded", "accept": "left alone"}
+_TRANSLATES = re.compile(r"(^|\s)(-j (DNAT|REDIRECT|NETMAP)|(dnat|redirect)( |$))")
+_UNTRACKS = re.compile(r"(^|\s)(-j (NOTRACK|CT --notrack)|notrack( |$))")
+_SETS_MARK = re.compile(r"(^|\s)(-j (MARK|CONNMARK)|(meta )?mark set)( |$)")
+_NUMBER = re.compile(r"0x[0-9a-f]+")
+_NETFILTER_HOOKS = ("prerouting", "input", "forward", "output", "postrouting")
+_UNANSWERED = ("none", "icmp", "not-sent", "unknown")
+_IPTABLES = ("raw", "mangle", "nat", "filter", "security")
 REMEDY = "the rules in the kernel are not those of the plan: see steersman drift"
+_NO_DRIFT = "the rules in the kernel are those of the plan: something else decided"
+_ASK_DRIFT = "steersman drift says whether the rules in the kernel are those of the plan"
 
 
 class Difference(Value, frozen=True):
@@ -23,6 +43,17 @@ class Difference(Value, frozen=True):
     text: str
     step: int = 0
     """Number of the step, from 1; 0 if it is about none."""
+    code: str = ""
+    """Stays the same for a kind of difference, such as `foreign-drop` or `no-route`."""
+    shows: str = ""
+    """The command that shows the object; "" if there is none."""
+    evidence: tuple[str, ...] = ()
+    """Lines that a tool prints about it."""
+
+    @classmethod
+    def of_loss(cls, loss: Loss) -> Difference:
+        """Return a packet's loss as a difference."""
+        return cls(loss.text, 0, loss.code, loss.shows, loss.evidence)
 
 
 class Observation(NamedTuple):
@@ -38,6 +69,16 @@ class Observation(NamedTuple):
     """Whether the mode carries connections itself, so that conntrack's end is the proxy."""
     local: Collection[str] = ()
     """This node's addresses."""
+    sightings: Sequence[Sighting] = ()
+    """Where the packet and its answer were seen, in order of time."""
+    asked: tuple[str, int] = ("", 0)
+    """The address and port that the client named."""
+    client: int = 0
+    """Inode of the client's network namespace; 0 if it is not known."""
+    around: Surroundings | None = None
+    """Look-ups where the packet was seen last; None before they are made, or without need."""
+    drifted: bool | None = None
+    """Whether the rules in the kernel are not those of the plan; None if it is not known."""
 
     @property
     def end(self) -> tuple[int, TraceStep] | None:
@@ -82,11 +123,31 @@ def prediction(result: TraceResult, terminates: bool = False) -> str:
 def describe_end(step: TraceStep) -> str:
     """Say who dropped or rejected a packet, and by which rule."""
     done = _PASSIVE[step.verdict]
-    where = f"chain {step.chain}" + (f" of table {step.table}" if step.table else "")
     if not step.rule and not step.handle:
-        return f"{done} by the policy of {where} ({step.hook})"
+        return f"{done} by the policy of {_chain(step)} ({step.hook})"
+    return f"{done} by {describe_rule(step)}"
+
+
+def describe_rule(step: TraceStep) -> str:
+    """Name the rule of a step with its owner, its place and its text."""
     at = f"{step.hook}, handle {step.handle}" if step.handle else step.hook
-    return f"{done} by a rule of {step.owner} in {where} ({at}): {short_rule(step.rule)}"
+    return f"a rule of {step.owner} in {_chain(step)} ({at}): {short_rule(step.rule)}"
+
+
+def _chain(step: TraceStep) -> str:
+    return f"chain {step.chain}" + (f" of table {step.table}" if step.table else "")
+
+
+def command_for(step: TraceStep) -> str:
+    """Return the command that shows the chain of a step; "" for a program or the kernel."""
+    family, _, name = step.table.removesuffix(" (legacy)").partition(" ")
+    if not name or step.hook not in _NETFILTER_HOOKS:
+        return ""
+    if name in _IPTABLES and family in ("ip", "ip6"):
+        tool = "iptables" if family == "ip" else "ip6tables"
+        tool += "-legacy" if step.table.endswith("(legacy)") else ""
+        return f"{tool} -t {name} -S {step.chain}"
+    return f"nft -a list chain {family} {name} {step.chain}"
 
 
 def short_rule(rule: str) -> str:
@@ -102,37 +163,97 @@ def compare(predicted: TraceResult, seen: Observation) -> tuple[Difference, ...]
     """Return every difference, in the order of the packet's way; () if all is as predicted."""
     endpoints = tuple(map(str, predicted.endpoints))
     endpoint = seen.endpoint
+    drop = first_drop(seen.sightings) if seen.answer in _UNANSWERED else None
+    dropped = drop is not None and not drop.reply and seen.around is not None
     if seen.end:
         number, step = seen.end
-        if step.owner != STEERSMAN:
-            return (Difference(describe_end(step), number),)
-        if step.verdict != predicted.verdict:
-            return (Difference(f"{describe_end(step)}; {REMEDY}", number),)
-        return ()
+        if step.owner == STEERSMAN:
+            if step.verdict == predicted.verdict:
+                return ()
+            return (_against_the_plan(describe_end(step), seen, number, step),)
+        if not dropped or step.hook in _NETFILTER_HOOKS:
+            shows = command_for(step)
+            return (Difference(describe_end(step), number, "foreign-drop", shows),)
+    elsewhere = predicted.verdict == "forward" and endpoint not in endpoints
+    is_lost = dropped or (elsewhere and _vanished(seen))
+    if is_lost and not (elsewhere and _misled(seen)) and (loss := _lost(seen, endpoint)):
+        return (Difference.of_loss(loss),)
     if not seen.steps and seen.connection is None and seen.answer != "not-sent":
         return (Difference("no hook of this node's kernel saw the packet: it took another way"),)
-    # Where it went
-    found: list[Difference] = []
-    if predicted.verdict == "forward" and endpoint not in endpoints:
-        ends = " or ".join(endpoints)
-        if seen.terminates and not endpoint and seen.answer == "answer":
-            text = f"the proxy accepted the connection, but has none to {ends}: they may refuse it"
-            found.append(Difference(text))
-        elif endpoint or seen.answer != "not-sent":
-            went = f"went to {endpoint}" if endpoint else "was not translated"
-            text = f"the packet {went} instead of to {ends}; {REMEDY}"
-            found.append(Difference(text, _translator(seen.steps)))
-    elif predicted.verdict == "accept" and endpoint:
-        text = f"the packet went to {endpoint}, but no rule should change it; {REMEDY}"
-        found.append(Difference(text, _translator(seen.steps)))
-    elif predicted.verdict in ("drop", "reject") and (endpoint or seen.answer == "answer"):
-        went = f"went to {endpoint}" if endpoint else "passed"
-        found.append(Difference(f"no rule stopped the packet: it {went}; {REMEDY}"))
-    # Its source
+    found = [*_going(predicted, seen)]
     if predicted.verdict == "forward" and endpoint in endpoints:
         found += _masquerading(predicted, seen, endpoint)
     found += _answering(predicted, seen, endpoint)
     return tuple(found)
+
+
+def _going(predicted: TraceResult, seen: Observation) -> Iterator[Difference]:
+    """Yield where the packet went if that is not to an endpoint of the plan."""
+    ends, endpoint = tuple(map(str, predicted.endpoints)), seen.endpoint
+    if predicted.verdict == "forward" and endpoint not in ends:
+        if seen.terminates and not endpoint and seen.answer == "answer":
+            text = "the proxy accepted the connection, but has none to"
+            yield Difference(f"{text} {' or '.join(ends)}: they may refuse it")
+        elif endpoint or seen.answer != "not-sent":
+            went = f"went to {endpoint}" if endpoint else "was not translated"
+            text = f"the packet {went} instead of to {' or '.join(ends)}"
+            yield _translated_otherwise(text, seen)
+    elif predicted.verdict == "accept" and endpoint:
+        text = f"the packet went to {endpoint}, but no rule should change it"
+        yield _translated_otherwise(text, seen)
+    elif predicted.verdict in ("drop", "reject") and (endpoint or seen.answer == "answer"):
+        went = f"went to {endpoint}" if endpoint else "passed"
+        yield _translated_otherwise(f"no rule stopped the packet: it {went}", seen)
+
+
+def _against_the_plan(
+    text: str, seen: Observation, number: int = 0, step: TraceStep | None = None
+) -> Difference:
+    """Return that our own rules decided otherwise than the plan."""
+    drift = {True: REMEDY, False: _NO_DRIFT, None: _ASK_DRIFT}[seen.drifted]
+    shows = command_for(step) if step else "steersman drift"
+    return Difference(f"{text}; {drift}", number, "rules", shows)
+
+
+def _foreign(seen: Observation, rules: re.Pattern[str]) -> tuple[int, TraceStep] | None:
+    """Return the last rule of another program of a kind that the packet met, with its number."""
+    for number, step in reversed(list(enumerate(seen.steps, 1))):
+        if step.owner != STEERSMAN and step.direction == "original" and rules.search(step.rule):
+            return number, step
+    return None
+
+
+def _misled(seen: Observation) -> tuple[str, str, int] | None:
+    """Return how another program kept the packet from the Service's rules: code, words, step."""
+    if found := _foreign(seen, _TRANSLATES):
+        return "foreign-translation", ", by ", found[0]
+    if seen.endpoint:
+        return None
+    if found := _foreign(seen, _UNTRACKS):
+        return "not-tracked", ": it is not tracked, by ", found[0]
+    for number, step in enumerate(seen.steps, 1):
+        # The rest of a chain of iptables is skipped, and so the jump to our chains.
+        table = step.table.removesuffix(" (legacy)").partition(" ")[2]
+        skips = step.verdict in ("accept", "return") and table == "nat"
+        if skips and step.rule and step.owner != STEERSMAN and step.direction == "original":
+            return "foreign-accept", ": it does not reach the Service's rules, by ", number
+    return None
+
+
+def _translated_otherwise(text: str, seen: Observation) -> Difference:
+    """Return who sent the packet elsewhere: another program's rule, or our own."""
+    if found := _misled(seen):
+        code, words, number = found
+        step = seen.steps[number - 1]
+        return Difference(f"{text}{words}{describe_rule(step)}", number, code, command_for(step))
+    number = _translator(seen.steps)
+    return _against_the_plan(text, seen, number, seen.steps[number - 1] if number else None)
+
+
+def _vanished(seen: Observation) -> bool:
+    """Return whether the packet was seen no more after our rule that translates it."""
+    steps = [step for step in seen.steps if step.direction == "original"]
+    return bool(steps) and steps[-1].owner == STEERSMAN and bool(_TRANSLATES.search(steps[-1].rule))
 
 
 def _masquerading(predicted: TraceResult, seen: Observation, endpoint: str) -> Iterator[Difference]:
@@ -154,34 +275,76 @@ def _masquerading(predicted: TraceResult, seen: Observation, endpoint: str) -> I
             f"masqueraded by {owner}: the endpoint sees {found.seen_source} instead of"
             f" {found.source}",
             number,
+            "foreign-masquerade",
+            command_for(seen.steps[number - 1]) if number else "",
         )
     elif wanted and not found.masqueraded and found.source not in seen.local:
-        yield Difference(
-            f"not masqueraded: the endpoint sees {found.source} instead of an address of this"
-            f" node; {REMEDY}"
+        text = (
+            f"not masqueraded: the endpoint sees {found.source} instead of an address of this node"
         )
+        if changed := _foreign(seen, _SETS_MARK):
+            number, step = changed
+            text = f"{text}, as the packet's mark is changed by {describe_rule(step)}"
+            yield Difference(text, number, "mark-changed", command_for(step))
+        else:
+            yield _against_the_plan(text, seen)
 
 
 def _answering(predicted: TraceResult, seen: Observation, endpoint: str) -> Iterator[Difference]:
     who = f"endpoint {endpoint}" if endpoint else "destination"
     for number, step in enumerate(seen.steps, 1):
         if step.endpoint and step.verdict == "connecting":  # the client has the proxy's answer
-            yield Difference(f"the {who} has not answered the proxy yet", number)
+            yield Difference(f"the {who} has not answered the proxy yet", number, "not-answered")
     if seen.answer_end:
         number, step = seen.answer_end
-        yield Difference(f"the answer was {describe_end(step)}", number)
-    elif seen.answer == "not-sent":
-        yield Difference(seen.answer_text)
-    elif predicted.verdict not in ("forward", "accept"):
+        text = f"the answer was {describe_end(step)}"
+        yield Difference(text, number, "foreign-drop", command_for(step))
+    elif predicted.verdict not in ("forward", "accept") and seen.answer != "not-sent":
         return
+    elif loss := _lost(seen, endpoint):
+        yield Difference.of_loss(loss)
+    elif seen.answer == "not-sent":
+        yield Difference(seen.answer_text, 0, "not-sent")
     elif seen.answer in ("reset", "icmp"):
-        yield Difference(f"the {who} refuses the connection: {seen.answer_text}")
+        yield Difference(f"the {who} refuses the connection: {seen.answer_text}", 0, "refused")
     elif seen.answer == "none":
         if any(step.direction == "reply" for step in seen.steps):
             text = f"the {who} answered, but its answer did not reach the client"
         else:
             text = f"the packet was sent to the {who}, which did not answer"
-        yield Difference(f"{text}: {seen.answer_text}")
+        yield Difference(f"{text}: {seen.answer_text}", 0, "not-answered")
+
+
+def _lost(seen: Observation, endpoint: str) -> Loss | None:
+    """Return where the packet or its answer was lost, as far as it was followed."""
+    around = seen.around
+    if around is None or seen.terminates:
+        return None
+    if seen.answer == "not-sent":
+        return explain_unsent(around)
+    if seen.answer != "answer" and (found := shared_address(endpoint, around)):
+        return found
+    last = last_place(seen.sightings)
+    if last and last.kind == "dropped" and seen.answer in _UNANSWERED:
+        return explain_drop(last, around)
+    if found := other_source(seen.sightings, endpoint):
+        return found
+    if last is None or seen.answer not in ("none", "icmp"):
+        return None
+    if seen.answer == "icmp" and not around.to.trouble:
+        return None
+    return explain_silence(last, around, seen.asked, seen.client)
+
+
+def mark_of(steps: Sequence[TraceStep]) -> int:
+    """Return the mark that rules gave the packet; 0 if none did."""
+    marks = [
+        found
+        for step in steps
+        if step.direction == "original" and _SETS_MARK.search(step.rule)
+        for found in _NUMBER.findall(step.rule)[:1]
+    ]
+    return int(marks[-1], 16) if marks else 0
 
 
 def _translator(steps: Sequence[TraceStep]) -> int:

@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import socket
+import struct
 import sys
 from ipaddress import ip_address
 
@@ -8,9 +9,11 @@ import pytest
 
 from steersman.host.nlmsg import Message, Request, attr, attributes, message, messages, text, u32
 from steersman.host.rtnetlink import (
+    NUD_FAILED,
     RTM_NEWLINK,
     Address,
     Interface,
+    Neighbour,
     VethEnd,
     bring_up,
     delete_address,
@@ -26,7 +29,9 @@ from steersman.host.rtnetlink import (
     new_veth,
     parse_address,
     parse_link,
+    parse_neighbour,
     parse_route,
+    parse_rule,
 )
 
 
@@ -97,7 +102,7 @@ def test_links_are_named_in_requests(make: object) -> None:
 
 def test_routes_to_this_machine_are_local() -> None:
     request = get_route(bytes((192, 0, 2, 1)))
-    assert request.payload[:12] == bytes((socket.AF_INET, 32)) + bytes(10)
+    assert request.payload[:8] == bytes((socket.AF_INET, 32)) + bytes(6)
     assert get_route(bytes(16)).payload[:2] == bytes((socket.AF_INET6, 128))
     reply = received(request)
     assert not is_local_route(reply)
@@ -123,3 +128,49 @@ def test_routes_lead_to_an_address_or_to_a_gateway(address: str) -> None:
     assert default.payload[1] == 0
     neighbour = attributes(new_neighbour(7, address, b"\x02" * 6).payload, 12)
     assert neighbour == {1: ip_address(address).packed, 2: b"\x02" * 6}
+
+
+def test_the_route_of_a_packet_with_source_device_and_mark() -> None:
+    packed, source = bytes((192, 0, 2, 1)), bytes((192, 0, 2, 9))
+    values = attributes(get_route(packed, source=source, device=7, mark=0x4000).payload, 12)
+    assert values[2] == source
+    assert [int.from_bytes(values[kind], sys.byteorder) for kind in (3, 16)] == [7, 0x4000]
+
+
+@pytest.mark.parametrize(
+    ("head", "values", "text", "table"),
+    [
+        ((2, 0, 0, 0, 254, 1, 0), (u32(6, 32766),), "32766: from all lookup main", 254),
+        (
+            (2, 0, 32, 0, 0, 1, 0),
+            (u32(6, 100), attr(2, bytes((10, 0, 0, 9))), u32(15, 778)),
+            "100: from 10.0.0.9/32 lookup 778",
+            778,
+        ),
+        (
+            (2, 24, 0, 0, 9, 1, 2),
+            (attr(1, bytes((10, 1, 0, 0))), u32(10, 0x77), u32(16, 0xFF), text(3, "eth0")),
+            "0: not from all to 10.1.0.0/24 fwmark 0x77/0xff iif eth0 lookup 9",
+            9,
+        ),
+        (
+            (10, 0, 0, 0, 0, 6, 0),
+            (u32(10, 1), u32(16, 0xFFFFFFFF), text(17, "eth1")),
+            "0: from all fwmark 0x1 oif eth1 blackhole",
+            0,
+        ),
+    ],
+)
+def test_policy_rules(
+    head: tuple[int, ...], values: tuple[bytes, ...], text: str, table: int
+) -> None:
+    payload = struct.pack("=BBBBBxxBI", *head) + b"".join(values)
+    found = parse_rule(received(Request(32, payload)))
+    assert (found.text, found.table) == (text, table)
+
+
+def test_neighbours() -> None:
+    head = struct.pack("=BxxxiHBB", 2, 7, NUD_FAILED, 0, 0)
+    found = parse_neighbour(received(Request(28, head + attr(1, bytes((10, 0, 0, 9))))))
+    assert found == Neighbour(7, "10.0.0.9", NUD_FAILED)
+    assert parse_neighbour(received(Request(28, head))).address == ""

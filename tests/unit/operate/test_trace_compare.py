@@ -7,21 +7,25 @@ from typing import Any
 
 import msgspec
 import pytest
+from msgspec.structs import replace
 
 from steersman.compile.trace import TraceResult
 from steersman.model.plan import Endpoint
-from steersman.model.tracing import TraceStep, TrackedConnection, WatchedFlow
+from steersman.model.tracing import Sighting, TraceStep, TrackedConnection, WatchedFlow
 from steersman.model.world import World
 from steersman.modes.base import Tracer
 from steersman.operate.trace import TraceAnswer, trace_packet
 from steersman.operate.trace_compare import (
     Observation,
+    command_for,
     compare,
     describe_end,
     expectation,
+    mark_of,
     prediction,
     short_rule,
 )
+from steersman.operate.trace_loss import Hop, Surroundings
 from steersman.operate.trace_question import TraceQuestion
 from tests.support.builders.doctor import world_of
 from tests.support.builders.objects import endpoint, service, slice_
@@ -87,11 +91,16 @@ def test_another_programs_rule_is_named_with_chain_and_handle() -> None:
 
 
 def test_our_own_rule_against_the_plan() -> None:
-    ((step, text),) = texts(FORWARD, seen(OWN_DROP, connection=None, answer="none"))
-    assert step == 1
-    assert text.endswith(
-        "drop; the rules in the kernel are not those of the plan: see steersman drift"
-    )
+    what = seen(OWN_DROP, connection=None, answer="none")
+    for drifted, end in {
+        True: "the rules in the kernel are not those of the plan: see steersman drift",
+        False: "the rules in the kernel are those of the plan: something else decided",
+        None: "steersman drift says whether the rules in the kernel are those of the plan",
+    }.items():
+        (found,) = compare(FORWARD, what._replace(drifted=drifted))
+        assert (found.step, found.code) == (1, "rules")
+        assert found.text.endswith(f"drop; {end}")
+        assert found.shows == "nft -a list chain ip kube-proxy check"
     assert len(texts(TraceResult("reject"), seen(OWN_DROP, connection=None))) == 1
 
 
@@ -303,3 +312,151 @@ def test_the_proxy_answers_before_the_endpoint() -> None:
 )
 def test_rules_of_iptables_are_shown_without_their_chain(rule: str, text: str) -> None:
     assert short_rule(rule) == text
+
+
+FOREIGN_DNAT = TraceStep(
+    "prerouting", "c", "dnat to 10.9.9.9:1", "accept", "ip other", 4, "another program",
+    endpoint="10.9.9.9:1",
+)  # fmt: skip
+NOTRACK = TraceStep("prerouting", "c", "notrack", "continue", "inet raw", 5, "another program")
+EARLY = TraceStep(
+    "prerouting", "PREROUTING", "-A PREROUTING -j ACCEPT", "accept", "ip nat (legacy)", 1, "Docker"
+)
+REMARK = TraceStep(
+    "postrouting", "c", "meta mark set 0x00000000", "continue", "ip6 mangle", 6, "another program"
+)
+
+
+@pytest.mark.parametrize(
+    ("what", "code", "words", "shows"),
+    [
+        (
+            seen(FOREIGN_DNAT, JUMP, connection=None),
+            "foreign-translation",
+            "went to 10.9.9.9:1 instead of to 10.1.0.5:8080 or 10.1.1.7:8080, by a rule of another"
+            " program in chain c of table ip other (prerouting, handle 4): dnat to 10.9.9.9:1",
+            "nft -a list chain ip other c",
+        ),
+        (
+            seen(NOTRACK, connection=None),
+            "not-tracked",
+            "was not translated instead of to 10.1.0.5:8080 or 10.1.1.7:8080: it is not tracked, by"
+            " a rule of another program in chain c of table inet raw",
+            "nft -a list chain inet raw c",
+        ),
+        (
+            seen(EARLY, connection=None),
+            "foreign-accept",
+            "it does not reach the Service's rules, by a rule of Docker in chain PREROUTING",
+            "iptables-legacy -t nat -S PREROUTING",
+        ),
+        (
+            seen(JUMP, connection=None),
+            "rules",
+            "was not translated instead of to 10.1.0.5:8080 or 10.1.1.7:8080; steersman drift says",
+            "steersman drift",
+        ),
+    ],
+)
+def test_who_led_the_packet_elsewhere(what: Observation, code: str, words: str, shows: str) -> None:
+    (found,) = compare(FORWARD, what)
+    assert (found.code, found.shows) == (code, shows)
+    assert words in found.text
+
+
+def test_who_changed_the_mark() -> None:
+    what = seen(JUMP, DNAT, REMARK)
+    (found,) = compare(MASQUERADED, what)
+    assert (found.code, found.step) == ("mark-changed", 3)
+    assert found.shows == "ip6tables -t mangle -S c"
+    assert found.text.startswith(
+        "not masqueraded: the endpoint sees 10.1.0.9 instead of an address of this node, as the"
+        " packet's mark is changed by a rule of another program in chain c of table ip6 mangle"
+    )
+    assert mark_of(what.steps) == 0
+    assert mark_of([replace(REMARK, rule="-A c -j MARK --set-xmark 0x4000/0x4000")]) == 0x4000
+    assert mark_of([JUMP]) == 0
+
+
+def test_a_program_has_no_chain_to_show() -> None:
+    program = TraceStep("ingress", "sm_ingress", "", "drop", "eth0", owner="the kernel")
+    assert command_for(program) == ""
+
+
+PLACE = Surroundings("this node", to=Hop("10.1.0.5", "pod1"))
+NOWHERE = Surroundings("this node", to=Hop("10.1.0.5", trouble="a blackhole route"))
+SENT = Sighting("sent", 1, "eth0", "10.1.0.9", 4000, "10.96.0.1", 80)
+RECEIVED = Sighting("received", 2, "pod9", "10.1.0.9", 4000, "10.96.0.1", 80)
+FREED = Sighting(
+    "dropped", 2, "pod9", "10.1.0.9", 4000, "10.96.0.1", 80, reason="TC_INGRESS"
+)  # fmt: skip
+
+
+def lost(*sightings: Sighting, around: Surroundings | None = PLACE, **more: Any) -> Observation:
+    """A packet that nobody answered, and where it was seen."""
+    values: dict[str, Any] = {"answer": "none", "connection": None, "around": around} | more
+    steps = values.pop("steps", ())
+    return seen(*steps, sightings=sightings, **values)
+
+
+def test_a_drop_beside_the_rules_is_named() -> None:
+    (found,) = compare(FORWARD, lost(SENT, RECEIVED, FREED))
+    assert found.code == "device-program"
+    assert found.text == "dropped by a filter or program of tc at the ingress of pod9 of this node"
+    # After the answer it does not matter, and without look-ups it is not judged.
+    assert compare(FORWARD, seen(JUMP, DNAT, sightings=[FREED], around=PLACE)) == ()
+    (found,) = compare(FORWARD, lost(FREED, around=None))
+    assert found.code == ""
+    # A rule that dropped the packet is named itself; the kernel's own step says less.
+    (found,) = compare(FORWARD, lost(FREED, steps=(FIREWALL,)))
+    assert found.code == "foreign-drop"
+    kernel = TraceStep("kernel", "f", "TC_INGRESS", "drop", "", owner="the kernel")
+    (found,) = compare(FORWARD, lost(FREED, steps=(kernel,)))
+    assert found.code == "device-program"
+    # What another program's rule led elsewhere is its fault, wherever it ended.
+    found, *_ = compare(FORWARD, lost(FREED, steps=(FOREIGN_DNAT,)))
+    assert found.code == "foreign-translation"
+
+
+def test_a_packet_that_vanishes_after_our_rule_was_not_left_alone() -> None:
+    rule = replace(DNAT, endpoint="")
+    (found,) = compare(FORWARD, lost(SENT, RECEIVED, steps=(JUMP, rule), around=NOWHERE))
+    assert found.code == "no-route"
+    (found, *_) = compare(FORWARD, lost(SENT, RECEIVED, steps=(JUMP,), around=NOWHERE))
+    assert found.code == "rules"
+
+
+@pytest.mark.parametrize(
+    ("what", "code"),
+    [
+        (lost(SENT, RECEIVED, steps=(JUMP, DNAT)), "not-forwarded"),
+        (lost(SENT, steps=(JUMP, DNAT), answer="reset"), "refused"),
+        (lost(SENT, steps=(JUMP, DNAT), answer="icmp"), "refused"),
+        (lost(steps=(JUMP, DNAT)), "not-answered"),
+        (lost(SENT, steps=(JUMP, DNAT), terminates=True), "not-answered"),
+        (
+            lost(SENT, steps=(JUMP, DNAT), around=Surroundings("x", holders=("a", "b"))),
+            "shared-address",
+        ),
+        (
+            lost(
+                SENT,
+                Sighting("sent", 3, "eth0", "10.1.0.6", 8080, "10.1.0.9", 4000, True, "SYN-ACK"),
+                steps=(JUMP, DNAT),
+            ),
+            "answer-source",
+        ),
+        (
+            lost(SENT, replace(FREED, reply=True), steps=(JUMP, DNAT)),
+            "device-program",
+        ),
+        (
+            lost(steps=(JUMP, DNAT), answer="not-sent", around=NOWHERE),
+            "no-route",
+        ),
+        (lost(steps=(JUMP, DNAT), answer="not-sent", answer_text="x"), "not-sent"),
+    ],
+)  # fmt: skip
+def test_where_nothing_came_back(what: Observation, code: str) -> None:
+    (found,) = compare(FORWARD, what)
+    assert found.code == code

@@ -8,10 +8,17 @@ from __future__ import annotations
 
 from steersman.model.errors import BusyError
 from steersman.operate.answer import QuestionError
-from steersman.operate.doctor.check import CheckResult, Context, error, unknown
+from steersman.operate.doctor.check import Cause, CheckResult, Context, error, unknown
 from steersman.operate.load import world_again
 from steersman.operate.trace import trace_packet
 from steersman.operate.trace_question import TraceQuestion
+
+_CAUSES = {
+    "rules": Cause.RULES,
+    **dict.fromkeys(("no-route", "neighbour", "policy-rule", "left", "not-forwarded"), Cause.PATH),
+    **dict.fromkeys(("not-answered", "refused", "answer-source"), Cause.ENDPOINT),
+}
+"""Where a problem is, by the code of a difference; that of others is in the node."""
 
 
 async def where_lost(context: Context, question: TraceQuestion) -> CheckResult | None:
@@ -32,5 +39,10 @@ async def where_lost(context: Context, question: TraceQuestion) -> CheckResult |
     if not answer.differences:
         return None
     first, *others = answer.differences
-    evidence = [f"{answer.flow}: {answer.predicted}", *(each.text for each in others)]
-    return error(first.text, *evidence)
+    evidence = [
+        f"{answer.flow}: {answer.predicted}",
+        *first.evidence,
+        *(each.text for each in others),
+    ]
+    remedy = f"look at it: {first.shows}" if first.shows else ""
+    return error(first.text, *evidence, remedy=remedy, cause=_CAUSES.get(first.code, Cause.NODE))

@@ -1,0 +1,218 @@
+"""Look up what a network namespace does with a packet: routes, rules, neighbours, filters.
+
+All look-ups read. They run where the packet was seen last, after it was lost.
+"""
+
+from __future__ import annotations
+
+import errno
+import os
+import re
+import socket
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import suppress
+from ipaddress import ip_address
+from pathlib import Path
+
+from steersman.host.exec import Exec
+from steersman.host.netlink import NETLINK_ROUTE, DumpInterruptedError, Netlink
+from steersman.host.netns import HERE, call_inside, find_inode, linked_holders
+from steersman.host.rtnetlink import (
+    MAIN_TABLE,
+    NUD_FAILED,
+    NUD_INCOMPLETE,
+    get_route,
+    list_neighbours,
+    list_rules,
+    parse_neighbour,
+    parse_route,
+    parse_rule,
+)
+from steersman.host.sysctl import SysctlError
+from steersman.model.tracing import Sighting
+from steersman.netfilter.conntrack.usage import usage
+from steersman.netfilter.trace.owners import owner_of
+from steersman.operate.trace_loss import NETFILTER, TC_SIDES, Hop, Surroundings
+
+_WORDS = {
+    errno.EINVAL: "a blackhole route",
+    errno.EACCES: "a route of type prohibit",
+    errno.EXDEV: "its source is reached by another device (rp_filter)",
+}
+_STATES = {NUD_INCOMPLETE: "INCOMPLETE", NUD_FAILED: "FAILED"}
+_HANDLE = re.compile(r" # handle (\d+)$")
+_DROPS = re.compile(r"(^|\s)(drop|reject)\b|-j (DROP|REJECT)\b")
+
+
+def look_around(
+    execute: Exec,
+    seen: Sighting,
+    *,
+    device: str,
+    to: Sequence[str],
+    back: str,
+    mark: int,
+    endpoint: str,
+    name: str,
+) -> Surroundings | None:
+    """Look up what the namespace where a packet was seen does with it. It blocks.
+
+    Args:
+        execute: runs programs.
+        seen: the packet, and the place.
+        device: the interface that received it there; "" if the namespace itself sends it.
+        to: its destination as routing sees it there, after translation; if it is not known, all
+            that it may be.
+        back: its source as routing sees it there.
+        mark: of the packet (fwmark), after rules.
+        endpoint: address of the endpoint; "" if it has none.
+        name: of the place, for people.
+
+    Returns:
+        None if the namespace is gone.
+    """
+    path = find_inode(seen.netns)
+    if path is None:
+        return None
+    here = path == HERE
+    holders = tuple(map(str, linked_holders(endpoint)))
+
+    def output(*argv: str) -> str:
+        """Return what a program prints in the namespace of this thread; "" if it fails."""
+        with suppress(OSError):
+            result = execute.run_tool(argv, timeout=10.0)
+            return "" if result.returncode else result.stdout.decode(errors="replace")
+        return ""
+
+    def ask() -> Surroundings:
+        hops = [_hop(address, back, device, mark) for address in to]
+        forward = next((hop for hop in hops if hop.trouble), hops[0])
+        backward = Hop()
+        if back:
+            backward = _hop(back, forward.address if forward.local else "", "", 0)
+        next_hop = backward if forward.local else forward
+        drops: Iterable[str] = ()
+        if seen.reason == NETFILTER:
+            families = ("netdev", "bridge") if here else ()
+            drops = dropping_rules(output("nft", "-a", "list", "ruleset"), families)
+        programs = ""
+        if side := TC_SIDES.get(seen.reason):
+            programs = output("tc", "filter", "show", "dev", seen.device, side)
+        return Surroundings(
+            name,
+            "" if here else f"nsenter --net={path} ",
+            forward,
+            backward,
+            _neighbour(next_hop.device, next_hop.gateway or next_hop.address),
+            _rp_filter(seen.device) if ":" not in forward.address else "",
+            tuple(drops),
+            tuple(programs.splitlines()),
+            _full(),
+            holders,
+        )
+
+    return call_inside(None if here else path, ask)
+
+
+def dropping_rules(listing: str, families: tuple[str, ...] = ()) -> Iterator[str]:
+    """Yield the rules and policies that drop, of what `nft -a list ruleset` prints.
+
+    Args:
+        listing: the text.
+        families: only of these families of tables; () for all.
+    """
+    family = table = chain = ""
+    base = False
+    for line in listing.splitlines():
+        words = line.split()
+        if line.startswith("table "):
+            family, table = words[1], words[2]
+        elif line.startswith("\tchain "):
+            chain, base = words[1], False
+        elif families and family not in families:
+            continue
+        elif words and words[0] == "type" and "hook" in words:
+            base = True
+            if "policy drop" in line:
+                yield f"the policy of chain {chain} of table {family} {table}"
+        elif chain and _DROPS.search(line):
+            rule = _HANDLE.sub("", line.strip())
+            handle = _HANDLE.search(line)
+            owner = owner_of(table, chain, rule, base=base)
+            number = f" (handle {handle[1]})" if handle else ""
+            yield f"a rule of {owner} in chain {chain} of table {family} {table}{number}: {rule}"
+
+
+def _index(device: str) -> int:
+    with suppress(OSError):
+        return socket.if_nametoindex(device) if device else 0
+    return 0
+
+
+def _family(address: str) -> socket.AddressFamily:
+    return socket.AF_INET6 if ":" in address else socket.AF_INET
+
+
+def _hop(to: str, source: str, device: str, mark: int) -> Hop:
+    """Look up the way to an address, in the namespace of this thread.
+
+    A device and a mark select it as for a packet that was received; without a route, the same
+    without the mark tells whether a policy rule is to blame.
+    """
+    packed, index = ip_address(to).packed, _index(device)
+    from_ = ip_address(source).packed if source else b""
+    with Netlink(NETLINK_ROUTE, buffer=1 << 18) as netlink:
+        rules = []
+        with suppress(DumpInterruptedError):
+            rules = [parse_rule(each) for each in netlink.dump(list_rules(_family(to)))]
+        try:
+            reply = netlink.request(get_route(packed, source=from_, device=index, mark=mark))[0]
+        except OSError as error:
+            code = error.errno or errno.EIO
+            trouble = _WORDS.get(code, os.strerror(code))
+            rule = ""
+            if mark:
+                with suppress(OSError):
+                    netlink.request(get_route(packed, source=from_, device=index))
+                    rule = next((r.text for r in rules if f"fwmark {mark:#x}" in r.text), "")
+                    rule = rule or next((r.text for r in rules if "fwmark" in r.text), "")
+            return Hop(to, rule=rule, trouble=trouble)
+        route = parse_route(reply)
+    name = ""
+    with suppress(OSError):
+        name = socket.if_indextoname(route.device) if route.device else ""
+    rule = ""
+    if route.table not in (0, MAIN_TABLE, MAIN_TABLE + 1, MAIN_TABLE - 1):
+        rule = next((each.text for each in rules if each.table == route.table), "")
+    return Hop(to, name, route.gateway, route.local, rule)
+
+
+def _neighbour(device: str, address: str) -> str:
+    """Return the state of a neighbour that does not answer; "" if it does or is not known."""
+    index = _index(device)
+    if not index:
+        return ""
+    with Netlink(NETLINK_ROUTE, buffer=1 << 18) as netlink, suppress(DumpInterruptedError):
+        for reply in netlink.dump(list_neighbours(_family(address))):
+            found = parse_neighbour(reply)
+            if (found.link, found.address) == (index, address):
+                return _STATES.get(found.state, "")
+    return ""
+
+
+def _rp_filter(device: str) -> str:
+    """Return the sysctl of rp_filter that counts for a device; "" if it is off."""
+    for name in (device, "all"):
+        with suppress(OSError):
+            value = Path("/proc/sys/net/ipv4/conf", name, "rp_filter").read_text().strip()
+            if value != "0":
+                return f"net.ipv4.conf.{name}.rp_filter={value}"
+    return ""
+
+
+def _full() -> str:
+    """Return how full the connection table is, if it is full."""
+    with suppress(SysctlError):
+        entries, most = usage()
+        return f"{entries} of {most} entries" if entries >= most else ""
+    return ""
