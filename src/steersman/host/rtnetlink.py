@@ -150,7 +150,7 @@ class Route(NamedTuple):
 
 
 class Neighbour(NamedTuple):
-    """What is known of an address on a link."""
+    """The state of an address on a link."""
 
     link: int
     """Interface index."""

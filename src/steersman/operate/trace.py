@@ -12,7 +12,7 @@ import msgspec
 
 from steersman.compile.trace import Flow, TraceResult, trace
 from steersman.host.exec import SubprocessExec
-from steersman.host.netns import HERE, find_namespace, linked_holders
+from steersman.host.netns import HERE, find_inode, find_namespace, linked_holders
 from steersman.host.packet_watch import PacketWatch
 from steersman.model.names import Protocol
 from steersman.model.plan import SourceClass
@@ -183,7 +183,8 @@ async def trace_packet(
     predicted = predict(world, flow)
     if compare(predicted, seen):
         with suppress(OSError):
-            seen = await asyncio.to_thread(_look_around, flow, predicted, seen)
+            client = question.netns or HERE
+            seen = await asyncio.to_thread(_look_around, flow, predicted, seen, client)
         if any(each.code == "rules" for each in compare(predicted, seen)):
             seen = seen._replace(drifted=await _has_drifted(world))
         # The plan may have changed since it was asked for, with --wait long ago.
@@ -281,7 +282,9 @@ async def _seen(
     return flow, seen, reply
 
 
-def _look_around(flow: WatchedFlow, predicted: TraceResult, seen: Observation) -> Observation:
+def _look_around(
+    flow: WatchedFlow, predicted: TraceResult, seen: Observation, client: Path
+) -> Observation:
     """Look up what becomes of the packet where it was seen last. It blocks.
 
     Other namespaces than the client's, the endpoint's and this node's count as elsewhere.
@@ -310,6 +313,7 @@ def _look_around(flow: WatchedFlow, predicted: TraceResult, seen: Observation) -
     around = look_around(
         SubprocessExec(),
         last,
+        path=client if last.netns == seen.client != node else find_inode(last.netns),
         device=received[-1] if received else "",
         to=to[:_LOOKED_UP],
         back=back,

@@ -10,6 +10,7 @@ from steersman.compile.trace import TraceResult
 from steersman.model.addresses import join_host_port
 from steersman.model.plan import Value
 from steersman.model.tracing import STEERSMAN, Sighting, TraceStep, TrackedConnection
+from steersman.netfilter.trace.rules import LEGACY, show_chain
 from steersman.operate.trace_loss import (
     Loss,
     Surroundings,
@@ -30,8 +31,8 @@ _UNTRACKS = re.compile(r"(^|\s)(-j (NOTRACK|CT --notrack)|notrack( |$))")
 _SETS_MARK = re.compile(r"(^|\s)(-j (MARK|CONNMARK)|(meta )?mark set)( |$)")
 _NUMBER = re.compile(r"0x[0-9a-f]+")
 _NETFILTER_HOOKS = ("prerouting", "input", "forward", "output", "postrouting")
+_REFUSALS = ("port unreachable", "prohibited")
 _UNANSWERED = ("none", "icmp", "not-sent", "unknown")
-_IPTABLES = ("raw", "mangle", "nat", "filter", "security")
 REMEDY = "the rules in the kernel are not those of the plan: see steersman drift"
 _NO_DRIFT = "the rules in the kernel are those of the plan: something else decided"
 _ASK_DRIFT = "steersman drift says whether the rules in the kernel are those of the plan"
@@ -140,14 +141,7 @@ def _chain(step: TraceStep) -> str:
 
 def command_for(step: TraceStep) -> str:
     """Return the command that shows the chain of a step; "" for a program or the kernel."""
-    family, _, name = step.table.removesuffix(" (legacy)").partition(" ")
-    if not name or step.hook not in _NETFILTER_HOOKS:
-        return ""
-    if name in _IPTABLES and family in ("ip", "ip6"):
-        tool = "iptables" if family == "ip" else "ip6tables"
-        tool += "-legacy" if step.table.endswith("(legacy)") else ""
-        return f"{tool} -t {name} -S {step.chain}"
-    return f"nft -a list chain {family} {name} {step.chain}"
+    return show_chain(step.table, step.chain) if step.hook in _NETFILTER_HOOKS else ""
 
 
 def short_rule(rule: str) -> str:
@@ -171,7 +165,7 @@ def compare(predicted: TraceResult, seen: Observation) -> tuple[Difference, ...]
             if step.verdict == predicted.verdict:
                 return ()
             return (_against_the_plan(describe_end(step), seen, number, step),)
-        if not dropped or step.hook in _NETFILTER_HOOKS:
+        if not _by_kernel(step) or not seen.around:
             shows = command_for(step)
             return (Difference(describe_end(step), number, "foreign-drop", shows),)
     elsewhere = predicted.verdict == "forward" and endpoint not in endpoints
@@ -232,8 +226,8 @@ def _misled(seen: Observation) -> tuple[str, str, int] | None:
     if found := _foreign(seen, _UNTRACKS):
         return "not-tracked", ": it is not tracked, by ", found[0]
     for number, step in enumerate(seen.steps, 1):
-        # The rest of a chain of iptables is skipped, and so the jump to our chains.
-        table = step.table.removesuffix(" (legacy)").partition(" ")[2]
+        # The rest of such a chain is skipped, and so the jump to our chains.
+        table = step.table.removesuffix(LEGACY).partition(" ")[2]
         skips = step.verdict in ("accept", "return") and table == "nat"
         if skips and step.rule and step.owner != STEERSMAN and step.direction == "original":
             return "foreign-accept", ": it does not reach the Service's rules, by ", number
@@ -251,9 +245,19 @@ def _translated_otherwise(text: str, seen: Observation) -> Difference:
 
 
 def _vanished(seen: Observation) -> bool:
-    """Return whether the packet was seen no more after our rule that translates it."""
+    """Return whether the packet may well have been translated, but was seen no more after that."""
     steps = [step for step in seen.steps if step.direction == "original"]
-    return bool(steps) and steps[-1].owner == STEERSMAN and bool(_TRANSLATES.search(steps[-1].rule))
+    if steps and steps[-1].owner == STEERSMAN and _TRANSLATES.search(steps[-1].rule):
+        return True
+    # Programs of devices translate a packet after the device was seen to receive it.
+    last, around = last_place(seen.sightings), seen.around
+    received = last is not None and last.kind == "received" and not last.reply
+    return received and around is not None and bool(around.to.trouble or around.neighbour)
+
+
+def _by_kernel(step: TraceStep) -> bool:
+    """Return whether no rule dropped the packet: its sightings then tell more than the step."""
+    return step.owner != STEERSMAN and step.hook not in _NETFILTER_HOOKS
 
 
 def _masquerading(predicted: TraceResult, seen: Observation, endpoint: str) -> Iterator[Difference]:
@@ -295,7 +299,7 @@ def _answering(predicted: TraceResult, seen: Observation, endpoint: str) -> Iter
     for number, step in enumerate(seen.steps, 1):
         if step.endpoint and step.verdict == "connecting":  # the client has the proxy's answer
             yield Difference(f"the {who} has not answered the proxy yet", number, "not-answered")
-    if seen.answer_end:
+    if seen.answer_end and (not _by_kernel(seen.answer_end[1]) or not seen.around):
         number, step = seen.answer_end
         text = f"the answer was {describe_end(step)}"
         yield Difference(text, number, "foreign-drop", command_for(step))
@@ -318,20 +322,18 @@ def _answering(predicted: TraceResult, seen: Observation, endpoint: str) -> Iter
 def _lost(seen: Observation, endpoint: str) -> Loss | None:
     """Return where the packet or its answer was lost, as far as it was followed."""
     around = seen.around
-    if around is None or seen.terminates:
+    if around is None or seen.terminates or seen.answer == "answer":
         return None
-    if seen.answer == "not-sent":
+    if seen.answer == "not-sent" and not seen.sightings:
         return explain_unsent(around)
-    if seen.answer != "answer" and (found := shared_address(endpoint, around)):
+    found = shared_address(endpoint, around) or other_source(seen.sightings, endpoint)
+    if found:
         return found
     last = last_place(seen.sightings)
     if last and last.kind == "dropped" and seen.answer in _UNANSWERED:
         return explain_drop(last, around)
-    if found := other_source(seen.sightings, endpoint):
-        return found
-    if last is None or seen.answer not in ("none", "icmp"):
-        return None
-    if seen.answer == "icmp" and not around.to.trouble:
+    refused = seen.answer == "icmp" and any(each in seen.answer_text for each in _REFUSALS)
+    if last is None or refused or seen.answer not in ("none", "icmp"):
         return None
     return explain_silence(last, around, seen.asked, seen.client)
 

@@ -16,7 +16,7 @@ from pathlib import Path
 
 from steersman.host.exec import Exec
 from steersman.host.netlink import NETLINK_ROUTE, DumpInterruptedError, Netlink
-from steersman.host.netns import HERE, call_inside, find_inode, linked_holders
+from steersman.host.netns import HERE, call_inside, linked_holders
 from steersman.host.rtnetlink import (
     MAIN_TABLE,
     NUD_FAILED,
@@ -48,6 +48,7 @@ def look_around(
     execute: Exec,
     seen: Sighting,
     *,
+    path: Path | None,
     device: str,
     to: Sequence[str],
     back: str,
@@ -60,6 +61,7 @@ def look_around(
     Args:
         execute: runs programs.
         seen: the packet, and the place.
+        path: its namespace; None if that is gone.
         device: the interface that received it there; "" if the namespace itself sends it.
         to: its destination as routing sees it there, after translation; if it is not known, all
             that it may be.
@@ -71,7 +73,6 @@ def look_around(
     Returns:
         None if the namespace is gone.
     """
-    path = find_inode(seen.netns)
     if path is None:
         return None
     here = path == HERE

@@ -149,7 +149,7 @@ def explain_silence(
 
     Args:
         last: where it was seen last.
-        around: what is there.
+        around: the look-ups there.
         asked: the address and port that the client named.
         client: inode of the client's namespace.
     """

@@ -422,7 +422,12 @@ def test_a_packet_that_vanishes_after_our_rule_was_not_left_alone() -> None:
     rule = replace(DNAT, endpoint="")
     (found,) = compare(FORWARD, lost(SENT, RECEIVED, steps=(JUMP, rule), around=NOWHERE))
     assert found.code == "no-route"
-    (found, *_) = compare(FORWARD, lost(SENT, RECEIVED, steps=(JUMP,), around=NOWHERE))
+    # Programs of devices translate after the device is seen to receive.
+    (found,) = compare(FORWARD, lost(SENT, RECEIVED, steps=(JUMP,), around=NOWHERE))
+    assert found.code == "no-route"
+    (found, *_) = compare(FORWARD, lost(SENT, steps=(JUMP,), around=NOWHERE))
+    assert found.code == "rules"
+    (found, *_) = compare(FORWARD, lost(SENT, RECEIVED, steps=(JUMP,), around=None))
     assert found.code == "rules"
 
 
@@ -431,7 +436,11 @@ def test_a_packet_that_vanishes_after_our_rule_was_not_left_alone() -> None:
     [
         (lost(SENT, RECEIVED, steps=(JUMP, DNAT)), "not-forwarded"),
         (lost(SENT, steps=(JUMP, DNAT), answer="reset"), "refused"),
-        (lost(SENT, steps=(JUMP, DNAT), answer="icmp"), "refused"),
+        (
+            lost(SENT, steps=(JUMP, DNAT), answer="icmp", answer_text="ICMP port unreachable"),
+            "refused",
+        ),
+        (lost(SENT, steps=(JUMP, DNAT), answer="icmp", answer_text="ICMP TTL exceeded"), "left"),
         (lost(steps=(JUMP, DNAT)), "not-answered"),
         (lost(SENT, steps=(JUMP, DNAT), terminates=True), "not-answered"),
         (

@@ -18,6 +18,8 @@ from steersman.netfilter.trace.events import TraceEvent
 RuleId = tuple[str, str, str, str, int]
 """Backend, family, table, chain and number, as in a TraceEvent."""
 _LEGACY_PRIORITIES = {"raw": -300, "mangle": -150, "nat": -100, "filter": 0, "security": 50}
+LEGACY = " (legacy)"
+"""End of the name of a table of iptables-legacy, in `TraceStep.table`."""
 _HANDLE_COMMENT = re.compile(r" # handle (\d+)$")
 
 
@@ -82,3 +84,13 @@ def parse_nft(text: str) -> dict[tuple[str, int], str]:
                 rules[chain, int(handle[1])] = pending[: handle.start()]
                 pending = ""
     return rules
+
+
+def show_chain(table: str, chain: str) -> str:
+    """Return the command that shows a chain, by its table as in `TraceStep.table`."""
+    family, _, name = table.removesuffix(LEGACY).partition(" ")
+    if name not in _LEGACY_PRIORITIES or family not in ("ip", "ip6"):
+        return f"nft -a list chain {family} {name} {chain}"
+    tool = "iptables" if family == "ip" else "ip6tables"
+    tool += "-legacy" if table.endswith(LEGACY) else ""
+    return f"{tool} -t {name} -S {chain}"

@@ -17,7 +17,7 @@ from steersman.model.tracing import STEERSMAN, TraceStep, WatchedFlow
 from steersman.netfilter.nft.wire import HOOKS
 from steersman.netfilter.trace.events import ICMP, ICMP6, Headers, TraceEvent
 from steersman.netfilter.trace.owners import ANOTHER, owner_of
-from steersman.netfilter.trace.rules import BaseChain, RuleBook
+from steersman.netfilter.trace.rules import LEGACY, BaseChain, RuleBook
 
 Owns = Callable[[str, str], bool]
 """Whether a chain is ours: by family and table (`ip nat`), and chain."""
@@ -141,7 +141,7 @@ def _step(
     rule = book.text(event)
     name = f"{event.family} {event.table}"
     if event.backend == "legacy":
-        name += " (legacy)"
+        name += LEGACY
     is_base = book.base(event) is not None
     if owns(f"{event.family} {event.table}", event.chain):
         owner = STEERSMAN
