@@ -10,6 +10,7 @@ import socket
 import sys
 import threading
 from collections.abc import Callable, Iterator
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -38,7 +39,7 @@ from steersman.modes.ebpf.bpf import Object
 from steersman.modes.ebpf.datapath import EbpfOptions
 from steersman.modes.ebpf.mode import EbpfMode
 from steersman.modes.ebpf.trace_story import KERNEL
-from steersman.operate.trace import TraceAnswer, trace_packet
+from steersman.operate.trace import TraceAnswer, make_tracer, trace_packet
 from steersman.operate.trace_question import TraceQuestion
 from tests.support.builders.ebpf_node_plan import (
     CLIENT,
@@ -360,7 +361,9 @@ def ask_from(node: Node, source: str, to: tuple[str, int], **more: Any) -> Trace
     def probe() -> None:
         enter(Path(node.lab.node.path))
         (node.cgroup / "cgroup.threads").write_text(str(threading.get_native_id()))
-        answers.append(asyncio.run(trace_packet(world, question, mode.tracer())))
+        answers.append(
+            asyncio.run(trace_packet(world, question, partial(make_tracer, world, mode)))
+        )
 
     thread = threading.Thread(target=probe)
     thread.start()

@@ -5,10 +5,12 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Awaitable, Callable, Iterator
 from contextlib import nullcontext, suppress
+from functools import partial
 from pathlib import Path
 from typing import TypeAlias
 
 import msgspec
+from msgspec.structs import replace
 
 from steersman.compile.trace import Flow, TraceResult, trace
 from steersman.host.exec import SubprocessExec
@@ -18,7 +20,7 @@ from steersman.model.names import Protocol
 from steersman.model.plan import SourceClass
 from steersman.model.tracing import Sighting, TraceStep, TrackedConnection, WatchedFlow
 from steersman.model.world import World
-from steersman.modes.base import Tracer
+from steersman.modes.base import Mode, Tracer
 from steersman.modes.registry import create
 from steersman.modes.specs import ModeOptions
 from steersman.operate.answer import Answer, Block, Cell, Line, QuestionError, Table
@@ -137,8 +139,12 @@ def _row(shown: ShownStep, wide: bool) -> list[Cell]:
 # The question
 
 
-def make_tracer(world: World) -> Tracer:
-    """Return the tracer of a World's mode.
+def make_tracer(world: World, mode: Mode | None = None) -> Tracer:
+    """Return a tracer of a World's mode.
+
+    Args:
+        world: has the mode's name.
+        mode: the mode itself, if there is one already.
 
     Raises:
         QuestionError: the mode cannot trace.
@@ -146,7 +152,7 @@ def make_tracer(world: World) -> Tracer:
     options = ModeOptions(
         asked_for=world.mode, iptables_variant=world.variant if world.variant in _TOOLS else ""
     )
-    tracer = create(world.mode, SubprocessExec(), options).tracer()
+    tracer = (mode or create(world.mode, SubprocessExec(), options)).tracer()
     if tracer is None:
         raise QuestionError(f"the {world.mode} mode cannot trace packets")
     return tracer
@@ -160,28 +166,37 @@ _Seen: TypeAlias = tuple[WatchedFlow, Observation, Reply | None]
 async def trace_packet(
     world: World,
     question: TraceQuestion,
-    tracer: Tracer | None = None,
+    tracer: Callable[[], Tracer] | None = None,
     renew: Callable[[World], Awaitable[World]] = world_again,
 ) -> TraceAnswer:
     """Follow one packet through the kernel of this machine, and compare with the plan.
 
+    If something differs, a second packet is also watched on all devices, and the answer is about
+    that one.
+
     Args:
         world: the plan to compare with.
         question: the packet.
-        tracer: None for that of the World's mode.
+        tracer: makes one; None for that of the World's mode.
         renew: returns the World as it is now.
 
     Raises:
         QuestionError: the packet cannot be sent, or did not come in time.
         BusyError: the kernel cannot trace it; the message says why.
     """
-    tracer = tracer or make_tracer(world)
-    try:
-        flow, seen, reply = await (_wait if question.wait else _probe)(world, question, tracer)
-    finally:
-        await tracer.aclose()
+    make = tracer or partial(make_tracer, world)
+    if question.wait:
+        flow, seen, reply = await _wait(world, question, make())
+    else:
+        question = replace(question, netns=await _namespace(question))
+        flow, seen, reply = await _probe(world, question, make(), watches=False)
     predicted = predict(world, flow)
     if compare(predicted, seen):
+        if not question.wait:
+            again = await _probe(world, question, make(), watches=True)
+            if compare(predict(world, again[0]), again[1]):
+                flow, seen, reply = again
+                predicted = predict(world, flow)
         with suppress(OSError):
             client = question.netns or HERE
             seen = await asyncio.to_thread(_look_around, flow, predicted, seen, client)
@@ -195,36 +210,44 @@ async def trace_packet(
     return _answer(world, flow, predicted, seen, reply)
 
 
-async def _probe(world: World, question: TraceQuestion, tracer: Tracer) -> _Seen:
-    """Send a packet, and see what happens to it."""
-    netns = question.netns
-    if netns is None and question.source:
-        netns = await asyncio.to_thread(find_namespace, question.source)
-        if netns is None:
-            raise QuestionError(
-                f"no network namespace that this process sees has the address {question.source}:"
-                " run this on the client's node (a container sees other pods only with hostPID), or"
-                " give --wait to follow its next packet that comes here"
-            )
+async def _namespace(question: TraceQuestion) -> Path | None:
+    """Return the network namespace to send from; None for that of this process."""
+    if question.netns is not None or not question.source:
+        return question.netns
+    netns = await asyncio.to_thread(find_namespace, question.source)
+    if netns is None:
+        raise QuestionError(
+            f"no network namespace that this process sees has the address {question.source}:"
+            " run this on the client's node (a container sees other pods only with hostPID), or"
+            " give --wait to follow its next packet that comes here"
+        )
+    return None if netns == HERE else netns
+
+
+async def _probe(world: World, question: TraceQuestion, tracer: Tracer, *, watches: bool) -> _Seen:
+    """Send a packet, and see what happens to it; `watches` on all devices, too."""
     with ProbePacket(
         question.protocol,
         question.destination,
         question.port,
         source=question.source,
-        netns=None if netns == Path("/proc/self/ns/net") else netns,
+        netns=question.netns,
     ) as probe:
-        client = question.netns or HERE
-        with await _watch(probe.flow, client) as watch:
-            await tracer.start(probe.flow)
-            reply = await probe.send(question.timeout)
-            flow = probe.flow
-            with suppress(TimeoutError):
-                async with asyncio.timeout(_SEEN_WITHIN):
-                    flow = await tracer.first_packet()
-            flow, seen, _ = await _seen(world, flow, tracer, reply)
-            if isinstance(watch, PacketWatch):
-                seen = seen._replace(sightings=watch.sightings(), client=watch.netns)
-        return flow, seen, reply
+        watch = await _watch(probe.flow, question.netns or HERE) if watches else nullcontext()
+        try:
+            with watch as watching:
+                await tracer.start(probe.flow)
+                reply = await probe.send(question.timeout)
+                flow = probe.flow
+                with suppress(TimeoutError):
+                    async with asyncio.timeout(_SEEN_WITHIN):
+                        flow = await tracer.first_packet()
+                flow, seen, _ = await _seen(world, flow, tracer, reply)
+                if watching:
+                    seen = seen._replace(sightings=watching.sightings(), client=watching.netns)
+                return flow, seen, reply
+        finally:
+            await tracer.aclose()
 
 
 async def _watch(flow: WatchedFlow, client: Path) -> PacketWatch | nullcontext[None]:
@@ -238,14 +261,23 @@ async def _watch(flow: WatchedFlow, client: Path) -> PacketWatch | nullcontext[N
 async def _wait(world: World, question: TraceQuestion, tracer: Tracer) -> _Seen:
     """Wait for a packet of real traffic, and see what happens to it."""
     watched = WatchedFlow(question.protocol, question.destination, question.port, question.source)
-    await tracer.start(watched)
     try:
-        async with asyncio.timeout(question.timeout):
-            flow = await tracer.first_packet()
-    except TimeoutError:
-        raise QuestionError(
-            f"no packet that opens a connection from {watched} came within {question.timeout:g} s"
-        ) from None
+        await tracer.start(watched)
+        try:
+            async with asyncio.timeout(question.timeout):
+                flow = await tracer.first_packet()
+        except TimeoutError:
+            raise QuestionError(
+                f"no packet that opens a connection from {watched} came within"
+                f" {question.timeout:g} s"
+            ) from None
+        return await _settled(world, flow, tracer)
+    finally:
+        await tracer.aclose()
+
+
+async def _settled(world: World, flow: WatchedFlow, tracer: Tracer) -> _Seen:
+    """Return what happened to a packet of real traffic, once it is answered or given up."""
     # The packet is real, so its answer is not ours to wait for: the connection table tells. A short
     # connection may be gone from there before it is seen.
     connection: TrackedConnection | None = None
@@ -321,7 +353,7 @@ def _look_around(
         endpoint=endpoint,
         name=name,
     )
-    return seen._replace(around=around)
+    return seen._replace(around=around, node=node)
 
 
 async def _has_drifted(world: World) -> bool | None:

@@ -76,6 +76,8 @@ class Observation(NamedTuple):
     """The address and port that the client named."""
     client: int = 0
     """Inode of the client's network namespace; 0 if it is not known."""
+    node: int = 0
+    """Inode of this node's network namespace; 0 if it is not known."""
     around: Surroundings | None = None
     """Look-ups where the packet was seen last; None before they are made, or without need."""
     drifted: bool | None = None
@@ -169,8 +171,10 @@ def compare(predicted: TraceResult, seen: Observation) -> tuple[Difference, ...]
             shows = command_for(step)
             return (Difference(describe_end(step), number, "foreign-drop", shows),)
     elsewhere = predicted.verdict == "forward" and endpoint not in endpoints
-    is_lost = dropped or (elsewhere and _vanished(seen))
-    if is_lost and not (elsewhere and _misled(seen)) and (loss := _lost(seen, endpoint)):
+    if elsewhere:  # if another program's rule or no rule led it there, it may end anywhere
+        has_left = any(each.kind == "sent" and each.netns == seen.node for each in seen.sightings)
+        dropped = ((dropped and not has_left) or _vanished(seen)) and not _misled(seen)
+    if dropped and (loss := _lost(seen, endpoint)):
         return (Difference.of_loss(loss),)
     if not seen.steps and seen.connection is None and seen.answer != "not-sent":
         return (Difference("no hook of this node's kernel saw the packet: it took another way"),)

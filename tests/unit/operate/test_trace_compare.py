@@ -164,7 +164,7 @@ def test_a_packet_is_compared_with_the_plan_of_its_time() -> None:
             return now
 
         question = TraceQuestion("10.96.0.10", 80, wait=True, timeout=60.0)
-        return asyncio.run(trace_packet(before, question, _Waited(), renew))
+        return asyncio.run(trace_packet(before, question, _Waited, renew))
 
     assert not traced(later).differences
     assert traced(later).predicted.startswith("forwarded to 10.1.0.6:8080")
@@ -413,6 +413,10 @@ def test_a_drop_beside_the_rules_is_named() -> None:
     kernel = TraceStep("kernel", "f", "TC_INGRESS", "drop", "", owner="the kernel")
     (found,) = compare(FORWARD, lost(FREED, steps=(kernel,)))
     assert found.code == "device-program"
+    # What no rule translated left this node as it came, and is dropped elsewhere.
+    passed = Sighting("sent", 2, "eth1", "10.1.0.9", 4000, "10.96.0.1", 80)
+    found, *_ = compare(FORWARD, lost(SENT, RECEIVED, passed, FREED, steps=(JUMP,), node=2))
+    assert found.code == "rules"
     # What another program's rule led elsewhere is its fault, wherever it ended.
     found, *_ = compare(FORWARD, lost(FREED, steps=(FOREIGN_DNAT,)))
     assert found.code == "foreign-translation"

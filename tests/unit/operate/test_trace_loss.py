@@ -1,4 +1,4 @@
-"""Where a packet or its answer was lost, from the places where it was seen and what is there."""
+"""Where a packet or its answer was lost, from the places where it was seen and look-ups."""
 
 from __future__ import annotations
 

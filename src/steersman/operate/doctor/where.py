@@ -7,12 +7,13 @@ A dial tells only that it failed. So one more packet of the same way is followed
 from __future__ import annotations
 
 import asyncio
+from functools import partial
 
 from steersman.model.errors import BusyError
 from steersman.operate.answer import QuestionError
 from steersman.operate.doctor.check import Cause, CheckResult, Context, error, unknown
 from steersman.operate.load import world_again
-from steersman.operate.trace import TraceAnswer, trace_packet
+from steersman.operate.trace import TraceAnswer, make_tracer, trace_packet
 from steersman.operate.trace_question import TraceQuestion
 
 _PAUSE = 1.0  # seconds between two packets
@@ -38,14 +39,12 @@ async def where_lost(
         An error that names the object and its owner; None if all packets go as predicted. If none
         can be followed, why not.
     """
-    answer: TraceAnswer | None = None
+    make = partial(make_tracer, context.world, context.mode)
     for number in range(packets):
         if number:
             await asyncio.sleep(_PAUSE)
         try:
-            tracer = context.mode.tracer() if context.mode else None
-            renew = context.renew or world_again
-            answer = await trace_packet(context.world, question, tracer, renew)
+            answer = await trace_packet(context.world, question, make, context.renew or world_again)
         except (BusyError, QuestionError) as failure:
             return unknown(f"a packet to {question.destination} cannot be followed: {failure}")
         if answer.differences:
