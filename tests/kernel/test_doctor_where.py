@@ -49,7 +49,7 @@ def lost(
     context = Context(node.world, execute=SubprocessExec(), mode=node.mode)
     netns = Path(node.lab.netns(source).path) if source else None
     question = TraceQuestion(*to, source=source, netns=netns, timeout=timeout)
-    found = inside(node.lab, where_lost(context, question, packets=1))
+    found = inside(node.lab, where_lost(context, question))
     print(found)
     return found
 

@@ -6,7 +6,6 @@ A dial tells only that it failed. So one more packet of the same way is followed
 
 from __future__ import annotations
 
-import asyncio
 from functools import partial
 
 from steersman.model.errors import BusyError
@@ -16,7 +15,6 @@ from steersman.operate.load import world_again
 from steersman.operate.trace import TraceAnswer, make_tracer, trace_packet
 from steersman.operate.trace_question import TraceQuestion
 
-_PAUSE = 1.0  # seconds between two packets
 _CAUSES = {
     "rules": Cause.RULES,
     **dict.fromkeys(("no-route", "neighbour", "policy-rule", "left", "not-forwarded"), Cause.PATH),
@@ -25,31 +23,23 @@ _CAUSES = {
 """Where a problem is, by the code of a difference; that of others is in the node."""
 
 
-async def where_lost(
-    context: Context, question: TraceQuestion, packets: int = 3
-) -> CheckResult | None:
-    """Send packets of one way, follow them, and return where the first leaves the prediction.
+async def where_lost(context: Context, question: TraceQuestion) -> CheckResult | None:
+    """Send a packet of one way, follow it, and return where it leaves the prediction.
 
     Args:
         context: has the plan, and the mode that follows packets.
         question: the packet: its destination, and the namespace and address of its client.
-        packets: the most that are sent, one a second: each may go to another endpoint.
 
     Returns:
-        An error that names the object and its owner; None if all packets go as predicted. If none
-        can be followed, why not.
+        An error that names the object and its owner; None if the packet goes as predicted. If it
+        cannot be followed, why not.
     """
     make = partial(make_tracer, context.world, context.mode)
-    for number in range(packets):
-        if number:
-            await asyncio.sleep(_PAUSE)
-        try:
-            answer = await trace_packet(context.world, question, make, context.renew or world_again)
-        except (BusyError, QuestionError) as failure:
-            return unknown(f"a packet to {question.destination} cannot be followed: {failure}")
-        if answer.differences:
-            return _result(answer)
-    return None
+    try:
+        answer = await trace_packet(context.world, question, make, context.renew or world_again)
+    except (BusyError, QuestionError) as failure:
+        return unknown(f"a packet to {question.destination} cannot be followed: {failure}")
+    return _result(answer) if answer.differences else None
 
 
 def _result(answer: TraceAnswer) -> CheckResult:
