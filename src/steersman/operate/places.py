@@ -118,6 +118,15 @@ def _device_to(address: str) -> str:
     return ""
 
 
+def source_to(address: str) -> str:
+    """Return the address that this node uses to an address; "" if it has no way there."""
+    family = socket.AF_INET6 if ":" in address else socket.AF_INET
+    with suppress(OSError), socket.socket(family, socket.SOCK_DGRAM) as sock:
+        sock.connect((address, 9))  # nothing is sent
+        return str(sock.getsockname()[0])
+    return ""
+
+
 @asynccontextmanager
 async def client_outside() -> AsyncIterator[Place]:
     """Link a client to this node for a while.
@@ -161,7 +170,7 @@ def _link(namespace: int) -> Place:
                 netlink.request(new_neighbour(link, address, outer.mac))
                 call_inside(path, partial(inside, address, gateway))
                 addresses[family] = address
-    name = f"a client outside ({', '.join(addresses.values())})"
+    name = f"a client outside ({', '.join(addresses.values())}, by a device of its own)"
     return Place("outside", name, path, addresses, inner.name)
 
 

@@ -30,8 +30,8 @@ _KINDS = {
     Protocol.UDP: (socket.SOCK_DGRAM, 0),
     Protocol.SCTP: (socket.SOCK_RAW, socket.IPPROTO_SCTP),
 }
-_DNS_PORT = 53
-_DNS_QUESTION = b"\x01\0\0\1\0\0\0\0\0\0" + b"\0\0\2\0\1"  # name servers of the root; without id
+DNS_PORT = 53
+DNS_QUESTION = b"\x01\0\0\1\0\0\0\0\0\0" + b"\0\0\2\0\1"  # name servers of the root; without id
 _DATAGRAM = b" steersman.\n"
 _NO_LINGER = struct.pack("ii", 1, 0)  # close with a reset: no TIME_WAIT stays behind
 _IP_RECVERR, _IPV6_RECVERR = 11, 25
@@ -164,8 +164,8 @@ class ProbePacket:
             return "answer", "SYN-ACK"
         # Each begins otherwise, by which PacketWatch tells them apart.
         datagram = secrets.token_hex(2).encode() + _DATAGRAM
-        if flow.port == _DNS_PORT:
-            datagram = secrets.token_bytes(2) + _DNS_QUESTION
+        if flow.port == DNS_PORT:
+            datagram = secrets.token_bytes(2) + DNS_QUESTION
         await loop.sock_sendall(self._socket, datagram)
         answer = await loop.sock_recv(self._socket, 2048)
         return "answer", f"a datagram of {len(answer)} bytes"

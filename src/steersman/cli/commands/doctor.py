@@ -23,6 +23,7 @@ async def _answer(parsed: Parsed) -> Answer:
         flag("to"),
         flag("from-pod"),
         flag("namespace"),
+        not parsed.values.get("no-dial"),
     )
     return await doctor(parsed, asked)
 
@@ -33,9 +34,11 @@ COMMAND = Command(
     description=(
         "Run every check that applies, all at the same time, within 10 s: the Service and its\n"
         "endpoints, the process, the rules in the kernel, other firewalls, sysctls, bridges,\n"
-        "conntrack, the way to the endpoints, and real connections to them and to the Service.\n"
-        "Each check has a verdict (error, warning, unknown, ok, skipped), evidence and a remedy;\n"
-        "the likely cause comes first. Nothing is changed. Without a Service, check the node.\n\n"
+        "conntrack, the way to the endpoints, and real connections to them and to the Service,\n"
+        "from the node, from pods and from a client outside, which exists only meanwhile. Each\n"
+        "check has a verdict (error, warning, unknown, notice, ok, skipped), evidence and a\n"
+        "remedy; the likely cause comes first. No settings are changed. Without a Service, check\n"
+        "the node.\n\n"
         "Run it as root on the node, or in steersman's pod. Elsewhere, with --manifests or\n"
         "--kubeconfig, the checks that look at the machine are skipped."
     ),
@@ -46,6 +49,7 @@ COMMAND = Command(
         option("from", "The client: an address, a pod, a node, external.", completes="pod"),
         option("to", "The destination: a Service or IP:PORT[/udp].", completes="service,endpoint"),
         option("from-pod", "A pod of this node, to connect from there, too.", completes="pod"),
+        option("no-dial", "Make no connections to Services and endpoints.", kind="bool"),
         NAMESPACE,
     ),
     examples=(

@@ -20,6 +20,7 @@ from steersman.operate.doctor.service_object import OBJECT_CHECKS
 from steersman.operate.doctor.service_policy import POLICY_CHECKS
 from steersman.operate.doctor.traffic_checks import DIAL_CHECKS
 from steersman.operate.doctor.traffic_load import LOAD_CHECKS
+from steersman.operate.doctor.tries_check import TRY_CHECKS
 
 CHECKS: Final[tuple[Check, ...]] = (
     # One Service
@@ -28,6 +29,7 @@ CHECKS: Final[tuple[Check, ...]] = (
     *POLICY_CHECKS,
     *LISTENER_CHECKS,
     *DIAL_CHECKS,
+    *TRY_CHECKS,
     *LOAD_CHECKS,
     # The node
     *PROCESS_CHECKS,

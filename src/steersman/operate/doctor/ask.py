@@ -8,6 +8,7 @@ from contextlib import suppress
 from typing import Any
 
 import msgspec
+from msgspec.structs import replace
 
 from steersman.compile.node import is_this_machine
 from steersman.compile.planner import compile_all
@@ -47,6 +48,8 @@ class Asked(msgspec.Struct, frozen=True):
     """A pod of this node to dial from."""
     namespace: str = ""
     """Of names without one; "" for `default`."""
+    dial: bool = True
+    """Whether connections may be made."""
 
 
 async def doctor(parsed: Parsed, asked: Asked) -> Diagnosis:
@@ -59,7 +62,7 @@ async def doctor(parsed: Parsed, asked: Asked) -> Diagnosis:
     try:
         world = await load_world(parsed)
     except NotRunningError:
-        if asked != Asked(namespace=asked.namespace):
+        if asked != Asked(namespace=asked.namespace, dial=asked.dial):
             raise
         # That no process runs is an answer, too, and the node can be checked.
         world = await world_without_process(parsed.config)
@@ -77,7 +80,7 @@ async def examine(world: World, asked: Asked, config: ProxyConfig) -> Diagnosis:
     Raises:
         QuestionError: the question means nothing known.
     """
-    question = await read_question(world, asked)
+    question = replace(await read_question(world, asked), dial=asked.dial)
     access = _access(config, world)
 
     async def ask_api(path: str) -> ApiReply:
@@ -143,7 +146,7 @@ async def read_question(world: World, asked: Asked) -> Question:
             f"--from-pod {asked.pod}: no network namespace of this machine has its address "
             f"{pod.addresses[0]}; run this on its node{f' {pod.node}' if pod.node else ''}, as root"
         )
-    return msgspec.structs.replace(question, pod=pod.label, netns=str(netns))
+    return replace(question, pod=pod.label, netns=str(netns))
 
 
 def _of_service(names: Names, text: str, namespace: str) -> Question:

@@ -176,6 +176,8 @@ class Question(msgspec.Struct, frozen=True):
     """The pod to dial from, as the operator named it."""
     netns: str = ""
     """Path of that pod's network namespace."""
+    dial: bool = True
+    """Whether connections may be made."""
 
 
 class Context:

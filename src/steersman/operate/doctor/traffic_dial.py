@@ -1,8 +1,9 @@
 """Dial a destination from the node, or from inside a network namespace, and say what came of it.
 
-A dial opens a TCP connection and closes it, as a health check does; for UDP it sends one empty
-datagram, after which only an ICMP error says anything. The kernel queues the ICMP errors of a
-socket with their sender, so a firewall on the way differs from a port where nobody listens.
+A dial opens a TCP connection and closes it, as a health check does; for UDP it sends one datagram,
+a question to port 53 and an empty one elsewhere, after which an answer or an ICMP error may come.
+The kernel queues the ICMP errors of a socket with their sender, so a firewall on the way differs
+from a port where nobody listens.
 """
 
 from __future__ import annotations
@@ -15,6 +16,7 @@ import struct
 import sys
 import time
 from collections.abc import Callable
+from contextlib import suppress
 from pathlib import Path
 from typing import Literal, TypeAlias
 
@@ -24,12 +26,13 @@ from steersman.host.netns import call_inside
 from steersman.host.threads import in_thread
 from steersman.model.addresses import join_host_port
 from steersman.model.names import Protocol
+from steersman.operate.probe_packet import DNS_PORT, DNS_QUESTION
 
 Outcome: TypeAlias = Literal["connected", "refused", "timeout", "unreachable", "silent", "failed"]
 TIMEOUT = 3.0
 """Seconds: TCP has sent its second packet after one second, so one loss is survived."""
-_SILENCE = 0.5
-"""Seconds that an ICMP error for a datagram may take."""
+_SILENCES = (0.5, 1.0)
+"""Seconds that an answer or an ICMP error may take, to the first datagram and to the second."""
 _RTT, _TOTAL_RETRANS = 68, 100  # offsets in struct tcp_info (linux/tcp.h, since 2.4)
 _IP_RECVERR, _IPV6_RECVERR = 11, 25  # linux/in.h, linux/in6.h
 _MSG_ERRQUEUE = 0x2000
@@ -73,6 +76,8 @@ class Dial(msgspec.Struct, frozen=True):
     """Packets that TCP sent again until it was connected."""
     reason: str = ""
     """The kernel's words for an error."""
+    client: tuple[str, int] = ("", 0)
+    """Address and port that it was made from; the port is 0 if none was needed."""
 
     @property
     def good(self) -> bool:
@@ -118,28 +123,39 @@ async def dial(
     except OSError as error:
         what = f"no socket in {netns}" if netns else "no socket"
         return Dial(target, "failed", reason=f"{what}: {error.strerror or error}")
-    begin = time.monotonic()
     with sock:
+        found = await _dial(sock, target, timeout)
+        host, port, *_ = sock.getsockname()
+        return msgspec.structs.replace(found, client=(host, port))
+
+
+async def _dial(sock: socket.socket, target: Target, timeout: float) -> Dial:
+    begin = time.monotonic()
+    try:
+        if target.protocol is Protocol.UDP:
+            return await _send(sock, target)
         try:
-            if target.protocol is Protocol.UDP:
-                return await _send(sock, target)
             async with asyncio.timeout(timeout):
                 await asyncio.get_running_loop().sock_connect(sock, (target.address, target.port))
         except TimeoutError:
+            # If this process stood still, the kernel may have connected in time.
+            with suppress(OSError):
+                sock.getpeername()
+                return Dial(target, "connected", time.monotonic() - begin)
             return Dial(target, "timeout", time.monotonic() - begin)
-        except OSError as error:
-            outcome = _OUTCOMES.get(error.errno or 0, "failed")
-            by = icmp_sender(sock) if outcome in ("refused", "unreachable") else ""
-            words = os.strerror(error.errno) if error.errno else str(error)
-            return Dial(target, outcome, time.monotonic() - begin, by, reason=words)
-        # Elapsed time has the time in which this process did other work: many dials are made at
-        # once. The kernel measured the handshake itself, unless a packet was sent again.
-        seconds, again = time.monotonic() - begin, 0
-        if sys.platform == "linux":
-            info = sock.getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, _TOTAL_RETRANS + 4)
-            (rtt,), (again,) = (struct.unpack_from("=I", info, at) for at in (_RTT, _TOTAL_RETRANS))
-            seconds = rtt / 1e6 if rtt and not again else seconds
-        return Dial(target, "connected", seconds, repeated=again)
+    except OSError as error:
+        outcome = _OUTCOMES.get(error.errno or 0, "failed")
+        by = icmp_sender(sock) if outcome in ("refused", "unreachable") else ""
+        words = os.strerror(error.errno) if error.errno else str(error)
+        return Dial(target, outcome, time.monotonic() - begin, by, reason=words)
+    # Elapsed time has the time in which this process did other work: many dials are made at
+    # once. The kernel measured the handshake itself, unless a packet was sent again.
+    seconds, again = time.monotonic() - begin, 0
+    if sys.platform == "linux":
+        info = sock.getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, _TOTAL_RETRANS + 4)
+        (rtt,), (again,) = (struct.unpack_from("=I", info, at) for at in (_RTT, _TOTAL_RETRANS))
+        seconds = rtt / 1e6 if rtt and not again else seconds
+    return Dial(target, "connected", seconds, repeated=again)
 
 
 def _opener(target: Target, source: str) -> Callable[[], socket.socket]:
@@ -165,15 +181,18 @@ def _opener(target: Target, source: str) -> Callable[[], socket.socket]:
 
 
 async def _send(sock: socket.socket, target: Target) -> Dial:
-    """Send a datagram, and wait a moment for an ICMP error (raised as OSError)."""
+    """Send a datagram, and once more if nothing comes; an ICMP error is raised as OSError."""
     sock.connect((target.address, target.port))
-    sock.send(b"")
-    try:
-        async with asyncio.timeout(_SILENCE):
-            await asyncio.get_running_loop().sock_recv(sock, 1)
-    except TimeoutError:
-        return Dial(target, "silent", _SILENCE)
-    return Dial(target, "connected", reason="the server answered")
+    for seconds in _SILENCES:
+        sock.send(bytes(2) + DNS_QUESTION if target.port == DNS_PORT else b"")
+        with suppress(TimeoutError):
+            async with asyncio.timeout(seconds):
+                await asyncio.get_running_loop().sock_recv(sock, 1)
+                return Dial(target, "connected", reason="the server answered")
+        with suppress(BlockingIOError):  # if this process stood still, it came in time
+            sock.recv(1)
+            return Dial(target, "connected", reason="the server answered")
+    return Dial(target, "silent", sum(_SILENCES))
 
 
 def icmp_sender(sock: socket.socket) -> str:

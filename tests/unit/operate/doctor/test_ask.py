@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -26,7 +27,7 @@ THINGS = (
 WORLD = world_of(*THINGS)
 
 
-async def question(**words: str) -> Question:
+async def question(**words: Any) -> Question:
     return await read_question(WORLD, Asked(**words))
 
 

@@ -1,0 +1,390 @@
+"""Doctor's tries: connections through every kind of frontend from every place that it can stand in.
+
+What fails is tried once more while the kernel is watched (where.py): the place where the packet
+left the predicted way is the likely cause, the failed connection only the symptom.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import re
+import time
+from collections import defaultdict
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import AsyncExitStack, suppress
+from pathlib import Path
+from typing import NamedTuple
+
+from msgspec.structs import replace
+
+from steersman.compile.trace import trace
+from steersman.model.addresses import is_loopback
+from steersman.model.names import Family, PlanKey, Protocol
+from steersman.model.world import World
+from steersman.netfilter.conntrack.flows import Tracked, tracked
+from steersman.operate.doctor.check import (
+    Cause,
+    Check,
+    CheckResult,
+    Context,
+    Verdict,
+    error,
+    ok,
+    on_the_node,
+    skipped,
+    warning,
+)
+from steersman.operate.doctor.traffic_checks import MOST as MOST_ENDPOINTS
+from steersman.operate.doctor.traffic_checks import dials_from_node, sampled
+from steersman.operate.doctor.traffic_dial import Target, dial
+from steersman.operate.doctor.traffic_load import connections_before
+from steersman.operate.doctor.tries import (
+    MOST,
+    Choice,
+    Tried,
+    Way,
+    choose,
+    first_round,
+    is_pod,
+    next_round,
+    trouble,
+    wrong_source,
+)
+from steersman.operate.doctor.where import where_lost
+from steersman.operate.places import NODE, Place, client_outside, find_pods, source_to
+from steersman.operate.trace_compare import REMEDY
+from steersman.operate.trace_question import TraceQuestion
+
+_TIMEOUT = 2.0
+"""Seconds for TCP to connect: its second packet is sent after one second."""
+_DIALLING = 5.0
+"""Seconds after which no further round begins."""
+_TRACING = 8.5
+"""Seconds after which no further packet is followed."""
+_MOST_ROUNDS = 4
+_MOST_TRACED = 2
+_MOST_CUT_OFF = 4
+_RESERVED = 20
+"""Connections that are kept for looking into failures."""
+_ATTEMPTS = 4
+"""Packets of a way that are followed if only some of its connections fail."""
+_SETTLE = 0.3
+"""Seconds that a mode may need until it serves a new device."""
+_POLICY = re.compile(r"NetworkPolic|network polic|NWPLCY|cali|Cilium|felix", re.IGNORECASE)
+"""Owners of rules that drop packets between pods because a NetworkPolicy asks for it."""
+
+
+class Failure(NamedTuple):
+    """A way of which connections fail."""
+
+    way: Way
+    why: str
+    """What came of the first one that failed."""
+    failed: int
+    made: int
+    consequence: str = ""
+    """The endpoints behind it that do not answer when they are dialled themselves."""
+
+    @property
+    def text(self) -> str:
+        """The symptom, for people."""
+        times = f"{self.failed} of {self.made} times" if self.failed < self.made else "each time"
+        return f"{self.way.words} does not work from {self.way.place.name} ({times})"
+
+
+# Places
+
+
+async def find_places(context: Context, stack: AsyncExitStack) -> tuple[list[Place], list[str]]:
+    """Return the places to try from, and what cannot be one."""
+    places, untried = [NODE], []
+    pods = await asyncio.to_thread(find_pods)
+    found = [place for place in pods.found if is_pod(place, context.world)]
+    if asked := context.question.netns:
+        mine = [place for place in pods.found if place.netns and _same(place.netns, Path(asked))]
+        places += [place._replace(name=f"the pod {context.question.pod}") for place in mine[:1]]
+    else:
+        ends = {end.ip for plan in context.plans for end in plan.reachable}
+        behind = [place for place in found if not ends.isdisjoint(place.addresses.values())]
+        places += [place for place in found if place not in behind][:1] + behind[:1]
+    if pods.unseen and len(places) == 1:
+        untried.append("pods (their namespaces are not visible: hostPID)")
+    try:
+        places.append(await stack.enter_async_context(client_outside()))
+    except OSError as failure:
+        untried.append(f"clients outside ({failure.strerror or failure})")
+    return places, untried
+
+
+def _same(one: Path, other: Path) -> bool:
+    with suppress(OSError):
+        return os.path.samefile(one, other)
+    return False
+
+
+# Connections
+
+
+async def _make(context: Context, ways: Sequence[Way]) -> list[Tried]:
+    """Make one connection of each way, all at once, and see where they went."""
+    dials = await asyncio.gather(
+        *(
+            dial(way.target, way.place.netns, _TIMEOUT, way.place.addresses.get(way.key.family, ""))
+            for way in ways
+        )
+    )
+    entries: dict[tuple[object, ...], Tracked] = {}
+    traits = context.world.plan.settings.traits
+    if traits.tracks_connections and not traits.terminates_connections:
+        wanted: dict[Family, set[tuple[str, int]]] = defaultdict(set)
+        for way in ways:
+            wanted[way.key.family].add((way.target.address, way.target.port))
+        with suppress(OSError):  # then only the outcome is known
+            for family, targets in wanted.items():
+                for each in await asyncio.to_thread(tracked, family, targets):
+                    key = each.protocol, each.client, each.client_port, each.address, each.port
+                    entries[key] = each
+    out = []
+    for way, made in zip(ways, dials, strict=True):
+        target = made.target
+        key = target.protocol, *made.client, target.address, target.port
+        relayed = traits.relays_localhost and is_loopback(target.address)
+        out.append(Tried(way, made, None if relayed else entries.get(key)))
+    return out
+
+
+async def make_rounds(
+    context: Context, choice: Choice, most: int, began: float
+) -> dict[Way, list[Tried]]:
+    """Try the ways in rounds, until each endpoint was met or the budget is spent."""
+    made: dict[Way, list[Tried]] = {way: [] for way in choice.ways}
+    sticky = {p.key for p in context.plans if p.affinity_seconds or p.maglev}
+    todo = first_round(choice.ways, most)
+    for number in range(_MOST_ROUNDS):
+        if not todo or time.monotonic() - began > _DIALLING:
+            break
+        most -= len(todo)
+        for tried in await _make(context, todo):
+            made[tried.way].append(tried)
+        late = [
+            way
+            for way, tries in made.items()
+            if number == 0 and way.place.kind == "outside" and any(trouble(t, ()) for t in tries)
+        ]
+        if late:  # the device of this client is new
+            await asyncio.sleep(_SETTLE)
+            for way in late:
+                made[way].clear()
+            todo = first_round(late, most)
+            continue
+        # What fails is followed now; only what works is worth more connections.
+        if any(trouble(tried, ()) for tries in made.values() for tried in tries):
+            break
+        todo = next_round(made, sticky, most)
+    return {way: tries for way, tries in made.items() if tries}
+
+
+# Results
+
+
+async def tries(context: Context) -> Iterable[CheckResult]:
+    """Try every kind of frontend from every place, and follow a packet where that fails."""
+    if not context.question.dial:
+        return [replace(skipped("--no-dial was given"), untried=("connections (--no-dial)",))]
+    began = time.monotonic()
+    plans = await context.once(sampled)
+    if not plans:
+        return [skipped("no Service with endpoints is served here")]
+    with suppress(OSError):  # the check of the load says why they cannot be listed
+        await context.once(connections_before)
+    async with AsyncExitStack() as stack:
+        places, untried = await find_places(context, stack)
+        choice = choose(context.world.plan, plans, places, source_to)
+        dials = await context.once(dials_from_node)
+        most = MOST - _RESERVED - len(dials) - MOST_ENDPOINTS * bool(context.question.netns)
+        made = await make_rounds(context, choice, most, began)
+        answering = {
+            str(d.target)
+            for d in dials
+            if d.target.protocol is Protocol.UDP and d.outcome == "connected"
+        }
+        broken = {str(d.target) for d in dials if not d.good}
+        failures = [f for w, tried in made.items() if (f := _failure(w, tried, answering, broken))]
+        failures = await _still(context, failures)
+        out = await _explain(context, failures, began)
+        out += await _sources(context, made, began)
+    silent = {way.words for way, t in made.items() if t[0].dial.outcome == "silent"}
+    unknown_udp = [f"answers of {words} (UDP, the server is silent)" for words in sorted(silent)]
+    fine = [way for way in made if way not in {failure.way for failure in failures}]
+    left_out = (*choice.untried, *untried, *unknown_udp)
+    if fine:
+        good = ok(
+            f"{len(fine)} of {len(made)} ways work", *(f"{w}: {made[w][0].dial}" for w in fine)
+        )
+        return [*out, replace(good, untried=left_out)]
+    if not made:
+        return [replace(skipped("the plan forwards nothing from here"), untried=left_out)]
+    return [replace(out[0], untried=left_out), *out[1:]]
+
+
+def _failure(
+    way: Way, made: Sequence[Tried], answering: set[str], broken: set[str]
+) -> Failure | None:
+    """Return what fails of a way, None if nothing does."""
+    bad = [(each, why) for each in made if (why := trouble(each, answering))]
+    if not bad:
+        return None
+    first, why = bad[0]
+    dead = sorted(way.endpoints & broken)
+    if first.met and first.met not in way.endpoints:
+        dead = []  # it went elsewhere: that is no consequence
+    if first.met in way.endpoints:
+        dead = [first.met] if first.met in broken else []
+    return Failure(way, why, len(bad), len(made), ", ".join(dead))
+
+
+async def _still(context: Context, failures: Sequence[Failure]) -> list[Failure]:
+    """Leave out the failures of ways that the plan has changed since it was read."""
+    if not failures or context.renew is None:
+        return list(failures)
+    try:
+        later: World = await context.renew(context.world)
+    except Exception:  # the process may have ended: the check of the process says so
+        return list(failures)
+    return [
+        failure
+        for failure in failures
+        if trace(later.plan, failure.way.flow).endpoints == failure.way.predicted.endpoints
+    ]
+
+
+async def _explain(
+    context: Context, failures: Sequence[Failure], began: float
+) -> list[CheckResult]:
+    """Return the symptoms, and the causes of the first ones."""
+    out: list[CheckResult] = []
+    traced: set[tuple[PlanKey, str]] = set()
+    async with asyncio.TaskGroup() as group:
+        cut_off: dict[tuple[PlanKey, str], asyncio.Task[bool]] = {}
+        for way in (failure.way for failure in failures):
+            pair = way.key, way.place.name
+            by_chance = way.place.kind == "pod" and not context.question.netns
+            if by_chance and pair not in cut_off and len(cut_off) < _MOST_CUT_OFF:
+                cut_off[pair] = group.create_task(_is_cut_off(way))
+        for failure in failures:
+            way = failure.way
+            evidence = f"{way.target}: {failure.why}"
+            if failure.consequence:
+                text = f"{failure.text}: its endpoint {failure.consequence} does not answer either"
+                out.append(error(text, evidence, cause=Cause.SYMPTOM + 5))
+                continue
+            found = None
+            if (way.key, way.place.kind) not in traced and len(traced) < _MOST_TRACED:
+                traced.add((way.key, way.place.kind))
+                found = await _follow(context, failure, began)
+            pair = way.key, way.place.name
+            unreachable = pair in cut_off and await cut_off[pair]
+            out += _results(failure, found, unreachable)
+    return out
+
+
+def _results(
+    failure: Failure, found: CheckResult | None, unreachable: bool
+) -> Iterator[CheckResult]:
+    """Yield the cause of a failure if it is known, and the symptom.
+
+    Args:
+        failure: the failure.
+        found: where a packet left the predicted way.
+        unreachable: the client is a pod that does not reach the endpoints themselves.
+    """
+    way, evidence = failure.way, f"{failure.way.target}: {failure.why}"
+    text = f"{failure.text}: {failure.why}"
+    remedy = f"steersman trace --to {way.target} shows the way of a packet"
+    if found is not None and found.verdict is Verdict.ERROR:
+        named = f"{way}: {found.text}"
+        if unreachable and _POLICY.search(found.text):
+            yield warning(named, *found.evidence, remedy=found.remedy, cause=Cause.POLICY)
+            return
+        # A difference that names nobody: a check that does explains it.
+        cause = Cause.SYMPTOM - 1 if REMEDY in found.text else found.cause or Cause.NODE + 5
+        yield error(named, *found.evidence, remedy=found.remedy, cause=cause)
+        yield error(text, evidence)
+        return
+    more = (f"not followed: {found.text}",) if found is not None else ()
+    if unreachable:
+        text += "; nor does an endpoint itself answer that pod"
+        remedy = f"a NetworkPolicy may ask for it; {remedy}"
+        yield warning(text, evidence, *more, remedy=remedy, suspect=True)
+    else:
+        yield error(text, evidence, *more, remedy=remedy)
+
+
+async def _is_cut_off(way: Way) -> bool:
+    """Whether no endpoint answers that place when it is dialled itself."""
+    source, protocol = way.place.addresses.get(way.key.family, ""), way.target.protocol
+    dials = await asyncio.gather(
+        *(
+            dial(Target(end.ip, end.port, protocol), way.place.netns, _TIMEOUT, source)
+            for end in [end for end in way.predicted.endpoints if end.ip != source][:3]
+        )
+    )
+    return bool(dials) and not any(each.good for each in dials)
+
+
+async def _follow(context: Context, failure: Failure, began: float) -> CheckResult | None:
+    """Follow a packet of a way that fails; None if none left the predicted way."""
+    way = failure.way
+    question = TraceQuestion(
+        way.target.address,
+        way.target.port,
+        way.target.protocol,
+        way.place.addresses.get(way.key.family, ""),
+        way.place.netns,
+        timeout=_TIMEOUT,
+    )
+    left = _TRACING - (time.monotonic() - began)
+    with suppress(TimeoutError):
+        async with asyncio.timeout(left):
+            for _ in range(1 if failure.failed == failure.made else _ATTEMPTS):
+                if (found := await where_lost(context, question)) is not None:
+                    return found
+    return None
+
+
+async def _sources(
+    context: Context, made: dict[Way, list[Tried]], began: float
+) -> list[CheckResult]:
+    """Return the ways whose endpoints see another source than the plan says, followed once."""
+    out: list[CheckResult] = []
+    for way, made_ways in made.items():
+        local = context.world.plan.settings.family(way.key.family).local_addresses
+        why = next((why for each in made_ways if (why := wrong_source(each, local))), "")
+        if not why:
+            continue
+        failure = Failure(way, why, 1, len(made_ways))
+        found = await _follow(context, failure, began) if not out else None
+        named = f": {found.text}" if found and found.verdict is Verdict.ERROR else f": {why}"
+        out.append(
+            warning(
+                f"{way}{named}",
+                why,
+                *(found.evidence if found else ()),
+                remedy=found.remedy if found else "",
+                cause=Cause.NODE + 6,
+            )
+        )
+    return out
+
+
+TRY_CHECKS = (
+    Check(
+        "tries",
+        "connections to the Service",
+        tries,
+        on_the_node,
+        Cause.SYMPTOM,
+        seconds=9.8,
+    ),
+)
