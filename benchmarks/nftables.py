@@ -22,6 +22,7 @@ from steersman.host.facts import read_facts
 from steersman.model.inputs import NodeConfig
 from steersman.model.names import Family, ObjectName
 from steersman.modes.nftables.mode import NftablesMode
+from steersman.run.process.daemon import external_change
 from steersman.run.process.memory import collect_rarely, freeze_live_objects
 from steersman.run.sync.sync import Sync
 from steersman.source.store import Store
@@ -106,7 +107,7 @@ class NftNode(Node):
 
     async def _heal(self, targets: tuple[str, ...]) -> tuple[float, ...]:
         assert isinstance(self._mode, NftablesMode)
-        heard = asyncio.create_task(self._mode.wait_for_external_change())
+        heard = asyncio.create_task(external_change(self._mode))
         await asyncio.sleep(0)  # it listens from now on
         await self._sync.check()
         await asyncio.to_thread(subprocess.run, ["nft", "flush", "ruleset"], check=True)

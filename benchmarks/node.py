@@ -22,7 +22,7 @@ from steersman.model.findings import Finding
 from steersman.model.inputs import NodeConfig
 from steersman.model.names import Family
 from steersman.model.tracing import WatchedFlow
-from steersman.modes.base import Mode
+from steersman.modes.base import Mode, release
 from steersman.modes.ebpf.mode import EbpfMode
 from steersman.modes.iptables.mode import IptablesMode, IptablesOptions
 from steersman.modes.ipvs.mode import IpvsMode
@@ -159,7 +159,7 @@ class Node:
     @contextmanager
     def traced(self, flow: WatchedFlow) -> Iterator[None]:
         """Follow a flow as `steersman trace` does; afterwards everything of that is gone."""
-        tracer = self._mode.tracer()
+        tracer = self._mode.tracer() if self._mode.tracer else None
         assert tracer is not None
         self.netns.enter()
         self._runner.run(tracer.start(flow))
@@ -176,7 +176,7 @@ class Node:
 
     def close(self) -> None:
         self.netns.enter()
-        self._runner.run(self._mode.aclose())
+        self._runner.run(release(self._mode))
         self._runner.close()
         if self.place:
             self.place.close()

@@ -144,6 +144,6 @@ def test_every_metric_upstream_showed_is_here_with_its_type(mode: str) -> None:
     golden = (GOLDEN / mode / "metrics-names-types.txt").read_text()
     theirs = _types(golden, r"^(kubeproxy_\S+) (\S+)$")
     metrics = Metrics(mode)
-    metrics.on_scrape(nfacct_packets(lambda: dict.fromkeys(NFACCT, 0)))
+    metrics.on_scrape(lambda: nfacct_packets(dict.fromkeys(NFACCT, 0)))
     ours = _types(metrics.render()[0].decode(), r"^# TYPE (kubeproxy_\S+) (\S+)$")
     assert theirs.items() <= ours.items()

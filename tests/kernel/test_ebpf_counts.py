@@ -59,7 +59,7 @@ def counts(node: Node, plan: NodePlan = ONE) -> ConnectionStats:
 
 def totals(node: Node) -> NodeTotals:
     mode = node.modes[-1]
-    return asyncio.run(mode.worker.do(mode.node_totals))
+    return asyncio.run(mode.worker.do(mode.totals))
 
 
 def look(node: Node) -> None:

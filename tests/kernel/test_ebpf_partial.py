@@ -13,6 +13,7 @@ import msgspec
 import pytest
 
 from steersman.model.plan import Endpoint
+from steersman.modes.base import release
 from steersman.modes.ebpf.bpf import TCX_INGRESS, Link
 from steersman.modes.ebpf.probe import load
 from tests.support.builders.ebpf_node_plan import (
@@ -163,7 +164,7 @@ def test_the_first_priority_may_be_taken(lab: Lab) -> None:
         for _ in range(2):
             asyncio.run(bring(made.mode(), node_plan()))
             assert from_outside(made) == "answered"
-            asyncio.run(made.modes[-1].aclose())
+            asyncio.run(release(made.modes[-1]))
         asyncio.run(bring(made.mode(), None))
         said = tc(made, "filter", "show", "dev", "eth0", "ingress")
         assert "bytecode" in said
@@ -210,14 +211,14 @@ def test_packets_alone_refuse_and_remember(bare: Node) -> None:
 def test_the_sockets_are_taken_over_again(bare: Node) -> None:
     links = bare.pins / "links"
     assert not (links / "sm_connect4").exists()
-    asyncio.run(bare.modes[-1].aclose())
+    asyncio.run(release(bare.modes[-1]))
     bare.options = msgspec.structs.replace(bare.options, sockets=True)
     replace_programs(bare)
     assert (links / "sm_connect4").exists()
     with bare.socket(VIP) as sock:
         sock.connect((VIP, 80))
         assert sock.getpeername() == (VIP, 80)
-    asyncio.run(bare.modes[-1].aclose())
+    asyncio.run(release(bare.modes[-1]))
     bare.options = msgspec.structs.replace(bare.options, sockets=False)
     replace_programs(bare)
     assert not (links / "sm_connect4").exists()

@@ -21,6 +21,7 @@ from steersman.model.errors import BusyError
 from steersman.model.names import Family, Protocol
 from steersman.model.plan import Action, Endpoint, NodePlan, Verdict
 from steersman.model.ruleset import Diff, diff
+from steersman.modes.base import release
 from steersman.modes.ebpf import layout
 from steersman.modes.ebpf.bpf import ArrayMap, HashMap, Link
 from steersman.modes.ebpf.devices import describe, list_devices
@@ -272,7 +273,7 @@ def test_who_listens_for_both_families_needs_the_port_in_both(node: Node) -> Non
 
 
 def test_the_guard_of_node_ports_can_be_switched_off(node: Node) -> None:
-    asyncio.run(node.modes[0].aclose())
+    asyncio.run(release(node.modes[0]))
     node.options = msgspec.structs.replace(node.options, guard_node_ports=False)
     asyncio.run(bring(node.mode(), node_plan()))
     with node.socket(VIP, at=NODE) as sock:
@@ -367,7 +368,7 @@ def test_a_killed_process_leaves_a_service_working(after_a_kill: Node) -> None:
 
 
 def _forget_and_return(node: Node) -> None:
-    asyncio.run(node.modes[-1].aclose())
+    asyncio.run(release(node.modes[-1]))
     asyncio.run(bring(node.mode(), node_plan(ENDPOINTS[:1])))
 
 
@@ -376,7 +377,7 @@ def _other_endpoints(node: Node) -> None:
 
 
 def test_a_restart_finds_what_is_in_force(node: Node) -> None:
-    asyncio.run(node.modes[0].aclose())
+    asyncio.run(release(node.modes[0]))
     mode = node.mode()
     want = ruleset(node_plan(), mode)
     assert not diff(asyncio.run(mode.worker.do(mode.read)), want)

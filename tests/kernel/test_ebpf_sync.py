@@ -15,6 +15,7 @@ from steersman.host.exec import SubprocessExec
 from steersman.model.inputs import HostFacts, NodeConfig
 from steersman.model.names import Family
 from steersman.model.ruleset import diff
+from steersman.modes.base import release
 from steersman.modes.ebpf.datapath import EbpfOptions
 from steersman.modes.ebpf.mode import EbpfMode
 from steersman.modes.ebpf.netns import NodeNetns
@@ -47,7 +48,7 @@ def mode(lab: Lab) -> Iterator[EbpfMode]:
     options = EbpfOptions(ebpf.bpffs() / cgroup.name, cgroup, file=ebpf.compiled())
     made = EbpfMode(SubprocessExec(), options, NodeNetns(Netns(lab.node.path).call))
     yield made
-    asyncio.run(made.aclose())
+    asyncio.run(release(made))
     shutil.rmtree(options.pins, ignore_errors=True)
     del CGROUPS[lab.node.path]
 
@@ -69,7 +70,7 @@ async def test_what_the_next_process_cannot_change_stays(
     await Sync(world(POD), Planner(CONFIG, mode.traits), mode).run()
     assert mode.datapath.tables
     mode.datapath.tables.node.programs = bytes(15) + b"1"  # of an older version
-    await mode.aclose()
+    await release(mode)
     again = EbpfMode(SubprocessExec(), mode.datapath.options, NodeNetns(Netns(lab.node.path).call))
 
     def refuse() -> None:
@@ -83,7 +84,7 @@ async def test_what_the_next_process_cannot_change_stays(
     assert result.refused == 1
     assert pins(again).exists()
     assert lab.probe(LOOKER, VIP, 80).endpoint == f"{OTHER}:8080"
-    await again.aclose()
+    await release(again)
 
 
 async def test_objects_become_connections(lab: Lab, mode: EbpfMode) -> None:

@@ -18,6 +18,7 @@ import hatch_build
 from steersman.host.libbpf import ObjectError
 from steersman.model.errors import ApplyError
 from steersman.model.plan import Endpoint
+from steersman.modes.base import release
 from steersman.modes.ebpf import bpf, datapath, layout, loader, migration
 from steersman.modes.ebpf.bpf import ArrayMap, HashMap
 from steersman.modes.ebpf.dump import open_tables
@@ -123,11 +124,11 @@ def test_connections_and_affinity_live_on(node: Node) -> None:
     before = shapes(node)
     with connection(node) as ends:
         talk(ends)
-        asyncio.run(node.modes[-1].aclose())
+        asyncio.run(release(node.modes[-1]))
         asyncio.run(bring(node.mode(), PLAN))
         talk(ends)
         assert shapes(node) != before
-        asyncio.run(node.modes[-1].aclose())
+        asyncio.run(release(node.modes[-1]))
         asyncio.run(bring(node.mode(), node_plan()))
         talk(ends)
     assert {path.name for path in node.pins.iterdir()} == {"maps", "links"}
@@ -135,7 +136,7 @@ def test_connections_and_affinity_live_on(node: Node) -> None:
 
 
 def test_what_begins_while_it_is_under_way_lives_on(node: Node) -> None:
-    asyncio.run(node.modes[-1].aclose())
+    asyncio.run(release(node.modes[-1]))
     mode = node.mode()
     asyncio.run(mode.worker.do(mode.read))
     assert (node.pins / "maps-next").exists()
@@ -158,12 +159,12 @@ def test_what_an_older_version_has_not_marked_lives_on(node: Node) -> None:
 @pytest.mark.parametrize("shape", ["other", "same"])
 def test_a_map_of_another_version_goes(node: Node, shape: str) -> None:
     if shape == "same":
-        asyncio.run(node.modes[-1].aclose())
+        asyncio.run(release(node.modes[-1]))
         asyncio.run(bring(node.mode(), PLAN))
     marks = ArrayMap.pinned(node.pins / "maps" / "marks")
     marks.pin(node.pins / "maps" / "unknown")
     marks.close()
-    asyncio.run(node.modes[-1].aclose())
+    asyncio.run(release(node.modes[-1]))
     with connection(node) as ends:
         asyncio.run(bring(node.mode(), PLAN))
         talk(ends)
@@ -174,7 +175,7 @@ def test_maps_of_an_older_version_are_a_sentence(node: Node) -> None:
     (node.pins / "maps" / "devices").unlink()
     with pytest.raises(ObjectError, match="those of another version: there is no map 'devices'"):
         open_tables(node.pins / "maps")
-    asyncio.run(node.modes[-1].aclose())
+    asyncio.run(release(node.modes[-1]))
     asyncio.run(bring(node.mode(), PLAN))  # which has all of them again
     assert open_tables(node.pins / "maps").read()
 
@@ -199,7 +200,7 @@ def test_no_program_trusts_what_others_do_not_mark(
 
     monkeypatch.setattr(migration.Migration, "finish", lambda _: None)
     monkeypatch.setattr(datapath, "wait_for_programs", wait_for_programs)
-    asyncio.run(node.modes[-1].aclose())
+    asyncio.run(release(node.modes[-1]))
     asyncio.run(bring(node.mode(), PLAN))
     assert seen == [[0, 0]]
     assert trusted(node, "maps") == 1
@@ -214,13 +215,13 @@ def test_it_may_be_killed_at_any_step(
 
     with connection(node) as ends:
         talk(ends)
-        asyncio.run(node.modes[-1].aclose())
+        asyncio.run(release(node.modes[-1]))
         with monkeypatch.context() as patched:
             patched.setattr(migration.Migration, step, die)
             with pytest.raises(ApplyError):
                 asyncio.run(bring(node.mode(), PLAN))
         talk(ends)
-        asyncio.run(node.modes[-1].aclose())
+        asyncio.run(release(node.modes[-1]))
         asyncio.run(bring(node.mode(), PLAN))
         talk(ends)
     assert {path.name for path in node.pins.iterdir()} == {"maps", "links"}

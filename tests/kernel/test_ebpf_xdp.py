@@ -17,6 +17,7 @@ import pytest
 
 from steersman.model.names import Protocol, ServicePortName
 from steersman.model.plan import Endpoint
+from steersman.modes.base import release
 from steersman.modes.ebpf.bpf import XDP, Link
 from steersman.modes.ebpf.dump import dump
 from steersman.modes.ebpf.probe import load
@@ -240,7 +241,7 @@ def test_a_packet_is_counted_once_whoever_sends_it_on(node: Node, end: Endpoint)
 def test_devices_that_are_named_no_more(node: Node) -> None:
     pin = node.pins / f"links/xdp_{index(node.lab.node, 'eth0')}"
     assert pin.exists()
-    asyncio.run(node.modes[-1].aclose())
+    asyncio.run(release(node.modes[-1]))
     node.options = msgspec.structs.replace(node.options, xdp_devices=("eth1",))
     replace_programs(node)
     assert not pin.exists()

@@ -16,6 +16,7 @@ from steersman.model.failover import Backend, Observation
 from steersman.model.names import Family, Protocol
 from steersman.model.plan import Endpoint, NodeSettings, ServicePlan
 from steersman.model.ruleset import diff
+from steersman.modes.base import release
 from steersman.modes.nftables.mode import NftablesMode
 from steersman.modes.nftables.relay import Relay
 from tests.support.builders import nftables_plans as make
@@ -104,7 +105,7 @@ def in_node(body: Callable[[NftablesMode], Awaitable[None]]) -> None:
         try:
             await body(mode)
         finally:
-            await mode.aclose()
+            await release(mode)
 
     in_namespace(run)
 

@@ -15,8 +15,10 @@ from steersman.model.errors import ApplyError
 from steersman.model.names import Family, PlanKey, Protocol, ServicePortName
 from steersman.model.plan import Frontend, FrontendKind, NodeSettings, ServicePlan
 from steersman.model.ruleset import Diff, Ruleset, diff, diff_of_owners
+from steersman.modes.base import release
 from steersman.modes.nftables.layout import Kind, is_local, kind_of, prefix, without_locality
 from steersman.modes.nftables.mode import NftablesMode
+from steersman.run.process.daemon import external_change
 from steersman.run.sync.sync import Sync
 from steersman.source.store import Store
 from tests.support.builders import nftables_plans as make
@@ -112,7 +114,7 @@ def test_parts_make_what_one_batch_makes() -> None:
         node = dict(mode.render_node(make.SETTINGS))
         each = [dict(mode.render_service(plan, make.SETTINGS)) for plan in plans]
         parts = [Diff({**node, **each[0]}), *map(Diff, each[1:])]
-        await mode.worker.do(mode.apply_parts, parts)
+        await mode.worker.do(mode.fill, parts)
         other = new_mode()
         other.render_node(make.SETTINGS)  # it tells texts by their hashes
         assert await other.worker.do(other.read) == await mode.worker.do(mode.read) == whole
@@ -124,7 +126,7 @@ def test_parts_make_what_one_batch_makes() -> None:
         slots = [key for key in each[1] if kind_of(key) == Kind.SERVICE_ENDPOINTS]
         refused = Diff({**each[2], slots[0]: each[1][slots[1]]})  # the slot has another endpoint
         with pytest.raises(ApplyError):
-            await mode.worker.do(mode.apply_parts, [Diff(each[0]), Diff(each[1]), refused])
+            await mode.worker.do(mode.fill, [Diff(each[0]), Diff(each[1]), refused])
         assert await mode.worker.do(mode.read) == {**node, **each[0], **each[1]}
 
     in_namespace(body)
@@ -487,7 +489,7 @@ def test_a_flush_by_others_is_noticed(script: str) -> None:
     async def body() -> None:
         mode = new_mode()
         want = await program(mode, [make.port()])
-        waiting = asyncio.create_task(mode.wait_for_external_change())
+        waiting = asyncio.create_task(external_change(mode))
         await asyncio.sleep(0)  # it listens
         more = render(mode, [make.port(range(5), affinity=60)])
         await mode.worker.do(mode.apply, diff(want, more))  # not by others
@@ -499,7 +501,7 @@ def test_a_flush_by_others_is_noticed(script: str) -> None:
         await asyncio.wait_for(waiting, 60)
         await mode.worker.do(mode.apply, diff(await mode.worker.do(mode.read), more))
         assert await mode.worker.do(mode.read) == more
-        await mode.aclose()
+        await release(mode)
 
     in_namespace(body)
 
@@ -509,13 +511,13 @@ def test_changes_between_two_waits_are_noticed() -> None:
         mode = new_mode()
         await program(mode, [make.port()])
         nft("delete element ip kube-proxy cluster-ips { 10.96.0.10 }")  # before the first
-        await asyncio.wait_for(mode.wait_for_external_change(), 60)
+        await asyncio.wait_for(external_change(mode), 60)
         nft("flush ruleset")
-        await asyncio.wait_for(mode.wait_for_external_change(), 60)
-        waiting = asyncio.create_task(mode.wait_for_external_change())
+        await asyncio.wait_for(external_change(mode), 60)
+        waiting = asyncio.create_task(external_change(mode))
         nft(FOREIGN)
         nft("add table ip kube-proxy")
         await asyncio.wait_for(waiting, 60)
-        await mode.aclose()
+        await release(mode)
 
     in_namespace(body)

@@ -60,7 +60,7 @@ def test_nft_accepts_every_script_and_carries_it_out(seed: int) -> None:
             want = dict(rendered(mode, plans, settings)) if plans else {}
             have = await mode.worker.do(mode.read)
             change = diff(have, want)
-            for script in mode.scripts(have, change):
+            for script in mode.words.scripts(have, change):
                 check_nft(script)
                 if not any(kind_of(key) == Kind.CHAIN for key in {**have, **want}):
                     run(script)
@@ -89,7 +89,7 @@ def test_iptables_restore_accepts_every_script_and_carries_it_out(variant: str, 
         for plans in (one, two, []):
             want = rendered(mode, plans, SETTINGS) if plans else {}
             have = await mode.worker.do(mode.read)
-            scripts = mode.scripts(have, diff(have, want))
+            scripts = mode.words.scripts(have, diff(have, want))
             for script in scripts:
                 if script.tool == "nfacct":  # not installed everywhere
                     PacketCounters(COUNTERS).create()
@@ -109,4 +109,4 @@ def test_iptables_restore_accepts_every_script_and_carries_it_out(variant: str, 
 def test_there_is_no_script_for_sockets_of_the_process() -> None:
     mode = NftablesMode(SubprocessExec())
     objects = {bytes((Kind.RELAY, 4)) + b"\x06\0\0\0\x75\x30\0\0": object()}
-    assert mode.scripts({}, diff({}, objects)) == ()
+    assert mode.words.scripts({}, diff({}, objects)) == ()

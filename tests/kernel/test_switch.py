@@ -17,6 +17,8 @@ from steersman.host.exec import SubprocessExec
 from steersman.host.netlink import Netlink
 from steersman.model.plan import NodePlan
 from steersman.model.ruleset import diff
+from steersman.modes.base import Mode
+from steersman.modes.capabilities import Carrier
 from steersman.modes.ebpf import clsact, pins
 from steersman.modes.ebpf.nat_hooks import TABLE, NatHookGuard
 from steersman.modes.ebpf.netns import NodeNetns
@@ -69,6 +71,12 @@ goto service-ULMVA6XW-shop/web/tcp/http, \
 add element ip kube-proxy service-nodeports { tcp . 30080 : \
 goto service-ULMVA6XW-shop/web/tcp/http }
 """
+
+
+def carrier_of(mode: Mode) -> Carrier:
+    """What tells of the connections that a mode carries."""
+    assert mode.carrier is not None
+    return mode.carrier
 
 
 def serves(lab: Lab, name: str, variant: str) -> bool:
@@ -213,7 +221,7 @@ def test_the_ebpf_mode_is_left_when_its_connections_have_ended(
         ebpf = mode_of(lab, *old)
 
         async def none_closes() -> bool:
-            return await ebpf.worker.do(ebpf.connections) <= len(clients.live)
+            return await ebpf.worker.do(carrier_of(ebpf).connections) <= len(clients.live)
 
         with clients.opening:
             await until(none_closes)
@@ -298,8 +306,10 @@ def test_both_modes_masquerade_and_choose_different_ports(
                 lab.run("nft", "delete", "table", "ip", "sm-test")
             else:
                 have = await ebpf.worker.do(ebpf.read)
-                await ebpf.worker.do(ebpf.apply, diff(have, ebpf.without_new_connections(have)))
-                await ebpf.worker.do(ebpf.hold_ports)
+                await ebpf.worker.do(
+                    ebpf.apply, diff(have, carrier_of(ebpf).without_new_connections(have))
+                )
+                await ebpf.worker.do(carrier_of(ebpf).hold_ports)
                 masquerade_from(lab, "198.51.100.1", f"{OWN_PORT}-{OWN_PORT + 1}")
             with from_own_port(lab, "198.51.100.1", 80) as after:
                 for sock in (after, before, after):

@@ -19,6 +19,7 @@ from steersman.model.plan import (
     NodeSettings,
 )
 from steersman.model.ruleset import diff
+from steersman.modes.base import release
 from steersman.modes.specs import ModeOptions
 from steersman.modes.userspace.direct_portals import DEFAULT_INTERFACE
 from tests.support.lab.namespace import sh
@@ -79,7 +80,7 @@ def test_ipv4_is_served_if_ipv6_cannot_be_written(variant: str) -> None:
         await become(mode, served(one))
         assert await mode.worker.do(mode.read) == rendered(mode, served(one))
         assert await ask(PORT, b"!", VIP) == b"one!"
-        await mode.aclose()
+        await release(mode)
 
     on_a_node(body)
 
@@ -113,7 +114,7 @@ def test_a_failed_write_changes_nothing(variant: str) -> None:
         await mode.worker.do(mode.apply, diff(await mode.worker.do(mode.read), wanted))
         assert await mode.worker.do(mode.read) == wanted
         assert await ask(PORT, b"!", VIP) == b"one!"
-        await mode.aclose()
+        await release(mode)
 
     on_a_node(body)
 
@@ -144,7 +145,7 @@ def test_a_cancelled_write_closes_every_new_socket() -> None:
         go_on.set()
         with pytest.raises(asyncio.CancelledError):
             await applying
-        await mode.aclose()
+        await release(mode)
         assert mode.proxy.budget.used == 0
 
     on_a_node(body)
@@ -172,7 +173,7 @@ def test_a_node_port_is_served_at_an_address_that_is_not_usable_yet() -> None:
             while "tentative" in sh("ip addr show dev v0"):  # noqa: ASYNC110  # it tells nobody
                 await asyncio.sleep(0.1)
         assert await ask(NODE_PORT, b"!", address) == b"one!"
-        await mode.aclose()
+        await release(mode)
 
     on_a_node(body)
 
@@ -192,14 +193,14 @@ def test_inherited_sockets_are_served_if_rules_cannot_be_written_yet() -> None:
                 await become(new, *plans)
             async with client(PORT, VIP) as somebody:
                 assert await somebody.ask(b"!") == b"1!"
-                await old.aclose()
+                await release(old)
                 assert await somebody.ask(b"!") == b"1!"
             assert await ask(PORT, b"!", VIP) == b"one!"
             execute.fails = None
             await become(new, *plans)
             assert await new.worker.do(new.read) == rendered(new, *plans)
             assert await ask(PORT, b"!", VIP) == b"one!"
-            await new.aclose()
+            await release(new)
 
     on_a_node(body)
 
@@ -213,7 +214,7 @@ def test_our_interface_is_created_again_if_it_was_removed() -> None:
         await become(mode, served(one))
         assert await mode.worker.do(mode.read) == rendered(mode, served(one))
         assert await ask(PORT, b"!", VIP) == b"one!"
-        await mode.aclose()
+        await release(mode)
 
     on_a_node(body)
 
@@ -227,7 +228,7 @@ def test_an_unwanted_listener_without_its_address_is_closed() -> None:
         await become(mode)
         assert mode.proxy.budget.used == 0
         assert VIP not in sh("ip addr")
-        await mode.aclose()
+        await release(mode)
 
     on_a_node(body)
 
@@ -246,7 +247,7 @@ def test_addresses_of_the_predecessor_stay_if_another_one_is_refused() -> None:
         with pytest.raises(ApplyError, match=refused):
             await become(new, served(one), more)
         assert await ask(PORT, b"!", VIP) == b"one!"
-        await old.aclose()
-        await new.aclose()
+        await release(old)
+        await release(new)
 
     on_a_node(body)

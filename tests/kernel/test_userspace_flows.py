@@ -9,6 +9,7 @@ import pytest
 
 from steersman.host.exec import SubprocessExec
 from steersman.model.plan import Endpoint, Verdict
+from steersman.modes.base import release
 from tests.support.lab.namespace import sh
 from tests.support.lab.userspace import userspace_mode
 from tests.support.lab.userspace_node import (
@@ -54,7 +55,7 @@ def test_a_udp_client_that_never_pauses_is_served_again(variant: str, restarted:
                 await become(mode, datagrams(one))
                 assert await asks(client) == b"1!"
                 if restarted:
-                    await mode.aclose()
+                    await release(mode)
                     mode = modes[1]
                 else:
                     await become(mode, datagrams(verdict=Verdict.REJECT))
@@ -69,7 +70,7 @@ def test_a_udp_client_that_never_pauses_is_served_again(variant: str, restarted:
                     await become(mode, datagrams(one))
                     assert await asks(another) == b"1!"
                     assert await asks(client) == b"1!"
-        await modes[0].aclose()
-        await modes[1].aclose()
+        await release(modes[0])
+        await release(modes[1])
 
     on_a_node(body)

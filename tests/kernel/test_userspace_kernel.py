@@ -19,6 +19,7 @@ from steersman.model.plan import (
     Verdict,
 )
 from steersman.model.ruleset import diff
+from steersman.modes.base import release
 from steersman.modes.registry import create
 from steersman.modes.specs import ModeOptions
 from steersman.modes.userspace import direct_portals
@@ -61,7 +62,7 @@ def test_rules_that_others_flushed_are_repaired(variant: str) -> None:
         await mode.worker.do(mode.apply, diff(await mode.worker.do(mode.read), {}))
         assert "KUBE" not in rules(variant).upper()
         assert not await mode.worker.do(mode.read)
-        await mode.aclose()
+        await release(mode)
 
     on_a_node(body)
 
@@ -91,7 +92,7 @@ def test_dials_that_fail_are_seen(variant: str) -> None:
                 (unreachable, Observation.UNREACHABLE),
             )
         }
-        await mode.aclose()
+        await release(mode)
 
     on_a_node(body)
 
@@ -110,7 +111,7 @@ def test_the_next_process_takes_over_and_old_connections_go_on(variant: str) -> 
         await new.worker.do(new.probe)
         await become(new, served(one))
         assert await new.worker.do(new.read) == rendered(new, served(one))
-        draining = asyncio.create_task(old.aclose(10))
+        draining = asyncio.create_task(release(old, 10))
         await asyncio.sleep(0)
         assert await ask(PORT, b"new", VIP) == b"onenew"
         assert await ask(NODE_PORT, b"new", HOST) == b"onenew"
@@ -120,7 +121,7 @@ def test_the_next_process_takes_over_and_old_connections_go_on(variant: str) -> 
             writer.close()
         assert await draining == 0
         await new.worker.do(new.apply, diff(await new.worker.do(new.read), {}))
-        await new.aclose()
+        await release(new)
 
     on_a_node(body)
 
@@ -142,7 +143,7 @@ def test_clients_cannot_use_a_proxy_port_directly(ranges: tuple[str, ...], varia
             sock.settimeout(0.3)
             with pytest.raises((TimeoutError, PermissionError)):
                 sock.connect((HOST, hidden))
-        await mode.aclose()
+        await release(mode)
 
     on_a_node(body)
 
@@ -162,7 +163,7 @@ def test_nft_is_used_without_iptables() -> None:
         await become(mode, served(one))
         assert await ask(PORT, b"!", VIP) == b"one!"
         assert "table ip kube-portals" in sh("nft list tables")
-        await mode.aclose()
+        await release(mode)
 
     on_a_node(body)
 
@@ -180,7 +181,7 @@ def test_a_refused_service_port_leaves_others_alone() -> None:
             assert await mode.worker.do(mode.read) == rendered(mode)
         await become(mode, served(one))
         assert await ask(NODE_PORT, b"!", HOST) == b"one!"
-        await mode.aclose()
+        await release(mode)
 
     on_a_node(body)
 
@@ -197,7 +198,7 @@ def test_without_endpoints_the_kernel_answers(verdict: Verdict, error: str) -> N
                 expected = ConnectionRefusedError if error else (TimeoutError, PermissionError)
                 with pytest.raises(expected):
                     sock.connect((address, port))
-        await mode.aclose()
+        await release(mode)
 
     on_a_node(body)
 
@@ -220,7 +221,7 @@ def test_direct_portals_on_an_interface_of_our_own() -> None:
             await ask(PORT, b"!", VIP)
         await mode.worker.do(mode.apply, diff(await mode.worker.do(mode.read), {}))
         assert VIP not in sh(f"ip addr show dev {DEFAULT_INTERFACE}")
-        await mode.aclose()
+        await release(mode)
 
     on_a_node(body)
 
@@ -257,6 +258,6 @@ def test_rootless_needs_no_rules_and_no_addresses() -> None:
         assert await ask(NODE_PORT, b"!", HOST) == b"one!"
         assert len(await mode.worker.do(mode.read)) == 1
         assert rules("nft") + sh("ip addr") == before
-        await mode.aclose()
+        await release(mode)
 
     on_a_node(body)

@@ -9,7 +9,7 @@ import pytest
 from steersman.host.exec import SubprocessExec
 from steersman.model.plan import Endpoint
 from steersman.model.ruleset import diff
-from steersman.modes.base import Mode
+from steersman.modes.base import Mode, release
 from steersman.modes.registry import create, may_have_left
 from steersman.modes.specs import ModeOptions, spec_of
 from steersman.modes.userspace.direct_portals import DEFAULT_INTERFACE
@@ -51,14 +51,14 @@ def test_nothing_is_left_of_other_portals_of_this_mode(before: str, after: str) 
         await old.worker.do(old.probe)
         await become(old, served(one))
         assert await ask(PORT, b"!", VIP) == b"one!"
-        await old.aclose()
+        await release(old)
         mode = userspace_mode(SubprocessExec(), after)
         await serve(mode, one)
         ours = "table ip kube-portals" if after == "nftables" else "KUBE-PORTALS-"
         theirs = "table ip kube-portals" if before == "nftables" else "KUBE-PORTALS-"
         left, there = theirs in rules(before), ours in rules(after)
         answer = await ask(PORT, b"!", VIP)
-        await mode.aclose()
+        await release(mode)
         assert (left, there) == (False, True)
         assert answer == b"one!"
 
@@ -73,7 +73,7 @@ def test_another_mode_serves_when_this_one_was_left(variant: str, other: str) ->
         old = userspace_mode(SubprocessExec(), variant)
         await old.worker.do(old.probe)
         await become(old, served(one))
-        await old.aclose()
+        await release(old)
         kinds = ModeOptions(iptables_variant="" if variant == "nftables" else variant)
         await serve(create(other, SubprocessExec(), kinds), one)
         assert "KUBE-PORTALS" not in rules(variant).upper()
@@ -94,7 +94,7 @@ def test_nothing_is_left_of_another_mode_when_this_one_serves(variant: str) -> N
         assert "KUBE-SVC" not in rules(variant)
         assert "kube-proxy" not in rules(variant)
         assert await ask(PORT, b"!", VIP) == b"one!"
-        await mode.aclose()
+        await release(mode)
 
     on_a_node(body)
 
@@ -110,7 +110,7 @@ def test_what_may_be_left_is_known_without_the_mode(kind: str) -> None:
         old = userspace_mode(SubprocessExec(), kind)
         await old.worker.do(old.probe)
         await become(old, served(one))
-        await old.aclose()
+        await release(old)
         assert seen() == {kind}
         await clean_up(SubprocessExec(), ModeOptions())
         assert seen() <= {"legacy"}, "its tables stay, empty"
@@ -149,7 +149,7 @@ def test_cleanup_removes_every_kind_of_portals(kind: str) -> None:
         old = userspace_mode(SubprocessExec(), kind)
         await old.worker.do(old.probe)
         await become(old, served(one))
-        await old.aclose()
+        await release(old)
         assert (await clean_up(SubprocessExec(), ModeOptions())).removed["userspace"] > 0
         assert "KUBE-PORTALS" not in (rules("nft") + rules("nftables") + rules("legacy")).upper()
         assert VIP not in sh("ip addr")

@@ -13,6 +13,7 @@ from steersman.model.plan import (
     ServicePlan,
     Verdict,
 )
+from steersman.modes.base import release
 from tests.support.lab.userspace import userspace_mode
 from tests.support.lab.userspace_node import (
     HOST,
@@ -59,6 +60,6 @@ def test_a_loop_by_a_portal_or_node_port_is_refused(
             await ask(PORT, b"!", OTHER_VIP)
         await until(lambda: mode.proxy.open_connections == 0)
         assert mode.proxy.traffic.total.connections == 2 + 2 + 2
-        await mode.aclose()
+        await release(mode)
 
     on_a_node(body)

@@ -24,7 +24,8 @@ from steersman.model.names import Family, PlanKey
 from steersman.model.plan import NodeSettings, ServicePlan, Traits
 from steersman.model.ruleset import Diff, Ruleset
 from steersman.model.stats import ConnectionStats, NodeTotals, frontend_label
-from steersman.modes.base import ConnectionTable, Mode, Support
+from steersman.modes.base import Mode, Support
+from steersman.modes.capabilities import Carrier, ConnectionTable
 from steersman.modes.iptables.mode import IptablesMode, IptablesOptions
 from steersman.modes.nftables.mode import NftablesMode, slots_of
 from steersman.modes.registry import Factory
@@ -274,7 +275,8 @@ class SimMode(Mode):
         self.table = table
         self._kernel = kernel
         self.like = like
-        self._variant = variant
+        self.variant = variant
+        self.carrier = SimCarrier(kernel, table, self._enter)
         self._closed = False
         self.worker = SimWorker(kernel)
 
@@ -283,10 +285,6 @@ class SimMode(Mode):
         if self._closed:
             self._kernel.fail(f"{operation} by {self.name} mode after it was released")
         self._kernel.enter(operation)
-
-    @property
-    def variant(self) -> str:
-        return self._variant
 
     def probe(self) -> Support:
         self._enter("probe")
@@ -313,18 +311,8 @@ class SimMode(Mode):
     def apply(self, change: Diff) -> None:
         self._kernel.apply(self.table, change)
 
-    async def aclose(self, drain: float = 0.0) -> int:
-        del drain
+    def close(self) -> None:
         self._closed = True
-        return 0
-
-    def connections(self) -> int:
-        self._enter("counts")
-        return int(self._kernel.carried.get(self.table, 0.0) > self._kernel.universe.now)
-
-    def without_new_connections(self, have: Ruleset) -> Ruleset:
-        """Return what belongs to Services: the node's part leads new connections to it."""
-        return {key: value for key, value in have.items() if self._kernel.owners.get(key)}
 
     def stats(self, plans: Collection[ServicePlan]) -> Generator[None, None, ConnectionStats]:
         self._enter("counts")
@@ -336,9 +324,26 @@ class SimMode(Mode):
     def watch_failures(self) -> FailureWatch:
         return self._kernel.endpoints.watch(counts_answers=self.connection_table is not None)
 
-    def node_totals(self) -> NodeTotals:
+    def totals(self) -> NodeTotals:
         self._enter("counts")
         return NodeTotals(connections=7)
+
+
+class SimCarrier(Carrier):
+    """Connections that need the rules of a table."""
+
+    def __init__(self, kernel: Kernel, table: str, enter: Callable[[str], None]) -> None:
+        self._kernel = kernel
+        self._table = table
+        self._enter = enter
+
+    def connections(self) -> int:
+        self._enter("counts")
+        return int(self._kernel.carried.get(self._table, 0.0) > self._kernel.universe.now)
+
+    def without_new_connections(self, have: Ruleset) -> Ruleset:
+        """Return what belongs to Services: the node's part leads new connections to it."""
+        return {key: value for key, value in have.items() if self._kernel.owners.get(key)}
 
 
 class RememberingMode(SimMode):

@@ -96,6 +96,8 @@ class NodeTotals(msgspec.Struct, frozen=True):
     """Entries and capacity of connection tables when they were last walked."""
     proxy: ProxyTotals | None = None
     """None if the kernel makes the connections."""
+    packets: Mapping[str, int] = {}
+    """Packets that named counters of rules have counted (nfacct)."""
 
 
 def frontend_label(frontend: Frontend) -> str:

@@ -1,19 +1,16 @@
-"""The interface of a mode: the seam between plans and the kernel."""
+"""The interface of a mode: the seam between plans and the kernel.
+
+Every mode has the eleven methods of `Mode`. What only some can do is an attribute that is None in
+the others, a function or an object of capabilities.py. What commands say of kernel objects is not
+part of it: words.py.
+"""
 
 from __future__ import annotations
 
-import asyncio
 from abc import ABC, abstractmethod
-from collections.abc import (
-    Callable,
-    Collection,
-    Generator,
-    Hashable,
-    Iterable,
-    Mapping,
-)
+from collections.abc import Awaitable, Callable, Collection, Generator, Hashable, Iterable
 from functools import cached_property
-from typing import Any, Generic, Literal, NamedTuple, Protocol, TypeVar
+from typing import Any, Literal, NamedTuple, TypeVar
 
 import msgspec
 
@@ -21,66 +18,14 @@ from steersman.failover.watch import FailureWatch
 from steersman.host.sysctl import Setting
 from steersman.host.worker import Changes, KernelWorker
 from steersman.model.connections import ConnectionSearch
-from steersman.model.conntrack import Stale
-from steersman.model.drift import Writer
 from steersman.model.errors import BusyError
 from steersman.model.names import Family
 from steersman.model.plan import NodeSettings, ServicePlan, Traits
-from steersman.model.ruleset import Diff, Ruleset, Script, format_diff
+from steersman.model.ruleset import Diff, Ruleset
 from steersman.model.stats import ConnectionStats, NodeTotals
-from steersman.model.tracing import TraceStep, TrackedConnection, WatchedFlow
+from steersman.modes.capabilities import Carrier, ConnectionTable, Handover, NatHooks, Writers
+from steersman.modes.tracer import Tracer
 from steersman.modes.words import KernelWords
-from steersman.netfilter.conntrack.flows import find_connections
-
-# -- Tracing ---------------------------------------------------------------------------------------
-#
-# The interface of a Tracer: follow one packet through the kernel.
-#
-#     tracer = mode.tracer()           None if the mode cannot trace
-#     await tracer.start(flow)         from now on the first packet of the flow is followed
-#     flow = await tracer.first_packet()
-#     steps = await tracer.steps()
-#     connection = await tracer.connection(flow)
-#     await tracer.aclose()
-#
-# Whatever a Tracer puts into the kernel disappears with its process, also after kill -9, and
-# nothing of it exists while nobody traces.
-
-
-class Tracer(ABC):
-    """Follows the first packet of a flow in the network namespace of the calling thread.
-
-    The first packet is the one that opens the connection (TCP SYN, SCTP INIT) or the first
-    datagram. Any method may raise BusyError, with a sentence, if the kernel does not allow it.
-    """
-
-    @abstractmethod
-    async def start(self, flow: WatchedFlow) -> None:
-        """Follow the first packet of a flow from now on; call it once.
-
-        Raises:
-            BusyError: this machine cannot do it; the message says why, and a remedy.
-        """
-
-    @abstractmethod
-    async def first_packet(self) -> WatchedFlow:
-        """Wait for the first packet; return its flow with the client's address and port."""
-
-    @abstractmethod
-    async def steps(self) -> tuple[TraceStep, ...]:
-        """Return what the kernel has done so far with the packet, and with the first answer."""
-
-    async def connection(self, flow: WatchedFlow) -> TrackedConnection | None:
-        """Return the connection of a flow with all its addresses; None if the kernel has none."""
-        del flow
-        return None
-
-    @abstractmethod
-    async def aclose(self) -> None:
-        """Remove everything from the kernel."""
-
-
-# -- The mode --------------------------------------------------------------------------------------
 
 T = TypeVar("T")
 
@@ -135,55 +80,24 @@ def probed(probe: Callable[[], Support], found: Callable[[], T | None]) -> T:
     return access
 
 
-class ConnectionTable(ABC, Generic[T]):
-    """Connections that a mode keeps by itself; T is what `find_stale` finds, false if nothing.
-
-    Both methods run in the mode's worker, and raise ApplyError or BusyError if the table cannot be
-    read now.
-    """
-
-    @abstractmethod
-    def find_stale(self, stale: Stale) -> Generator[None, None, T | None]:
-        """Find connections that are stale, in steps."""
-
-    @abstractmethod
-    def delete_stale(self, found: T, stale: Stale) -> int:
-        """Cut those of them that are stale still; return their number."""
-
-
 class ByOthers(NamedTuple):
     """A fingerprint that only other programs change: our own writes keep it valid."""
 
     state: Hashable
 
 
-class Handover(Protocol):
-    """Hands sockets, which end with their process, over to the next process of the same mode."""
-
-    async def wait(self) -> None:
-        """Return when the next process has received them."""
-        ...
-
-
 class Mode(ABC):
     """One way of programming the kernel.
 
-    The rendering half is pure; `read` and `apply` are the only access to the kernel. A mode
-    implements the abstract methods and overrides the others for what it can do beyond them.
-    Any method that touches the kernel may raise ApplyError, BusyError or OSError, and is called
-    through the mode's worker: `await mode.worker.do(mode.apply, change)`.
+    The rendering half is pure; `read` and `apply` are the only access to the kernel. Any method
+    that touches the kernel may raise ApplyError, BusyError or OSError, and is called through the
+    mode's worker: `await mode.worker.do(mode.apply, change)`. So are the capabilities.
     """
 
     name: str
     traits: Traits
-    needs_sysctls = False
-    """Whether `prepare` does something; it takes more privileges than running the mode."""
-    connection_table: ConnectionTable[Any] | None = None
-    """The mode's own table of connections, beside conntrack."""
-    writes_in_parts = False
-    """Whether Services that `apply_parts` has written serve before the last part is written."""
-    handover: Handover | None = None
-    """Hands sockets to the next process, which starts to serve while this one does."""
+    variant = ""
+    """Tool or flavour in use, such as `nft` or `legacy`; "" if the mode has only one."""
     changes_during_read = 0
     """How often the rules changed during the last `read`, if it puts up with that (for commands):
     it may have missed an object, and the others are of different moments."""
@@ -193,10 +107,42 @@ class Mode(ABC):
         """The thread in which all methods run that touch the kernel."""
         return KernelWorker()
 
-    @property
-    def variant(self) -> str:
-        """Tool or flavour in use, such as `nft` or `legacy`; "" if the mode has only one."""
-        return ""
+    @cached_property
+    def words(self) -> KernelWords:
+        """What prints the kernel objects of this mode, after a successful `probe`."""
+        return KernelWords(self.worker, self.read)
+
+    # Capabilities
+
+    connection_table: ConnectionTable[Any] | None = None
+    """The mode's own table of connections, beside conntrack."""
+    carrier: Carrier | None = None
+    """The connections that end with the mode's kernel objects."""
+    nat_hooks: NatHooks | None = None
+    writers: Writers | None = None
+    handover: Handover | None = None
+    """Hands sockets to the next process, which starts to serve while this one does."""
+    drain: Callable[[float], Awaitable[int]] | None = None
+    """Stop listening, on the event loop, and give connections that this process carries some
+    seconds to end; return how many were cut then."""
+    fill: Callable[[Iterable[Diff]], None] | None = None
+    """Fill an empty kernel with Diffs that only add, in this order; raises as `apply`. Each part is
+    all or nothing, and whole Services, which serve before the last part is written; the first has
+    what belongs to the node."""
+    read_beside: Callable[[], Ruleset] | None = None
+    """Return the same as `read` in any thread, without holding up `apply`. Objects that are written
+    meanwhile may be as before or as after, and others may be missing."""
+    free_node_ports: Callable[[Ruleset], Ruleset] | None = None
+    """Return a Ruleset changed so that another mode's sockets can bind node ports."""
+    find_leftovers: Callable[[Iterable[Family]], str] | None = None
+    """See `leftovers_of`. It works if `probe` fails, and creates nothing."""
+    watch_failures: Callable[[], FailureWatch] | None = None
+    """Return what sees connections to endpoints fail, started; BusyError says why it cannot."""
+    find_connections: Callable[[ConnectionSearch], Generator[None, None, None]] | None = None
+    """Add the connections that a search wants, in steps; None if they are those of conntrack."""
+    tracer: Callable[[], Tracer] | None = None
+    """Return what follows a packet through this mode, also in a process that has only built the
+    mode, beside the one that serves."""
 
     # Start and end
 
@@ -208,31 +154,8 @@ class Mode(ABC):
         """Return what the mode needs of the node while it serves; call it after `probe`."""
         return Requirements()
 
-    def prepare(self) -> None:  # noqa: B027 - a default, not an abstract method
-        """Set the sysctls that the mode needs, after a successful `probe`.
-
-        Raises:
-            BusyError: one cannot be set.
-        """
-
-    def close(self) -> None:  # noqa: B027
+    def close(self) -> None:  # noqa: B027 - a default, not an abstract method
         """Close what the other methods have opened; kernel objects stay in force."""
-
-    async def aclose(self, drain: float = 0.0) -> int:
-        """Release all resources of this process, the thread included.
-
-        Call it when no other call is under way.
-
-        Args:
-            drain: seconds that connections carried by this process get to end.
-
-        Returns:
-            The number of connections cut at the end.
-        """
-        del drain
-        await self.worker.do(self.close)
-        await self.worker.close()
-        return 0
 
     # Rendering: pure
 
@@ -244,27 +167,6 @@ class Mode(ABC):
     def render_service(self, plan: ServicePlan, settings: NodeSettings) -> Ruleset:
         """Render one ServicePort's part; keys never collide with another plan's."""
 
-    def describe(self, change: Diff) -> str:
-        """Print a Diff for people, in the words of the mode's tool if it has one."""
-        return format_diff(change)
-
-    def words(self) -> KernelWords:
-        """Return what prints the kernel objects of this mode, after a successful `probe`."""
-        return KernelWords(self.worker, self.read)
-
-    def scripts(self, have: Ruleset, change: Diff) -> tuple[Script, ...]:
-        """Write a Diff as the input of programs, in the order in which they are to run.
-
-        For people who want to check or read it; `apply` does not use it. () if there is no program
-        for the objects of this mode.
-
-        Args:
-            have: the objects in the kernel.
-            change: not empty.
-        """
-        del have, change
-        return ()
-
     # The kernel
 
     @abstractmethod
@@ -275,10 +177,6 @@ class Mode(ABC):
             BusyError: they cannot be read now.
         """
 
-    read_beside: Callable[[], Ruleset] | None = None
-    """Return the same in any thread, without holding up `apply`, if the mode can. Objects that are
-    written meanwhile may be as before or as after, and others may be missing."""
-
     @abstractmethod
     def apply(self, change: Diff) -> None:
         """Carry out a Diff, all or nothing as far as the kernel can; the only writer.
@@ -288,14 +186,6 @@ class Mode(ABC):
                 a harmless part) is in force.
             BusyError: it was not tried; the same Diff can be applied again.
         """
-
-    def apply_parts(self, parts: Iterable[Diff]) -> None:
-        """Fill an empty kernel with Diffs that only add, in this order; raises as `apply`.
-
-        Each part is all or nothing, and whole Services; the first has what belongs to the node.
-        """
-        for part in parts:
-            self.apply(part)
 
     def fingerprint(self) -> Hashable | None:
         """Return a cheap token that differs whenever `read` could differ; None if there is none.
@@ -312,36 +202,6 @@ class Mode(ABC):
         """
         return None
 
-    async def wait_for_external_change(self) -> None:
-        """Return when another program may have changed our objects; by default never."""
-        if (changes := await self.worker.do(self.changes)) is None:
-            await asyncio.get_running_loop().create_future()
-        else:
-            await self.worker.wait_for(changes)
-
-    def changed_by_others(self, key: Any) -> bool:
-        """Return whether only another program can make an object differ from what was written.
-
-        False for sockets of this process, and for what the data path itself writes.
-        """
-        del key
-        return True
-
-    def take_writers(self) -> tuple[Writer, ...]:
-        """Return the programs that may have changed our objects since the last call.
-
-        They are known only if the kernel names them, and while `wait_for_external_change` waits.
-        """
-        return ()
-
-    def find_leftovers(self, families: Iterable[Family]) -> str:
-        """Say which of our objects the kernel has, without the mode's tools; "" if none.
-
-        Blocks; call it in a thread. It works if `probe` fails, and creates nothing.
-        """
-        del families
-        return ""
-
     # Counters
 
     def stats(
@@ -349,8 +209,8 @@ class Mode(ABC):
     ) -> Generator[None, None, ConnectionStats | None]:
         """Return the connections so far of these plans, which are (or just were) in force.
 
-        One pass over the kernel's counters, in steps of a few milliseconds. None if the mode does
-        not count connections.
+        Call it on the event loop. One pass over the kernel's counters, in steps of a few
+        milliseconds for the worker. None if the mode does not count connections.
 
         Raises:
             BusyError: they cannot be read now.
@@ -359,7 +219,7 @@ class Mode(ABC):
         return None
         yield
 
-    def node_totals(self) -> NodeTotals:
+    def totals(self) -> NodeTotals:
         """Return counts of the whole node; the cost does not depend on the number of Services.
 
         Raises:
@@ -367,59 +227,24 @@ class Mode(ABC):
         """
         return NodeTotals()
 
-    def packets(self) -> Mapping[str, int]:
-        """Return packets by named counter (nfacct), as far as there are any; call in a thread."""
-        return {}
 
-    # Connections
+def leftovers_of(mode: Mode, families: Iterable[Family]) -> str:
+    """Say which objects of a mode the kernel has, without the mode's tools; "" if none. Blocks."""
+    return mode.find_leftovers(families) if mode.find_leftovers is not None else ""
 
-    def connections(self) -> int:
-        """Count connections that need the mode's kernel objects to continue.
 
-        Raises:
-            BusyError: the number is not known now.
-        """
-        return 0
+async def release(mode: Mode, drain: float = 0.0) -> int:
+    """Release all that this process has of a mode, the thread included.
 
-    def find_connections(self, search: ConnectionSearch) -> Generator[None, None, None]:
-        """Add the connections that a search wants, in steps; by default those of conntrack.
+    Call it when no other call is under way.
 
-        Raises:
-            BusyError, OSError: they cannot be read now.
-        """
-        return find_connections(search)
+    Args:
+        drain: seconds that connections carried by this process get to end.
 
-    def without_new_connections(self, have: Ruleset) -> Ruleset:
-        """Return the part of a Ruleset that carries connections, changed to take no new ones."""
-        del have
-        return {}
-
-    def with_free_node_ports(self, have: Ruleset) -> Ruleset:
-        """Return a Ruleset changed so that another mode's sockets can bind node ports."""
-        return have
-
-    def hold_nat_hooks(self) -> None:  # noqa: B027
-        """Keep NATed connections of another mode alive while its rules are removed."""
-
-    def hold_ports(self) -> None:  # noqa: B027
-        """Keep netfilter from choosing the ports of connections that this mode masquerades.
-
-        Call it when the mode takes no new connections any more; it lasts until `aclose`.
-        """
-
-    def watch_failures(self) -> FailureWatch:
-        """Return what sees connections to endpoints fail, started.
-
-        Raises:
-            BusyError: it cannot be seen here; the message says why.
-        """
-        raise BusyError(f"the {self.name} mode cannot see connections fail")
-
-    # Tracing
-
-    def tracer(self) -> Tracer | None:
-        """Return what follows a packet through this mode; None if the mode cannot trace.
-
-        It works in a process that has only built the mode, beside the one that serves.
-        """
-        return None
+    Returns:
+        The number of connections cut at the end.
+    """
+    cut = await mode.drain(drain) if mode.drain is not None else 0
+    await mode.worker.do(mode.close)
+    await mode.worker.close()
+    return cut

@@ -13,7 +13,7 @@ from steersman.host.exec import Exec
 from steersman.host.netlink import AnswersLostError
 from steersman.model.errors import BusyError
 from steersman.model.tracing import TraceStep, TrackedConnection, WatchedFlow
-from steersman.modes.base import Tracer
+from steersman.modes.tracer import Tracer
 from steersman.netfilter.conntrack.flows import find_connection
 from steersman.netfilter.trace.events import TraceEvent
 from steersman.netfilter.trace.legacy_log import TraceLog, has_legacy_tables

@@ -81,7 +81,7 @@ class Variant(msgspec.Struct, frozen=True):
     options: Mapping[str, str] = {}
     """Fields of ModeOptions and their values."""
     only_if_left: bool = False
-    """Skip the clean-up unless `Mode.find_leftovers` says so: `probe` would create objects."""
+    """Skip the clean-up unless `leftovers_of` says so: `probe` would create objects."""
 
     def of(self, options: ModeOptions) -> ModeOptions:
         """Return options that select this variant, to remove what it left."""

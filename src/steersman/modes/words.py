@@ -6,23 +6,38 @@ All of it follows from the kinds of objects (kinds.py). Nothing here compares: o
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Hashable, Iterable, Iterator
-from typing import Any
+from typing import Any, TypeAlias
 
 from steersman.host.worker import KernelWorker
 from steersman.model.plan import NodeSettings, ServicePlan
-from steersman.model.ruleset import Ruleset
+from steersman.model.ruleset import Diff, Ruleset, Script, format_diff
 from steersman.modes.kinds import Kind, Words
 
+Scripts: TypeAlias = Callable[[Ruleset, Diff], tuple[Script, ...]]
 _OBJECTS = Kind("objects")
+
+
+def no_scripts(_have: Ruleset, _change: Diff) -> tuple[Script, ...]:
+    """Return nothing: no program writes such objects."""
+    return ()
 
 
 class KernelWords:
     """Describes the kernel objects of a mode; this class does so for modes without a tool."""
 
-    def __init__(self, worker: KernelWorker, read: Callable[[], Ruleset]) -> None:
-        """Describe what `read` returns, which runs in the thread of the mode."""
+    def __init__(
+        self, worker: KernelWorker, read: Callable[[], Ruleset], scripts: Scripts = no_scripts
+    ) -> None:
+        """Describe what `read` returns.
+
+        Args:
+            worker: the thread of the mode, in which it runs.
+            read: returns the objects.
+            scripts: writes a Diff of them as the input of programs.
+        """
         self._worker = worker
         self._read = read
+        self._scripts = scripts
 
     async def read(self) -> Ruleset:
         """Return all objects of the mode, and change nothing.
@@ -47,7 +62,31 @@ class KernelWords:
         del kernel
         return rendered
 
+    def describe(self, change: Diff) -> str:
+        """Print a Diff for people, in the words of the mode's tool if it has one."""
+        return format_diff(change)
+
+    def scripts(self, have: Ruleset, change: Diff) -> tuple[Script, ...]:
+        """Write a Diff as the input of programs, in the order in which they are to run.
+
+        For people who want to check or read it; `Mode.apply` does not use it. () if there is no
+        program for the objects of this mode.
+
+        Args:
+            have: the objects in the kernel.
+            change: not empty.
+        """
+        return self._scripts(have, change)
+
     # What a mode says of its objects
+
+    def changed_by_others(self, key: Any) -> bool:
+        """Return whether only another program can make an object differ from what was written.
+
+        False for sockets of a process, and for what the data path itself writes.
+        """
+        del key
+        return True
 
     def kind_of(self, key: Any) -> Kind:
         """Return the kind of an object."""

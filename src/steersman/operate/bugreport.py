@@ -27,6 +27,7 @@ from steersman.host.process import words_of
 from steersman.model.errors import ApplyError, BusyError
 from steersman.model.world import World
 from steersman.model.yaml_reader import Budget, read_yaml
+from steersman.modes.base import release
 from steersman.operate.answer import Answer, Block, Line, QuestionError, Table
 from steersman.operate.client import Client
 from steersman.operate.drift import find_drift
@@ -277,7 +278,7 @@ async def kernel_objects(world: World, config: ProxyConfig, execute: Exec) -> It
         support = await mode.worker.do(mode.probe)
         if not support.usable:
             raise QuestionError(" ".join(support.missing))
-        words = mode.words()
+        words = mode.words
         kernel = await words.read()
 
         def lines() -> list[str]:
@@ -291,7 +292,7 @@ async def kernel_objects(world: World, config: ProxyConfig, execute: Exec) -> It
     except (ApplyError, BusyError) as error:
         raise QuestionError(str(error)) from error
     finally:
-        await mode.aclose()
+        await release(mode)
 
 
 def describe_process(pid: int, proc: Path = _PROC) -> str:

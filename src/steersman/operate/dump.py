@@ -17,7 +17,7 @@ from steersman.model.names import ObjectName, PlanKey
 from steersman.model.plan import NodeSettings, ServicePlan
 from steersman.model.ruleset import Ruleset
 from steersman.model.world import World
-from steersman.modes.base import Mode
+from steersman.modes.base import Mode, leftovers_of, release
 from steersman.modes.kinds import Words
 from steersman.modes.registry import create
 from steersman.modes.specs import spec_of
@@ -202,7 +202,7 @@ async def dump_service(
         hint = "" if os.geteuid() == 0 else "; this needs root"
         raise QuestionError(f"the kernel cannot be read: {error}{hint}") from error
     finally:
-        await mode.aclose()  # sockets of this command; what the process serves is not touched
+        await release(mode)  # sockets of this command; what the process serves is not touched
     return KernelDump(
         source=world.origin.text,
         service=str(name),
@@ -229,7 +229,7 @@ def mode_of(world: World, config: ProxyConfig, execute: Exec) -> Mode:
         mode = create(world.mode, execute, some)
         # If the World does not tell the variant, take the first that the kernel has objects of.
         if variant.name and (
-            variant.name == world.variant or (not world.variant and mode.find_leftovers(families))
+            variant.name == world.variant or (not world.variant and leftovers_of(mode, families))
         ):
             return mode
     return create(world.mode, execute, options)
@@ -247,7 +247,7 @@ async def compare(world: World, name: ObjectName, mode: Mode) -> list[KernelLine
         known = name in world.snapshot.services or name in world.unserved
         why = "is not served here; `steersman services` says why" if known else "is not known"
         raise QuestionError(f"Service {name} {why}")
-    words, fixed = mode.words(), mode.render_node(settings)  # before the mode reads its texts back
+    words, fixed = mode.words, mode.render_node(settings)  # before the mode reads its texts back
     kernel = await words.read()
 
     # Wanted: the objects of the Service, and those of the node that its traffic passes.

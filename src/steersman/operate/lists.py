@@ -87,7 +87,7 @@ def describer(world: World) -> Describe:
     variants = {each.name: each.options for each in spec_of(world.mode).variants}
     options = msgspec.structs.replace(ModeOptions(), **variants.get(world.variant, {}))
     mode = create(world.mode, SubprocessExec(), options)
-    words, settings = mode.words(), world.plan.settings
+    words, settings = mode.words, world.plan.settings
 
     def describe(plan: ServicePlan) -> Sequence[str]:
         wanted = words.wanted(mode.render_service(plan, settings), {})

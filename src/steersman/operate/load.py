@@ -111,7 +111,7 @@ def moved_objects(mode: Mode, have: Ruleset, before: NodePlan, now: NodePlan) ->
         objects = dict(mode.render_node(plan.settings))
         for key in services & plan.services.keys():
             objects.update(mode.render_service(plan.services[key], plan.settings))
-        return mode.words().wanted(objects, have)
+        return mode.words.wanted(objects, have)
 
     return diff(rendered(before), rendered(now))
 

@@ -36,7 +36,7 @@ from steersman.model.names import Family, ObjectName
 from steersman.model.plan import NodePlan
 from steersman.model.ruleset import Diff, Ruleset, Script, diff
 from steersman.model.world import World
-from steersman.modes.base import Mode
+from steersman.modes.base import Mode, leftovers_of
 from steersman.modes.registry import create
 from steersman.modes.specs import SPECS, ModeOptions, spec_of
 from steersman.netfilter.conntrack.stale import find_stale
@@ -108,7 +108,9 @@ class Change(NamedTuple):
     def scripts(self) -> tuple[Script, ...]:
         """The change as input of programs."""
         return tuple(
-            script for part in self.parts for script in part.mode.scripts(part.have, part.change)
+            script
+            for part in self.parts
+            for script in part.mode.words.scripts(part.have, part.change)
         )
 
     @property
@@ -117,7 +119,7 @@ class Change(NamedTuple):
         return tuple(
             line
             for part in self.parts
-            for line in (f"# {part.label}", *part.mode.describe(part.change).splitlines())
+            for line in (f"# {part.label}", *part.mode.words.describe(part.change).splitlines())
         )
 
 
@@ -277,7 +279,7 @@ async def find_change(
     have: Ruleset | None = None
     if present.usable:
         try:
-            have, kernel_read = await mode.words().leftovers(), True
+            have, kernel_read = await mode.words.leftovers(), True
             if count := mode.changes_during_read:
                 notes.append(f"the rules changed {count} times while they were read")
         except FileNotFoundError:  # it does not run here, so it has none
@@ -288,7 +290,7 @@ async def find_change(
     if have and not before_mode:
         before_mode = wanted.mode
     if have is not None:
-        want = mode.words().wanted(rendered, have)
+        want = mode.words.wanted(rendered, have)
         part = _part(mode, wanted.mode, have, want)
         same = before is not None and (before.mode, before.variant) == (wanted.mode, mode.variant)
         if before is not None and same and part.change and not cleanup:
@@ -327,9 +329,9 @@ async def read_present(wanted: Wanted, mode: Mode) -> Present:
             continue
         try:
             if (await each.mode.worker.do(each.mode.probe)).usable:
-                if found := await each.mode.words().leftovers():
+                if found := await each.mode.words.leftovers():
                     others.append(_part(each.mode, str(each), found, {}))
-            elif left := each.mode.find_leftovers(tuple(Family)):
+            elif left := await each.mode.worker.do(leftovers_of, each.mode, tuple(Family)):
                 problems.append(f"{each}: {left}, which cannot be counted")
         except FileNotFoundError:  # it does not run here
             continue
@@ -380,7 +382,7 @@ def render(mode: Mode, plan: NodePlan) -> dict[object, object]:
 def _part(mode: Mode, label: str, have: Ruleset, want: Ruleset) -> Part:
     """Compare objects, without sockets of a process."""
     have, want = (
-        {key: value for key, value in each.items() if mode.changed_by_others(key)}
+        {key: value for key, value in each.items() if mode.words.changed_by_others(key)}
         for each in (have, want)
     )
     return Part(mode, label, have, diff(have, want))
@@ -421,7 +423,7 @@ def count_objects(parts: Iterable[Part]) -> tuple[ObjectCount, ...]:
     """Count the objects that change, by mode and kind."""
     out: list[ObjectCount] = []
     for part in parts:
-        kind_of = part.mode.words().kind_of
+        kind_of = part.mode.words.kind_of
         added, removed, changed = (
             Counter(kind_of(key).name for key in each) for each in part.change.parts
         )
@@ -447,7 +449,8 @@ async def cut_connections(change: Change) -> tuple[str, ...]:
         if part.mode is change.mode and not change.cleanup:
             continue
         try:
-            number = await part.mode.worker.do(part.mode.connections)
+            carrier = part.mode.carrier
+            number = await part.mode.worker.do(carrier.connections) if carrier else 0
         except (ApplyError, BusyError, OSError) as error:
             found.append(f"those of the {part.label} mode cannot be counted: {error}")
         else:

@@ -20,9 +20,10 @@ from steersman.model.names import Protocol
 from steersman.model.plan import SourceClass
 from steersman.model.tracing import Sighting, TraceStep, TrackedConnection, WatchedFlow
 from steersman.model.world import World
-from steersman.modes.base import Mode, Tracer
+from steersman.modes.base import Mode
 from steersman.modes.registry import create
 from steersman.modes.specs import ModeOptions
+from steersman.modes.tracer import Tracer
 from steersman.operate.answer import Answer, Block, Cell, Line, QuestionError, Table
 from steersman.operate.drift import find_drift
 from steersman.operate.load import world_again
@@ -152,10 +153,10 @@ def make_tracer(world: World, mode: Mode | None = None) -> Tracer:
     options = ModeOptions(
         asked_for=world.mode, iptables_variant=world.variant if world.variant in _TOOLS else ""
     )
-    tracer = (mode or create(world.mode, SubprocessExec(), options)).tracer()
+    tracer = (mode or create(world.mode, SubprocessExec(), options)).tracer
     if tracer is None:
         raise QuestionError(f"the {world.mode} mode cannot trace packets")
-    return tracer
+    return tracer()
 
 
 _TOOLS = ("nft", "legacy")

@@ -23,6 +23,7 @@ import hatch_build
 from steersman.host.exec import Exec, SubprocessExec
 from steersman.host.libbpf import call
 from steersman.model.plan import NodePlan
+from steersman.modes.base import release
 from steersman.modes.ebpf.bpf import HashMap
 from steersman.modes.ebpf.datapath import EbpfOptions
 from steersman.modes.ebpf.dump import describe
@@ -101,7 +102,7 @@ def _mode_in(path: str, execute: Exec) -> EbpfMode:
 
 def _close(mode: EbpfMode) -> None:
     """Close a mode, also if this thread has a running event loop."""
-    thread = threading.Thread(target=lambda: asyncio.run(mode.aclose()))
+    thread = threading.Thread(target=lambda: asyncio.run(release(mode)))
     thread.start()
     thread.join()
 

@@ -13,6 +13,7 @@ import pytest
 from steersman.host.exec import SubprocessExec
 from steersman.model.plan import NodePlan
 from steersman.model.ruleset import diff
+from steersman.modes.base import release
 from steersman.modes.ebpf.datapath import EbpfOptions
 from steersman.modes.ebpf.mode import EbpfMode
 from steersman.modes.ebpf.netns import NodeNetns
@@ -58,7 +59,7 @@ class Node:
 
     def close(self) -> None:
         for mode in self.modes:
-            asyncio.run(mode.aclose())
+            asyncio.run(release(mode))
         shutil.rmtree(self.pins, ignore_errors=True)
         del lab_sockets.CGROUPS[self.lab.node.path]
 
@@ -86,7 +87,7 @@ def programmed(lab: Lab, plan: NodePlan) -> Iterator[Node]:
 
 def replace_programs(node: Node) -> None:
     """As an upgrade does: a new process brings other programs."""
-    asyncio.run(node.modes[-1].aclose())
+    asyncio.run(release(node.modes[-1]))
     mode = node.mode()
     have = asyncio.run(mode.worker.do(mode.read))
     want = {**have, b"A": len(node.modes).to_bytes(16, "big")}

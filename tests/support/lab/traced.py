@@ -19,7 +19,8 @@ from steersman.model.inputs import Snapshot
 from steersman.model.plan import Frontend, FrontendKind, NodePlan, NodeSettings, ServicePlan
 from steersman.model.ruleset import diff
 from steersman.model.world import Origin, World
-from steersman.modes.base import Mode, Tracer
+from steersman.modes.base import Mode
+from steersman.modes.tracer import Tracer
 from steersman.modes.userspace.relay_tracer import RelayTracer
 from steersman.operate.trace import TraceAnswer, trace_packet
 from steersman.operate.trace_question import TraceQuestion
@@ -124,7 +125,7 @@ class Traced:
 
         def tracer() -> Tracer:
             # The userspace mode of a lab runs in a thread of this process.
-            return self.mode.tracer() or RelayTracer(SubprocessExec())
+            return self.mode.tracer() if self.mode.tracer else RelayTracer(SubprocessExec())
 
         async def run() -> TraceAnswer:
             return await trace_packet(self.world, TraceQuestion(address, port, **more), tracer)

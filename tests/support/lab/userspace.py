@@ -16,7 +16,7 @@ from steersman.host.exec import Exec, SubprocessExec
 from steersman.host.netns import enter
 from steersman.model.plan import NodeSettings, ServicePlan
 from steersman.model.ruleset import Diff, Ruleset
-from steersman.modes.base import Mode, Support
+from steersman.modes.base import Mode, Support, release
 from steersman.modes.specs import ModeOptions
 from steersman.modes.userspace.core import UserspaceMode
 from steersman.modes.userspace.mode import linux_portals
@@ -76,7 +76,7 @@ class ThreadedMode(Mode):
         self._do(self.inner.apply, change)
 
     def close(self) -> None:
-        self._thread.close(self.inner.aclose())
+        self._thread.close(release(self.inner))
 
 
 def userspace_mode(

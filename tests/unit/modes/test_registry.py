@@ -9,6 +9,7 @@ import logging
 import sys
 import textwrap
 from collections.abc import Iterator
+from inspect import isfunction
 from pathlib import Path
 from typing import Any
 
@@ -57,6 +58,14 @@ def test_ranks_of_clean_up_differ() -> None:
 
 def test_the_defaults_of_a_row_do_nothing() -> None:
     assert specs.spec_of("unknown") == ModeSpec("unknown", variants=(Variant(),))
+
+
+def test_a_mode_has_eleven_methods() -> None:
+    methods = {n for n, each in vars(Mode).items() if isfunction(each) and not n.startswith("_")}
+    assert len(methods) == 11
+    section = CONTRIBUTING.read_text().partition("## Add a mode")[2].partition("\n## ")[0]
+    told = {name for name in methods if f"`{name}`" in section or f"def {name}(self" in section}
+    assert told == methods
 
 
 @pytest.fixture

@@ -25,7 +25,7 @@ def test_every_line_of_a_service_says_what_it_is_for(under_test: ModeUnderTest) 
     for name in case_files.names():
         mode = under_test.offline()
         plan = case_files.world(name, mode.traits).plan(mode.traits)
-        words = mode.words()
+        words = mode.words
         for service in plan.services.values():
             wanted = words.wanted(mode.render_service(service, plan.settings), {})
             for key, value in wanted.items():
@@ -44,7 +44,7 @@ def test_objects_of_a_service_are_found_among_all(under_test: ModeUnderTest) -> 
     for name in case_files.names():
         mode = under_test.offline()
         plan = case_files.world(name, mode.traits).plan(mode.traits)
-        words = mode.words()
+        words = mode.words
         kernel = words.wanted(render(plan, mode), {})
         for service in plan.services.values():
             own = words.wanted(mode.render_service(service, plan.settings), {})
@@ -65,7 +65,7 @@ def test_objects_of_a_service_are_found_among_all(under_test: ModeUnderTest) -> 
 def test_a_rule_that_is_in_force_is_wanted_as_the_tool_prints_it() -> None:
     mode = MODES["userspace"].offline()
     plan = case_files.world(case_files.names()[0], mode.traits).plan(mode.traits)
-    words, rendered = mode.words(), render(plan, mode)
+    words, rendered = mode.words, render(plan, mode)
     rules = [key for key in words.wanted(rendered, {}) if isinstance(key, StrayKey)]
     assert rules
     kernel = {key: f"-A {number}" for number, key in enumerate(rules)}
@@ -95,7 +95,7 @@ def test_sockets_are_read_once_for_an_answer(monkeypatch: pytest.MonkeyPatch) ->
         ListenerPlan(PlanKey(HTTP, Family.IPV4), "127.0.0.1", port, drop, drop, drop)
         for port in (30080, 30081)
     )
-    words = NFTABLES.offline().words()
+    words = NFTABLES.offline().words
     for _ in range(3):
         assert words.wanted({b"a": served, b"b": missing}, {}) == {b"b": missing}
     assert reads == 1

@@ -53,7 +53,7 @@ def lines_of(
     """The lines if the kernel has what the plan says, and a change by another program."""
     mode = under_test.offline()
     world = shop(mode, **spec)
-    words = mode.words()
+    words = mode.words
     kernel = dict(words.wanted(render(world.plan, mode), {}))
     change(kernel)
 
@@ -65,7 +65,7 @@ def lines_of(
 
     monkeypatch.setattr(words, "read", read)
     monkeypatch.setattr(words, "beyond", beyond)
-    monkeypatch.setattr(mode, "words", lambda: words)
+    monkeypatch.setattr(mode, "words", words)
     return asyncio.run(compare(world, CART, mode))
 
 
@@ -195,10 +195,10 @@ def test_what_another_service_wants_is_not_unexpected(monkeypatch: pytest.Monkey
     world = shop(mode)
     mode.kernel = dict(render(world.plan, mode)) | {"of cart": "odd", "nobody's": "odd"}
 
-    words = mode.words()
+    words = mode.words
     keys = [*render(world.plan, mode), "of cart"]
     monkeypatch.setattr(words, "of_services", lambda *_: iter(keys))
-    monkeypatch.setattr(mode, "words", lambda: words)
+    monkeypatch.setattr(mode, "words", words)
     lines = asyncio.run(compare(world, CART, mode))
     assert marked(lines) == [("unexpected", "odd")]
 
@@ -322,7 +322,7 @@ def test_chains_that_nft_never_finishes_listing_are_printed_as_they_were_loaded(
     plans = [plan for key, plan in world.plan.services.items() if key.name.object_name == CART]
     settings = world.plan.settings
     rendered = mode.render_service(plans[0], settings)
-    lines = [line for key, value in rendered.items() for line in mode.words().words(key, value)]
+    lines = [line for key, value in rendered.items() for line in mode.words.words(key, value)]
     words = NftablesWords(Inline(), mode.read, Endless())
     found = asyncio.run(words.beyond(lines, plans, settings))
     assert found[0].text.startswith("# nft did not end within 5 s: ")

@@ -13,7 +13,7 @@ from steersman.compile.trace import TraceResult
 from steersman.model.plan import Endpoint
 from steersman.model.tracing import Sighting, TraceStep, TrackedConnection, WatchedFlow
 from steersman.model.world import World
-from steersman.modes.base import Tracer
+from steersman.modes.tracer import Tracer
 from steersman.operate.trace import TraceAnswer, trace_packet
 from steersman.operate.trace_compare import (
     Observation,

@@ -141,10 +141,10 @@ async def test_a_task_that_crashes_ends_the_daemon_as_a_failure(
 ) -> None:
     mode = SlowMode()
 
-    async def crash() -> None:
+    def crash() -> None:
         raise KeyError("defect")
 
-    monkeypatch.setattr(mode, "wait_for_external_change", crash)
+    monkeypatch.setattr(mode, "changes", crash)
     async with running(tmp_path, mode) as (_, stop, _, task):
         async with asyncio.timeout(60):
             await task

@@ -6,6 +6,7 @@ import asyncio
 import logging
 import threading
 from collections.abc import Iterator
+from types import SimpleNamespace
 from typing import Any
 
 import msgspec
@@ -79,7 +80,7 @@ class Drifting:
 async def here(monkeypatch: pytest.MonkeyPatch) -> Drifting:
     drifting = Drifting()
     await drifting.world.sync.run()
-    monkeypatch.setattr(drifting.world.mode, "take_writers", lambda: (OTHER,))
+    monkeypatch.setattr(drifting.world.mode, "writers", SimpleNamespace(take=lambda: (OTHER,)))
     return drifting
 
 
@@ -121,7 +122,7 @@ async def test_neither_a_start_nor_a_retry_nor_a_change_of_ours_is_drift(here: D
 async def test_objects_of_the_process_itself_are_no_drift(
     here: Drifting, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(here.world.mode, "changed_by_others", lambda key: key != "node")
+    monkeypatch.setattr(here.world.mode.words, "changed_by_others", lambda key: key != "node")
     here.world.mode.kernel.pop("node")
     assert await here.check() is None
     assert "node" in here.world.mode.kernel

@@ -133,7 +133,7 @@ def test_the_kernel_is_asked_at_each_scrape() -> None:
         return usage
 
     metrics.on_scrape(conntrack_usage(read))
-    metrics.on_scrape(nfacct_packets(lambda: packets))
+    metrics.on_scrape(lambda: nfacct_packets(packets))
     out = text(metrics)
     assert "steersman_conntrack_entries 1.0\n" in out
     assert "steersman_conntrack_entries_limit 10.0\n" in out

@@ -60,12 +60,12 @@ class Busy(BareMode):
         moved = dict.fromkeys(ends, TrafficCounters(10, 20, 1000, 2000))
         return ConnectionStats(fronts, ends, {}, moved)
 
-    def node_totals(self) -> NodeTotals:
+    def totals(self) -> NodeTotals:
         return NodeTotals(
             9,
             TrafficCounters(1, 2, 3, 4),
             dict.fromkeys(layout.COUNTERS, 7),
-            {"flows": (5, 262144)},
+            tables={"flows": (5, 262144)},
         )
 
 
@@ -187,7 +187,7 @@ async def test_the_other_metrics_do_not_go_with_these(error: Exception) -> None:
             yield
             raise error
 
-        def node_totals(self) -> NodeTotals:
+        def totals(self) -> NodeTotals:
             raise error
 
     page = await default(Failing(), [served("a")], all_of_them=True)
@@ -233,7 +233,7 @@ async def test_what_went_through_the_proxy_is_counted() -> None:
             def stats(self, _: Collection[ServicePlan]) -> Generator[None, None, ConnectionStats]:
                 return made.traffic.stats()
 
-            def node_totals(self) -> NodeTotals:
+            def totals(self) -> NodeTotals:
                 return made.totals()
 
         of = ServicePlan(listener(gone, one).owner, (), reachable=(gone, one))

@@ -12,6 +12,7 @@ from steersman.model.errors import ApplyError, BusyError
 from steersman.model.plan import NodeSettings, ServicePlan, Traits
 from steersman.model.ruleset import Diff, Ruleset, patch
 from steersman.modes.base import Mode, Support
+from steersman.modes.capabilities import Carrier
 from steersman.modes.specs import ModeOptions, ModeSpec
 from steersman.run.process import mode_transition
 from steersman.run.process.mode_transition import (
@@ -34,12 +35,12 @@ class Carrying(Mode):
         self.have: dict[str, str] = {"server": "open", "rule": "x"}
         self.history: list[dict[str, str]] = []
         self.held_after: dict[str, str] = {}
-        self._connected = list(connected)
+        self.connected = list(connected)
+        self.carrier = Connections(self)
         self.closed = 0
 
-    async def aclose(self, drain: float = 0.0) -> int:
+    def close(self) -> None:
         self.closed += 1
-        return 0
 
     def probe(self) -> Support:
         return Support(usable=True)
@@ -60,14 +61,22 @@ class Carrying(Mode):
         self.have = patch(self.have, change)
         self.history.append(self.have)
 
+
+class Connections(Carrier):
+    """The connections of a mode that carries some."""
+
+    def __init__(self, mode: Carrying) -> None:
+        self._mode = mode
+
     def hold_ports(self) -> None:
-        self.held_after = self.history[-1]
+        self._mode.held_after = self._mode.history[-1]
 
     def without_new_connections(self, have: Ruleset) -> Ruleset:
         return {"server": "closing"} if "server" in have else {}
 
     def connections(self) -> int:
-        return self._connected.pop(0) if len(self._connected) > 1 else self._connected[0]
+        left = self._mode.connected
+        return left.pop(0) if len(left) > 1 else left[0]
 
 
 def left(mode: Carrying, patience: float = 0.0) -> str:
@@ -106,11 +115,13 @@ def test_nobody_waits_for_nobody() -> None:
 
 
 def test_a_mode_that_does_not_say() -> None:
-    class Silent(Carrying):
+    class Silent(Connections):
         def connections(self) -> int:
             raise BusyError("gone")
 
-    assert "its leftovers stay: gone" in left(Silent(1), 60.0)
+    mode = Carrying(1)
+    mode.carrier = Silent(mode)
+    assert "its leftovers stay: gone" in left(mode, 60.0)
 
 
 @pytest.mark.parametrize("error", [BusyError("the lock"), ApplyError("in use"), OSError(24, "x")])

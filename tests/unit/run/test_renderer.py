@@ -17,13 +17,11 @@ from tests.support.modes.memory import MemoryMode, World
 class PartsMode(MemoryMode):
     """Fills its kernel in parts."""
 
-    writes_in_parts = True
-
     def __init__(self) -> None:
         super().__init__()
         self.parts: list[Diff] = []
 
-    def apply_parts(self, parts: Iterable[Diff]) -> None:
+    def fill(self, parts: Iterable[Diff]) -> None:
         for part in parts:
             self.parts.append(part)
             self.apply(part)

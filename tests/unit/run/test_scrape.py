@@ -54,12 +54,12 @@ class Counting(BareMode):
         dials = {end: DialCounters(5, 0.5)} if self._proxy else None
         return ConnectionStats({front: 9}, {end: 3}, {front: moved}, {end: moved}, dials)
 
-    def node_totals(self) -> NodeTotals:
+    def totals(self) -> NodeTotals:
         proxy = ProxyTotals(1, 2.0, ((0.5, 3), (float("inf"), 4)), 5, 6)
         moved = TrafficCounters(1, 2, 3, 4)
         if self._proxy:
             return NodeTotals(9, moved, proxy=proxy)
-        return NodeTotals(9, moved, {"flows_made": 7}, {"flows": (5, 262144)})
+        return NodeTotals(9, moved, {"flows_made": 7}, tables={"flows": (5, 262144)})
 
 
 async def lines(mode: str) -> list[str]:
@@ -77,7 +77,7 @@ async def lines(mode: str) -> list[str]:
     status = NodeState(conditions=(CONDITION,), service_ports=4)
     holds = MeasuringSelector(lambda: 1.0, lambda: 1.0)
     metrics.on_scrape(conntrack_usage(lambda: (1, 10)))
-    metrics.on_scrape(nfacct_packets(lambda: dict.fromkeys(PACKETS, 5)))
+    metrics.on_scrape(lambda: nfacct_packets(dict.fromkeys(PACKETS, 5)))
     metrics.on_scrape(source_state(stats, lambda: 100.0))
     metrics.on_scrape(lambda: process_state(status, 2.5))
     metrics.on_scrape(lambda: feature_gates({"AllBeta": False}))

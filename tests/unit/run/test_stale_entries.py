@@ -19,7 +19,8 @@ from steersman.model.conntrack import Cleanup, Confirm, Stale, pack_socket
 from steersman.model.errors import ApplyError, BusyError
 from steersman.model.kube import KubeObject
 from steersman.model.names import Family, ObjectName
-from steersman.modes.base import ConnectionTable, Mode
+from steersman.modes.base import Mode
+from steersman.modes.capabilities import ConnectionTable
 from steersman.run.observe.prometheus import Labelled
 from steersman.run.observe.stale_entries import AGAIN, AT_ONCE, HOUR, Debts, Key
 from tests.support.builders import kube

@@ -18,6 +18,7 @@ from steersman.model.names import ObjectName
 from steersman.model.ruleset import Diff, Ruleset
 from steersman.model.switch import SwitchRequest, SwitchResult, SwitchStep
 from steersman.modes.base import Mode, Support
+from steersman.modes.capabilities import Carrier
 from steersman.run.process import daemon, mode_transition, switching
 from steersman.run.process.assemble import assemble
 from steersman.run.process.canary import Target
@@ -50,6 +51,8 @@ class TestMode(MemoryMode):
         self.name = name
         self.usable = True
         self.open = 0
+        self.carrier = TestCarrier(self)
+        self.nat_hooks = TestHooks(self)
         self.worker = held = Held("apply")
         self.gate, self.at_gate = held.go, held.reached
         self.closed = 0
@@ -59,21 +62,38 @@ class TestMode(MemoryMode):
     def probe(self) -> Support:
         return Support(self.usable, () if self.usable else ("The kernel is too old.",))
 
+    def close(self) -> None:
+        self.closed += 1
+
+
+class TestCarrier(Carrier):
+    """The connections of a TestMode."""
+
+    __test__ = False
+
+    def __init__(self, mode: TestMode) -> None:
+        self._mode = mode
+
     def connections(self) -> int:
-        return self.open
+        return self._mode.open
 
     def without_new_connections(self, have: Ruleset) -> Ruleset:
         return {key: value for key, value in have.items() if key == "node"}
 
-    def hold_nat_hooks(self) -> None:
-        self.held += 1
-
     def hold_ports(self) -> None:
-        self.ports_held_with = set(self.kernel)
+        self._mode.ports_held_with = set(self._mode.kernel)
 
-    async def aclose(self, drain: float = 0.0) -> int:
-        self.closed += 1
-        return 0
+
+class TestHooks:
+    """Counts how often a TestMode keeps the hooks of NAT."""
+
+    __test__ = False
+
+    def __init__(self, mode: TestMode) -> None:
+        self._mode = mode
+
+    def create(self) -> None:
+        self._mode.held += 1
 
 
 class World:

@@ -47,7 +47,7 @@ class CountingMode(MemoryMode):
         counts = {key(end): count for end, count in self.counts.items()}
         return ConnectionStats({}, counts, dials=dials)
 
-    def node_totals(self) -> NodeTotals:
+    def totals(self) -> NodeTotals:
         return NodeTotals(proxy=ProxyTotals(0, 0.0, (), 9, 0)) if self.failures else NodeTotals()
 
 

@@ -106,7 +106,7 @@ def scrape(mode: str) -> str:
     metrics = Metrics(mode)
     metrics.on_scrape(source_state(stats, lambda: 0.0))
     metrics.on_scrape(lambda: feature_gates({}))
-    metrics.on_scrape(nfacct_packets(lambda: dict.fromkeys(NFACCT, 0)))
+    metrics.on_scrape(lambda: nfacct_packets(dict.fromkeys(NFACCT, 0)))
     return metrics.render()[0].decode()
 
 

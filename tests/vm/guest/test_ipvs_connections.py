@@ -7,6 +7,7 @@ import asyncio
 from steersman.host.exec import SubprocessExec
 from steersman.host.worker import finish
 from steersman.model.connections import ConnectionSearch
+from steersman.modes.base import release
 from tests.support.lab.cluster import Lab
 from tests.support.lab.switches import ENDS, ONLY_V4, SERVICE, WAYS, connected, lab, program
 from tests.support.modes.ipvs import mode_behind
@@ -32,4 +33,4 @@ def test_each_connection_has_its_client_and_endpoint(lab: Lab) -> None:
     finally:
         for sock in live:
             sock.close()
-        asyncio.run(mode.aclose())
+        asyncio.run(release(mode))

@@ -8,6 +8,7 @@ from steersman.model.inputs import Snapshot
 from steersman.model.names import ObjectName
 from steersman.model.plan import NodePlan
 from steersman.model.world import Origin, World
+from steersman.modes.base import release
 from steersman.operate.dump import KernelLine, compare
 from tests.support.builders.plans import SETTINGS
 from tests.support.lab.ipvs_node import BOTH, ONE, OTHER, Node, mode_in, node, of, table
@@ -27,7 +28,7 @@ def dumped(node: Node) -> list[KernelLine]:
         try:
             return await compare(world, ObjectName("ns", "a"), mode)
         finally:
-            await mode.aclose()
+            await release(mode)
 
     return asyncio.run(read())
 

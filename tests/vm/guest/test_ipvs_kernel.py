@@ -130,7 +130,7 @@ def test_the_tools_carry_out_the_scripts_of_a_change(node: Node) -> None:
     node.bring(of(ONE[0]))
     have = node.mode.read()
     want = node.rendered(of(*BOTH))
-    scripts = node.mode.scripts(have, diff(have, want))
+    scripts = node.mode.words.scripts(have, diff(have, want))
     assert {script.tool for script in scripts} >= {"ipvsadm"}
     for script in scripts:
         text = script.text.replace("'", "")

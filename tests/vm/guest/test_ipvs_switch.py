@@ -9,7 +9,7 @@ from contextlib import contextmanager
 import pytest
 
 from steersman.host.exec import SubprocessExec
-from steersman.modes.base import Mode
+from steersman.modes.base import Mode, release
 from steersman.modes.ipvs.mode import IpvsMode
 from steersman.modes.registry import may_have_left
 from steersman.modes.specs import ModeOptions
@@ -37,7 +37,7 @@ def ipvs(lab: Lab) -> Iterator[IpvsMode]:
     yield mode
     assert may_have_left("ipvs", ModeOptions())
     asyncio.run(remove_leftovers_once([("ipvs", mode)]))
-    asyncio.run(mode.aclose())
+    asyncio.run(release(mode))
 
 
 @contextmanager

@@ -8,6 +8,7 @@ from collections.abc import Iterator
 import pytest
 
 from steersman.host.exec import SubprocessExec
+from steersman.modes.base import release
 from tests.support.builders import nftables_plans as make
 from tests.support.builders.plans import REJECTED
 from tests.support.lab import trace_page
@@ -29,7 +30,7 @@ def node() -> Iterator[Traced]:
     with service_lab() as lab:
         mode = mode_behind(SubprocessExec(lab.exec_argv(())))
         yield serving(lab, mode)
-        asyncio.run(mode.aclose())
+        asyncio.run(release(mode))
 
 
 def test_the_real_server_is_named(node: Traced) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import errno
 from collections.abc import Callable, Collection, Generator, Hashable, Iterable
 from contextlib import closing
+from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, TypeVar
 
@@ -19,7 +20,8 @@ from steersman.model.names import Family
 from steersman.model.plan import NodeSettings, ServicePlan, Traits
 from steersman.model.ruleset import Diff, Ruleset
 from steersman.model.stats import ConnectionStats, NodeTotals
-from steersman.modes.base import ByOthers, ConnectionTable, Mode, Requirements, Support
+from steersman.modes.base import ByOthers, Mode, Requirements, Support
+from steersman.modes.capabilities import Carrier, ConnectionTable
 from steersman.modes.ebpf import left_at, loader, render
 from steersman.modes.ebpf.bpf import FullError
 from steersman.modes.ebpf.counts import StaleConnections, Tracking
@@ -49,6 +51,8 @@ class EbpfMode(Mode):
     """Writes BPF maps; the programs that read them stay when the process ends."""
 
     name = "ebpf"
+    nat_hooks: NatHookGuard
+    carrier: Rewritten
     traits = Traits(
         reads_addresses=True,
         filters_without_endpoints=True,
@@ -71,12 +75,13 @@ class EbpfMode(Mode):
         self._options = options or EbpfOptions()
         self._netns = netns = netns or NodeNetns()
         self.datapath = Datapath(self._options, netns)
-        self._nat_guard = NatHookGuard(execute, netns)
+        self.nat_hooks = NatHookGuard(execute, netns)
         self._programs = render.Programs(
             b"", self._options.guard_node_ports, self._options.fast_path
         )
-        self._watcher = DeviceWatcher(self.datapath, self._nat_guard)
+        self._watcher = DeviceWatcher(self.datapath, self.nat_hooks)
         self.connection_table = Connections(self.datapath)
+        self.carrier = Rewritten(self.datapath, self._watcher)
 
     def probe(self) -> Support:
         """Check the kernel, its configuration and the installed files."""
@@ -98,8 +103,9 @@ class EbpfMode(Mode):
         """Render one ServicePort."""
         return render.render_service(plan)
 
+    @cached_property
     def words(self) -> EbpfWords:
-        """Print entries of the pinned maps."""
+        """What prints entries of the pinned maps."""
         from steersman.modes.ebpf.words import EbpfWords  # noqa: PLC0415 - rarely used
 
         return EbpfWords(self.worker, self._options.pins, self.datapath.is_attached)
@@ -122,7 +128,7 @@ class EbpfMode(Mode):
 
         guarded(write)
         if Kind.CONFIG.value in change.removed:
-            self._nat_guard.remove(even_if_used=True)
+            self.nat_hooks.remove(even_if_used=True)
         if not self._watcher.running:
             self.worker.keep(self._watcher.run())
 
@@ -132,17 +138,12 @@ class EbpfMode(Mode):
         stats = yield from guarded_steps(counting)
         return stats or ConnectionStats({}, {})
 
-    def node_totals(self) -> NodeTotals:
+    def totals(self) -> NodeTotals:
         """Return the programs' event counters, and the fill level of the map of flows."""
         tracking = self.datapath.tracking
         return guarded(tracking.totals) if tracking else NodeTotals()
 
-    def without_new_connections(self, have: Ruleset) -> Ruleset:
-        """Keep what carries the present connections: programs, without frontends."""
-        kinds = (Kind.CONFIG, Kind.PROGRAMS)
-        return {key: value for key, value in have.items() if kind_of(key) in kinds}
-
-    def with_free_node_ports(self, have: Ruleset) -> Ruleset:
+    def free_node_ports(self, have: Ruleset) -> Ruleset:
         """Let processes of the node bind node ports, a proxy of ours among them."""
         if not (config := have.get(Kind.CONFIG.value)):
             return have
@@ -150,23 +151,11 @@ class EbpfMode(Mode):
         flags &= ~CONFIG_GUARD_NODE_PORTS
         return {**have, Kind.CONFIG.value: NODE_VALUE.pack(*addresses, flags, interface, prefix)}
 
-    def connections(self) -> int:
-        """Count connections whose packets are rewritten; those of balanced sockets go on alone."""
-        return finish(guarded_steps(self.datapath.while_open(Tracking.count_open))) or 0
-
     def find_connections(self, search: ConnectionSearch) -> Generator[None, None, None]:
         """Add the connections whose packets are rewritten, and those of balanced sockets."""
         yield from guarded_steps(
             self.datapath.while_open(lambda tracking: tracking.find_connections(search))
         )
-
-    def hold_nat_hooks(self) -> None:
-        """Keep connections alive that netfilter translates for the mode before."""
-        self._nat_guard.create()
-
-    def hold_ports(self) -> None:
-        """Give each masqueraded connection an entry of conntrack."""
-        self._watcher.hold_ports()
 
     def watch_failures(self) -> EbpfFailures:
         """Return what sees connections fail, at sockets and as packets."""
@@ -188,6 +177,27 @@ class EbpfMode(Mode):
     def close(self) -> None:
         """Close the maps and programs, which keep working."""
         self.datapath.close()
+
+
+class Rewritten(Carrier):
+    """The connections whose packets are rewritten; those of balanced sockets go on alone."""
+
+    def __init__(self, datapath: Datapath, watcher: DeviceWatcher) -> None:
+        self._datapath = datapath
+        self._watcher = watcher
+
+    def connections(self) -> int:
+        """Count them."""
+        return finish(guarded_steps(self._datapath.while_open(Tracking.count_open))) or 0
+
+    def without_new_connections(self, have: Ruleset) -> Ruleset:
+        """Keep what carries the present connections: programs, without frontends."""
+        kinds = (Kind.CONFIG, Kind.PROGRAMS)
+        return {key: value for key, value in have.items() if kind_of(key) in kinds}
+
+    def hold_ports(self) -> None:
+        """Give each masqueraded connection an entry of conntrack."""
+        self._watcher.hold_ports()
 
 
 class Connections(ConnectionTable[StaleConnections]):

@@ -19,7 +19,6 @@ from steersman.host.exec import Exec
 from steersman.host.worker import KernelWorker
 from steersman.model.errors import BusyError
 from steersman.model.tracing import TraceStep, TrackedConnection, WatchedFlow
-from steersman.modes.base import Tracer
 from steersman.modes.ebpf import layout
 from steersman.modes.ebpf.datapath import EbpfOptions
 from steersman.modes.ebpf.loader import StaleMapsError
@@ -30,6 +29,7 @@ from steersman.modes.ebpf.trace_events import FILE, FILTER, Kind, TraceEvent, Wa
 from steersman.modes.ebpf.trace_maps import TraceMaps
 from steersman.modes.ebpf.trace_story import Story
 from steersman.modes.netfilter_tracer import NetfilterTracer
+from steersman.modes.tracer import Tracer
 
 _BEFORE_RULES = ("connect", "sendmsg", "ingress")
 

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Hashable, Iterable, Mapping
+from collections.abc import Hashable, Iterable
 from contextlib import suppress
+from functools import cached_property
 from typing import TYPE_CHECKING
 
 import msgspec
@@ -13,11 +14,11 @@ from steersman.host.exec import Exec, SubprocessExec
 from steersman.host.limits import descriptor_limit
 from steersman.host.sysctl import SysctlError, read
 from steersman.host.worker import Changes
-from steersman.model.drift import Writer
 from steersman.model.names import Family
 from steersman.model.plan import NodeSettings, ServicePlan, Traits
 from steersman.model.ruleset import Diff, Ruleset, Script
-from steersman.modes.base import ByOthers, Mode, Requirements, Support, Tracer, probed
+from steersman.model.stats import NodeTotals
+from steersman.modes.base import ByOthers, Mode, Requirements, Support, probed
 from steersman.modes.iptables.names import (
     FORWARD,
     INVALID_DROPPED,
@@ -30,6 +31,7 @@ from steersman.modes.iptables.render import Features, render_service
 from steersman.modes.iptables.render_node import render_node
 from steersman.modes.iptables.script import write_runs
 from steersman.modes.specs import ModeOptions
+from steersman.modes.tracer import Tracer
 from steersman.netfilter.iptables.names import FILTER, RuleKey
 from steersman.netfilter.iptables.restore import LIMITS, UNCUT, Run
 from steersman.netfilter.iptables.saved import digest_rules
@@ -73,6 +75,7 @@ class IptablesMode(Mode):
     """Programs Services as rules (behaviour 8) with the iptables of this machine."""
 
     name = "iptables"
+    writers: WriterLog
     traits = Traits(
         refuses_node_ports_everywhere=True,
         spares_own_external_traffic=True,
@@ -103,16 +106,11 @@ class IptablesMode(Mode):
         self._iptables: Iptables | None = None
         """None before a successful `probe`."""
         self._foreign: ForeignChanges | None = None
-        self._writers = WriterLog()
+        self.writers = WriterLog()
         # From the last `read`:
         self._spellings: dict[int, dict[str, str]] = {}
         self._referenced: frozenset[tuple[int, str, str]] = frozenset()
         self._hidden: set[RuleKey] = set()  # see `_hide_shared`
-
-    @property
-    def variant(self) -> str:
-        """`nft` or `legacy`; "" before `probe`."""
-        return self._iptables.tool.variant if self._iptables else ""
 
     def probe(self) -> Support:
         """Find the iptables to use and its capabilities."""
@@ -135,6 +133,7 @@ class IptablesMode(Mode):
                 tcp_liberal=tcp_liberal,
             )
         self._iptables = iptables
+        self.variant = choice.tool.variant
         if self._same_namespace and choice.tool.variant == "nft":
             with suppress(OSError):
                 self._foreign = ForeignChanges()
@@ -161,13 +160,14 @@ class IptablesMode(Mode):
             return {}
         return render_service(plan, settings, self.features)
 
+    @cached_property
     def words(self) -> IptablesWords:
-        """Print rules as iptables-save does."""
+        """What prints rules as iptables-save does."""
         from steersman.modes.iptables.words import IptablesWords  # noqa: PLC0415 - rarely used
 
-        return IptablesWords(self.worker, self.read)
+        return IptablesWords(self.worker, self.read, self._scripts)
 
-    def scripts(self, have: Ruleset, change: Diff) -> tuple[Script, ...]:
+    def _scripts(self, have: Ruleset, change: Diff) -> tuple[Script, ...]:
         """Write a Diff as input of iptables-restore, a run per family; counters come first."""
         del have
         spellings = {k: v for of_family in self._spellings.values() for k, v in of_family.items()}
@@ -224,22 +224,18 @@ class IptablesMode(Mode):
             self._counters.delete()
 
     def changes(self) -> Changes | None:
-        """Note which programs write nf_tables rules, for `take_writers`; none counts as a change.
+        """Note which programs write nf_tables rules, for `writers`; none counts as a change.
 
         Comparing at each of their writes would cost far too much: all rules are read for that.
         """
         # With few descriptors, its socket would take one that iptables-restore needs.
         if self._foreign is None or descriptor_limit() < _ENOUGH_DESCRIPTORS:
             return None
-        return self._writers.follow()
+        return self.writers.follow()
 
     def close(self) -> None:
         """Close the socket of `changes`."""
-        self._writers.close()
-
-    def take_writers(self) -> tuple[Writer, ...]:
-        """Return the programs that wrote rules of any kind since the last call."""
-        return self._writers.take()
+        self.writers.close()
 
     def find_leftovers(self, families: Iterable[Family]) -> str:
         """Look for our chains; those of iptables-legacy only its tool can list."""
@@ -251,7 +247,7 @@ class IptablesMode(Mode):
         """Write one run, and tell its transactions from foreign ones."""
         if self._foreign is not None:
             self._foreign.check()
-        self._writers.forget(iptables.restore(run))
+        self.writers.forget(iptables.restore(run))
         if self._foreign is not None:
             self._foreign.check(ours=run.text.count("\nCOMMIT\n"))
 
@@ -269,11 +265,11 @@ class IptablesMode(Mode):
         added = {key: value for key, value in change.added.items() if key not in present}
         return Diff(added, change.removed, change.changed) if present else change
 
-    def packets(self) -> Mapping[str, int]:
-        """Return packets by counter, 0 if no rule has needed it yet; {} if rules do not count."""
+    def totals(self) -> NodeTotals:
+        """Return packets by counter, 0 if no rule has needed it yet; none if rules do not count."""
         if not (self._counters and self.features.nfacct):
-            return {}
-        return dict.fromkeys(COUNTERS, 0) | self._counters.packets()
+            return NodeTotals()
+        return NodeTotals(packets=dict.fromkeys(COUNTERS, 0) | self._counters.packets())
 
     def watch_failures(self) -> FailureWatch:
         """Watch packets of connections that conntrack translates."""

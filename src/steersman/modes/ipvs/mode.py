@@ -5,7 +5,8 @@ from __future__ import annotations
 import logging
 import os
 import re
-from collections.abc import Collection, Generator, Hashable, Iterable
+from collections.abc import Callable, Collection, Generator, Hashable, Iterable
+from functools import cached_property
 
 import msgspec
 
@@ -20,7 +21,8 @@ from steersman.model.names import Family
 from steersman.model.plan import NodeSettings, ServicePlan, Traits
 from steersman.model.ruleset import Diff, Ruleset, Script
 from steersman.model.stats import ConnectionStats, NodeTotals
-from steersman.modes.base import Mode, Requirements, Support, Tracer, probed
+from steersman.modes.base import Mode, Requirements, Support, probed
+from steersman.modes.capabilities import Carrier
 from steersman.modes.ipvs.backends import (
     AddressDevice,
     Backends,
@@ -39,7 +41,6 @@ from steersman.modes.ipvs.objects import (
     CHAINS,
     DEVICE,
     DeviceKey,
-    MemberKey,
     Server,
     ServerKey,
     SetKey,
@@ -51,6 +52,7 @@ from steersman.modes.ipvs.tracer import IpvsTracer
 from steersman.modes.ipvs.wire import get_info, timeouts
 from steersman.modes.ipvs.words import IpvsWords
 from steersman.modes.specs import IpvsOptions, ModeOptions
+from steersman.modes.tracer import Tracer
 from steersman.netfilter.iptables.restore import UNCUT, write_steps
 from steersman.netfilter.iptables.tool import Iptables, choose_tool, restore_scripts
 from steersman.netfilter.nft.tables import chains_left
@@ -64,7 +66,7 @@ class IpvsMode(Mode):
     """Programs virtual servers over netlink, sets with ipset, and a few rules with iptables."""
 
     name = "ipvs"
-    needs_sysctls = True
+    carrier: IpvsConnections
     traits = Traits(
         filters_without_endpoints=True,
         rejects_unknown_ports=True,
@@ -92,6 +94,7 @@ class IpvsMode(Mode):
         self._sockets = NamespaceSockets(inside)
         self._prepared = False
         self._counters = ServerCounters(inside)
+        self.carrier = IpvsConnections(self._probed)
 
     # Start and end
 
@@ -145,12 +148,8 @@ class IpvsMode(Mode):
             delivery="local", own_jumps="KUBE-IPVS-", bridge_netfilter=True, settings=settings
         )
 
-    def prepare(self) -> None:
-        """Set the sysctls that IPVS needs (behaviour 1.6); only the first call does anything.
-
-        Raises:
-            BusyError: one cannot be set.
-        """
+    def _set_sysctls(self) -> None:
+        """Set the sysctls that IPVS needs (behaviour 1.6); only the first call does anything."""
         if self._prepared:
             return
         settings = self.requirements().settings
@@ -176,7 +175,7 @@ class IpvsMode(Mode):
         options = self._options
         return render_service(plan, settings, options.scheduler, options.scheduler_flags)
 
-    def scripts(self, have: Ruleset, change: Diff) -> tuple[Script, ...]:
+    def _scripts(self, have: Ruleset, change: Diff) -> tuple[Script, ...]:
         """Write a Diff as input of ipset, iptables-restore, ip and ipvsadm."""
         parts = texts(have, change)
         runs = write_steps(rule_steps(parts.rules), UNCUT, {})
@@ -209,9 +208,10 @@ class IpvsMode(Mode):
         with busy("the kernel's objects cannot be read"):
             return kernel.read(end_drained=end_drained)
 
+    @cached_property
     def words(self) -> IpvsWords:
-        """Print virtual servers as ipvsadm does."""
-        return IpvsWords(self.worker, lambda: self._read(end_drained=False))
+        """What prints virtual servers as ipvsadm does."""
+        return IpvsWords(self.worker, lambda: self._read(end_drained=False), self._scripts)
 
     def fingerprint(self) -> Hashable | None:
         """Return digests of the kernel's lists; None if a drained real server is to be deleted.
@@ -228,13 +228,9 @@ class IpvsMode(Mode):
         """Carry out a Diff."""
         kernel = self._probed()
         if change.added:
-            self.prepare()
+            self._set_sysctls()
         with busy("the kernel cannot be programmed"):
             kernel.write(change)
-
-    def changed_by_others(self, key: object) -> bool:
-        """Return False for the marks of addresses: they follow from the virtual servers."""
-        return not (isinstance(key, MemberKey) and key.set in ADDRESS_SETS)
 
     def find_leftovers(self, families: Iterable[Family]) -> str:
         """Look for our device, else for our chains."""
@@ -248,29 +244,9 @@ class IpvsMode(Mode):
         """Return connections, packets and bytes so far."""
         return self._counters.stats(plans)
 
-    def node_totals(self) -> NodeTotals:
+    def totals(self) -> NodeTotals:
         """Return connections, packets and bytes of all virtual servers."""
         return self._counters.totals()
-
-    def without_new_connections(self, have: Ruleset) -> Ruleset:
-        """Return the objects that carry connections; virtual servers get no new ones."""
-        return {
-            key: msgspec.structs.replace(value, targets=(), weights=())
-            if isinstance(value, Server)
-            else value
-            for key, value in have.items()
-            if isinstance(key, ServerKey | DeviceKey) or key in _ADDRESS_SET_KEYS
-        }
-
-    def connections(self) -> int:
-        """Count the established TCP and SCTP connections of virtual servers.
-
-        Raises:
-            BusyError: the kernel does not answer.
-        """
-        kernel = self._probed()
-        with busy("the connections of IPVS cannot be counted"):
-            return kernel.servers.connections()
 
     def find_connections(self, search: ConnectionSearch) -> Generator[None, None, None]:
         """Add the connections of virtual servers."""
@@ -290,6 +266,33 @@ class IpvsMode(Mode):
     def tracer(self) -> Tracer:
         """Return what follows a packet through the rules, and reads the counters of IPVS."""
         return IpvsTracer(self._execute)
+
+
+class IpvsConnections(Carrier):
+    """The connections of virtual servers."""
+
+    def __init__(self, kernel: Callable[[], IpvsKernel]) -> None:
+        self._kernel = kernel
+
+    def connections(self) -> int:
+        """Count the established TCP and SCTP connections of virtual servers.
+
+        Raises:
+            BusyError: the kernel does not answer.
+        """
+        kernel = self._kernel()
+        with busy("the connections of IPVS cannot be counted"):
+            return kernel.servers.connections()
+
+    def without_new_connections(self, have: Ruleset) -> Ruleset:
+        """Return the objects that carry connections; virtual servers get no new ones."""
+        return {
+            key: msgspec.structs.replace(value, targets=(), weights=())
+            if isinstance(value, Server)
+            else value
+            for key, value in have.items()
+            if isinstance(key, ServerKey | DeviceKey) or key in _ADDRESS_SET_KEYS
+        }
 
 
 def create(execute: Exec, options: ModeOptions) -> IpvsMode:

@@ -11,6 +11,7 @@ from steersman.model.plan import ServicePlan, SourceClass, Verdict
 from steersman.model.ruleset import Ruleset
 from steersman.modes.ipvs.objects import (
     ACCESS,
+    ADDRESS_SETS,
     ADDRESSES,
     ALLOWED,
     DROPS,
@@ -143,6 +144,10 @@ _RULES = {
 
 class IpvsWords(KernelWords):
     """Virtual servers, sets and rules of the ipvs mode."""
+
+    def changed_by_others(self, key: object) -> bool:
+        """Return False for the marks of addresses: they follow from the virtual servers."""
+        return not (isinstance(key, MemberKey) and key.set in ADDRESS_SETS)
 
     def kind_of(self, key: Any) -> Kind:
         """Return the kind of an object."""

@@ -10,6 +10,7 @@ import socket
 import time
 from collections import defaultdict
 from collections.abc import Callable, Collection, Generator, Hashable, Iterable, Iterator, Sequence
+from functools import cached_property, partial
 from typing import TYPE_CHECKING, Any
 
 import msgspec
@@ -29,27 +30,26 @@ from steersman.model.connections import ConnectionSearch
 from steersman.model.drift import Writer
 from steersman.model.names import Family
 from steersman.model.plan import NodeSettings, ServicePlan, Traits
-from steersman.model.ruleset import Diff, Ruleset, Script
+from steersman.model.ruleset import Diff, Ruleset
 from steersman.model.stats import ConnectionStats
-from steersman.modes.base import ByOthers, Mode, Requirements, Support, Tracer
+from steersman.modes.base import ByOthers, Mode, Requirements, Support
 from steersman.modes.nftables import render
 from steersman.modes.nftables.apply import TEXT_KEYS, KernelTables, resolve_texts
 from steersman.modes.nftables.counters import Scrape
 from steersman.modes.nftables.layout import (
     ENDPOINT_KINDS,
     TABLE,
-    Kind,
     is_first_slot,
     kind_of,
     pool_key,
     unpack_slot,
 )
 from steersman.modes.nftables.relay import Relay, split_listeners
-from steersman.modes.nftables.script import script
 from steersman.modes.nftables.skeleton import foundation
-from steersman.modes.nftables.text import diff_text
 from steersman.modes.specs import ModeOptions
-from steersman.netfilter.nft.generations import NEWGEN, generation, last_writes, writer_of
+from steersman.modes.tracer import Tracer
+from steersman.netfilter.conntrack.flows import find_connections
+from steersman.netfilter.nft.generations import NEWGEN, RecentWriters, generation, writer_of
 from steersman.netfilter.nft.tables import table_left
 from steersman.netfilter.nft.wire import table_of
 
@@ -61,8 +61,6 @@ _MIN_NFT = (1, 0, 1)
 _SKIP = "KUBE_PROXY_NFTABLES_SKIP_KERNEL_VERSION_CHECK"
 _BUFFER = 1 << 28  # bytes of the largest transaction; 50,000 Services take 20 MB
 _NFNLGRP_NFTABLES = 7
-_WRITERS = 32
-"""Writers of which the last are remembered."""
 _TRAITS = Traits(
     filters_without_endpoints=True,
     rejects_unknown_ports=True,
@@ -98,7 +96,8 @@ class NftablesMode(Mode):
     """Programs nftables: text for the skeleton, raw elements for all that changes."""
 
     name = "nftables"
-    writes_in_parts = True
+    writers: RecentWriters
+    find_leftovers = staticmethod(partial(table_left, TABLE))
 
     def __init__(
         self,
@@ -120,6 +119,7 @@ class NftablesMode(Mode):
         """
         self.traits = _TRAITS if relay is None else _RELAYING
         self._relay = relay or Relay()
+        self.drain = self._relay.close
         self._exec = execute
         self._connect = connect
         self._subscribe = subscribe
@@ -137,8 +137,7 @@ class NftablesMode(Mode):
         """Another program may have changed our tables unnoticed."""
         self._reported = 0
         """Foreign generations that were reported as `changes`."""
-        self._writers: list[Writer] = []
-        """The programs that made them, since `take_writers` was called."""
+        self.writers = RecentWriters()
         self.slots: dict[bytes, bytes] = {}
         """Endpoints by slot, the only state of rendering (render.py)."""
 
@@ -184,10 +183,6 @@ class NftablesMode(Mode):
         tables = frozenset({TABLE})
         return Requirements(own_tables=tables, bridge_netfilter=True)
 
-    def find_leftovers(self, families: Iterable[Family]) -> str:
-        """Look for our tables."""
-        return table_left(TABLE, families)
-
     def render_node(self, settings: NodeSettings) -> Ruleset:
         """Render the texts of the skeleton."""
         ruleset = render.render_node(settings)
@@ -200,8 +195,9 @@ class NftablesMode(Mode):
         listeners = render.render_localhost(plan, settings)
         return {**ruleset, **listeners} if listeners else ruleset
 
+    @cached_property
     def words(self) -> NftablesWords:
-        """Print elements and chains as nft does."""
+        """What prints elements and chains, as nft does."""
         from steersman.modes.nftables.words import NftablesWords  # noqa: PLC0415 - rarely used
 
         return NftablesWords(self.worker, self.read, self._exec)
@@ -233,22 +229,13 @@ class NftablesMode(Mode):
     def _foreign_changes(self) -> int:
         return self._opened().sender.foreign.check()
 
-    def describe(self, change: Diff) -> str:
-        """Print a Diff as nft commands (`--dry-run`)."""
-        return diff_text(change)
-
-    def scripts(self, have: Ruleset, change: Diff) -> tuple[Script, ...]:
-        """Write a Diff as commands of nft; our sockets are not part of it."""
-        text = script(have, change)
-        return (Script("nft", ("nft", "-f", "-"), text),) if text else ()
-
     def stats(self, plans: Collection[ServicePlan]) -> Generator[None, None, ConnectionStats]:
         """Return the connections so far by ServicePort; call it on the event loop."""
         return self._scrape.steps(self._relay.counts(), tuple(plans))  # now: the loop counts them
 
     def find_connections(self, search: ConnectionSearch) -> Generator[None, None, None]:
         """Add the connections that conntrack has, and those from loopback."""
-        yield from super().find_connections(search)
+        yield from find_connections(search)
         self.worker.on_loop(self._relay.find_connections(search))
 
     def changes(self) -> Changes:
@@ -273,7 +260,7 @@ class NftablesMode(Mode):
         before, self._reported = self._reported, self._foreign_changes()
         if self._reported == before:  # a run of our own nft
             return False
-        self._writers = [*self._writers, *writers][-_WRITERS:]
+        self.writers.note(writers)
         return True
 
     def _read_news(self) -> list[Writer]:
@@ -296,15 +283,6 @@ class NftablesMode(Mode):
                 writers.append(writer_of(message, time.time()))
         return writers
 
-    def take_writers(self) -> tuple[Writer, ...]:
-        """Return the programs that changed our tables since the last call."""
-        writers, self._writers = self._writers, []
-        return last_writes(writers)
-
-    def changed_by_others(self, key: bytes) -> bool:
-        """Return False for our listeners, and for entries that packets wrote."""
-        return kind_of(key) not in (Kind.RELAY, Kind.STALE_AFFINITY)
-
     def apply(self, change: Diff) -> None:
         """Carry out a Diff: at most one run of nft, then one transaction for everything else."""
         change, listeners = split_listeners(change)
@@ -318,7 +296,7 @@ class NftablesMode(Mode):
             if is_first_slot(key):
                 self.slots.pop(key, None)
 
-    def apply_parts(self, parts: Iterable[Diff]) -> None:
+    def fill(self, parts: Iterable[Diff]) -> None:
         """Carry out the first part as `apply` does, and the others in a transaction each."""
         others = iter(parts)
         self.apply(next(others))
@@ -333,10 +311,6 @@ class NftablesMode(Mode):
         self._opened().write_parts(in_kernel())
         for each in filter(None, listeners):
             self.worker.on_loop(self._relay.apply(each))
-
-    async def aclose(self, drain: float = 0.0) -> int:
-        """Stop serving loopback; return how many connections were cut after `drain` seconds."""
-        return await self._relay.close(drain) + await super().aclose()
 
     def close(self) -> None:
         """Close the sockets."""

@@ -15,7 +15,7 @@ from steersman.host.worker import KernelWorker
 from steersman.model.errors import BusyError
 from steersman.model.names import Family
 from steersman.model.plan import NodeSettings, ServicePlan
-from steersman.model.ruleset import Ruleset
+from steersman.model.ruleset import Diff, Ruleset, Script
 from steersman.modes import kinds
 from steersman.modes.kinds import Words
 from steersman.modes.nftables.layout import (
@@ -44,7 +44,9 @@ from steersman.modes.nftables.layout import (
     unpack_slot,
 )
 from steersman.modes.nftables.render import render_node
+from steersman.modes.nftables.script import script
 from steersman.modes.nftables.skeleton import HEADER
+from steersman.modes.nftables.text import diff_text
 from steersman.modes.words import KernelWords
 from steersman.netfilter.trace.reader import list_family, table_of
 from steersman.proxy.listeners import ListenerPlan
@@ -235,6 +237,19 @@ class NftablesWords(KernelWords):
     def _sockets(self) -> Collection[ListeningSocket]:
         """The sockets at the first look: there are thousands of Services, and one answer."""
         return listening_sockets()
+
+    def describe(self, change: Diff) -> str:
+        """Print a Diff as nft commands (`--dry-run`)."""
+        return diff_text(change)
+
+    def scripts(self, have: Ruleset, change: Diff) -> tuple[Script, ...]:
+        """Write a Diff as commands of nft; sockets are not part of it."""
+        text = script(have, change)
+        return (Script("nft", ("nft", "-f", "-"), text),) if text else ()
+
+    def changed_by_others(self, key: bytes) -> bool:
+        """Return False for sockets, and for entries that packets wrote."""
+        return kind_of(key) not in (Kind.RELAY, Kind.STALE_AFFINITY)
 
     def kind_of(self, key: bytes) -> kinds.Kind:
         """Return the kind of an object."""

@@ -12,7 +12,8 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Collection, Generator, Iterable, Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from functools import cached_property
+from typing import TYPE_CHECKING
 
 from steersman.failover.watch import FailureWatch
 from steersman.host.worker import Changes
@@ -21,8 +22,9 @@ from steersman.model.names import Family
 from steersman.model.plan import NodeSettings, ServicePlan, Traits
 from steersman.model.ruleset import Diff, Ruleset
 from steersman.model.stats import ConnectionStats, NodeTotals
-from steersman.modes.base import Mode, Requirements, Support, Tracer
+from steersman.modes.base import Mode, Requirements, Support
 from steersman.modes.specs import ModeOptions
+from steersman.modes.tracer import Tracer
 from steersman.modes.userspace.listeners import Listeners
 from steersman.modes.userspace.render import (
     Portal,
@@ -33,7 +35,7 @@ from steersman.modes.userspace.render import (
 from steersman.proxy.engine import Proxy
 from steersman.proxy.failures import DialWatch
 from steersman.proxy.handoff import SocketHandoff
-from steersman.proxy.listeners import LISTENER, FrontendKey, ListenerPlan
+from steersman.proxy.listeners import FrontendKey, ListenerPlan
 from steersman.proxy.ports import PortAllocator
 
 if TYPE_CHECKING:
@@ -87,7 +89,7 @@ class Portals(ABC):
         return []
 
     def find_leftovers(self, families: Iterable[Family]) -> str:
-        """Name objects that are left. See `Mode.find_leftovers`."""
+        """Name objects that are left; see `Mode`."""
         del families
         return ""
 
@@ -119,9 +121,11 @@ class UserspaceMode(Mode):
             make_tracer: makes what follows packets; None if this system cannot.
         """
         options = options or ModeOptions()
-        self._make_tracer = make_tracer
+        self.tracer = make_tracer
         self.name = name
         self.portals = candidates[0]
+        self.variant = self.portals.variant
+        """`none` if this mode changes nothing on the machine."""
         self.traits = Traits(
             reads_addresses=True,
             terminates_connections=True,
@@ -132,12 +136,8 @@ class UserspaceMode(Mode):
         )
         self.proxy = Proxy(PortAllocator(options.proxy_ports), options.udp_idle)
         self._candidates = candidates
+        self._stopped: Iterable[FrontendKey] = ()
         self.handover = SocketHandoff(handoff, self.proxy) if handoff else None
-
-    @property
-    def variant(self) -> str:
-        """`none` if this mode changes nothing on the machine."""
-        return self.portals.variant
 
     def probe(self) -> Support:
         """Find the first portals that work."""
@@ -145,7 +145,7 @@ class UserspaceMode(Mode):
         for portals in self._candidates:
             support = portals.probe()
             if support.usable:  # its `missing` may still name limits, such as a family
-                self.portals = portals
+                self.portals, self.variant = portals, portals.variant
                 return support
             missing += support.missing
         return Support(usable=False, missing=missing)
@@ -167,10 +167,6 @@ class UserspaceMode(Mode):
         """Return the listeners and the portals in force."""
         return self.portals.read(self.proxy.listeners)
 
-    def changed_by_others(self, key: tuple[Any, ...]) -> bool:
-        """Return False for listeners, and for sockets that were looked up."""
-        return key[0] not in (LISTENER, "socket")
-
     def changes(self) -> Changes | None:
         """Hear of a successor that has gone: rules and listeners may be different."""
         return self.handover.changes() if self.handover is not None else None
@@ -189,8 +185,9 @@ class UserspaceMode(Mode):
         if self.handover is not None and wanted:
             on_loop(self.handover.started())
 
+    @cached_property
     def words(self) -> UserspaceWords:
-        """Print sockets, rules and addresses; they may be those of another process."""
+        """What prints sockets, rules and addresses; they may be those of another process."""
         from steersman.modes.userspace.words import UserspaceWords  # noqa: PLC0415 - rarely used
 
         return UserspaceWords(self.portals, self.worker)
@@ -204,7 +201,7 @@ class UserspaceMode(Mode):
         del plans
         return self.proxy.traffic.stats()
 
-    def node_totals(self) -> NodeTotals:
+    def totals(self) -> NodeTotals:
         """Return the sums over all endpoints."""
         return self.proxy.totals()
 
@@ -217,15 +214,13 @@ class UserspaceMode(Mode):
         """Watch the dials of all listeners."""
         return DialWatch(self.proxy.shared.dials)
 
-    def tracer(self) -> Tracer | None:
-        """Return what follows a packet to the proxy, and from there to an endpoint."""
-        return self._make_tracer() if self._make_tracer else None
-
-    async def aclose(self, drain: float = 0.0) -> int:
-        """Stop listening and let connections end; return how many were reset after `drain` s."""
+    async def drain(self, seconds: float) -> int:
+        """Stop listening and let connections end; return how many were reset then."""
         if self.handover is not None:
             self.handover.close()
-        listeners = self.proxy.listeners  # draining forgets them
-        cut = await self.proxy.drain(drain)
-        await self.worker.do(self.portals.close, listeners)
-        return cut + await super().aclose()
+        self._stopped = self.proxy.listeners  # draining forgets them
+        return await self.proxy.drain(seconds)
+
+    def close(self) -> None:
+        """Remove what must not outlive the listeners."""
+        self.portals.close(self._stopped)

@@ -6,8 +6,8 @@ import os
 from collections.abc import Sequence
 
 from steersman.host.exec import Exec
-from steersman.modes.base import Tracer
 from steersman.modes.specs import ModeOptions
+from steersman.modes.tracer import Tracer
 from steersman.modes.userspace.core import Portals, UserspaceMode
 from steersman.modes.userspace.iptables_portals import IptablesPortals
 from steersman.modes.userspace.nft_portals import NftPortals

@@ -20,7 +20,7 @@ from steersman.modes.kinds import Kind, Words
 from steersman.modes.userspace.render import BaseKey, Portal, StrayKey
 from steersman.modes.words import KernelWords
 from steersman.netfilter.iptables.names import printed_name
-from steersman.proxy.listeners import PORTAL, FrontendKey, ListenerPlan
+from steersman.proxy.listeners import LISTENER, PORTAL, FrontendKey, ListenerPlan
 
 if TYPE_CHECKING:
     from steersman.modes.userspace.core import Portals
@@ -117,6 +117,10 @@ class UserspaceWords(KernelWords):
     async def leftovers(self) -> Ruleset:
         """Return the rules and addresses."""
         return await self._worker.do(self._portals.read, {})
+
+    def changed_by_others(self, key: tuple[Any, ...]) -> bool:
+        """Return False for listeners, and for sockets that were looked up."""
+        return key[0] not in (LISTENER, "socket")
 
     def wanted(self, rendered: Ruleset, kernel: Ruleset) -> Ruleset:
         """Return the rules and sockets of rendered portals and listeners."""

@@ -144,6 +144,23 @@ def subscribe_generations() -> Subscription:
     return Subscription(NETLINK_NETFILTER, (_GROUP,), buffer=1 << 18, wanted=wanted)
 
 
+class RecentWriters:
+    """The programs that changed our tables lately."""
+
+    def __init__(self) -> None:
+        self._writers: deque[Writer] = deque(maxlen=_REMEMBERED)
+
+    def note(self, writers: Iterable[Writer]) -> None:
+        """Add some."""
+        self._writers.extend(writers)
+
+    def take(self) -> tuple[Writer, ...]:
+        """Return those since the last call, each once, the oldest first."""
+        writers = last_writes(self._writers)
+        self._writers.clear()
+        return writers
+
+
 class WriterLog:
     """The programs that changed rules lately, apart from our own runs of iptables."""
 

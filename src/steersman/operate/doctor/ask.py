@@ -21,6 +21,7 @@ from steersman.model.inputs import Snapshot
 from steersman.model.names import ObjectName, Protocol
 from steersman.model.plan import SourceClass
 from steersman.model.world import Origin, World
+from steersman.modes.base import release
 from steersman.modes.specs import SPECS
 from steersman.operate.answer import QuestionError
 from steersman.operate.client import Client, NotRunningError
@@ -113,7 +114,7 @@ async def examine(world: World, asked: Asked, config: ProxyConfig) -> Diagnosis:
         return await diagnose(context, CHECKS, source=world.origin.text)
     finally:
         if mode is not None:
-            await mode.aclose()
+            await release(mode)
 
 
 # The question

@@ -11,7 +11,7 @@ from steersman.host.listening import listening_sockets
 from steersman.model.names import Family
 from steersman.model.plan import ServicePlan
 from steersman.model.ruleset import Ruleset
-from steersman.modes.base import Mode
+from steersman.modes.base import Mode, leftovers_of
 from steersman.modes.specs import ModeOptions
 from steersman.operate.doctor.check import (
     Cause,
@@ -117,7 +117,7 @@ async def _port_owners(context: Context, ours: set[int], all_seen: bool) -> list
 
 async def _leftovers(context: Context, name: str, mode: Mode) -> CheckResult | None:
     """Report objects that another mode left; an error if they lead to other endpoints."""
-    left = await asyncio.to_thread(mode.find_leftovers, tuple(Family))
+    left = await mode.worker.do(leftovers_of, mode, tuple(Family))
     if not left:
         return None
     support = await mode.worker.do(mode.probe)
@@ -126,7 +126,7 @@ async def _leftovers(context: Context, name: str, mode: Mode) -> CheckResult | N
     # Some modes recognise texts in the kernel only if they have rendered them before.
     settings = context.world.plan.settings
     mode.render_node(settings)
-    words = mode.words()
+    words = mode.words
     have = await words.leftovers()
     if not have:
         return None
@@ -156,10 +156,10 @@ def _outdated(mode: Mode, plans: Iterable[ServicePlan], have: Ruleset, context: 
     """Count the objects of these plans that are there and not as they should be; "" for none."""
     settings = context.world.plan.settings
     plans = tuple(plans)
-    wanted = mode.words().wanted(
+    wanted = mode.words.wanted(
         {k: v for plan in plans for k, v in mode.render_service(plan, settings).items()}, have
     )
-    keys = set(mode.words().of_services(have, plans)) if plans else set[object]()
+    keys = set(mode.words.of_services(have, plans)) if plans else set[object]()
     wrong = [key for key in keys | (wanted.keys() & have.keys()) if wanted.get(key) != have[key]]
     return f"{len(wrong)} object{'s' * (len(wrong) > 1)}" if wrong else ""
 

@@ -95,7 +95,7 @@ async def _compared(context: Context, mode: Mode, world: World) -> KernelRules:
     plans, settings = context.plans_of(world), world.plan.settings
     # Some modes recognise texts in the kernel only by having rendered them.
     rendered = dict(mode.render_node(settings))
-    words = mode.words()
+    words = mode.words
     have = await words.read()
 
     def render() -> None:
@@ -130,7 +130,7 @@ def _only(change: Diff, keys: Collection[Any]) -> Diff:
 
 def lines_of(mode: Mode, change: Diff) -> list[str]:
     """Return the lines by which the kernel differs, in the words of the mode's tool."""
-    words = mode.words()
+    words = mode.words
     before = {**change.removed, **{key: old for key, (old, _) in change.changed.items()}}
     after = {**change.added, **{key: new for key, (_, new) in change.changed.items()}}
 

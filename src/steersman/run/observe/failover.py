@@ -198,6 +198,8 @@ class Failover:
                 continue
             try:
                 mode = engine.mode
+                if mode.watch_failures is None:
+                    raise BusyError(f"the {mode.name} mode cannot see connections fail")
                 failures = await mode.worker.do(mode.watch_failures)
                 self._ejections.problem = ""
                 await self._watch(failures)

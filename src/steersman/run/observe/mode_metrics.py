@@ -1,6 +1,6 @@
 """The counters of the mode as metrics: sums for the node, and series by Service on request.
 
-A scrape reads the mode's counters (`Mode.node_totals`, `Mode.stats`) and does not depend on them:
+A scrape reads the mode's counters (`Mode.totals`, `Mode.stats`) and does not depend on them:
 if the mode is busy or fails, `/metrics` lacks these series. One collection runs at a time.
 """
 
@@ -16,6 +16,7 @@ from steersman.model.stats import ConnectionStats, NodeTotals
 from steersman.modes.base import Mode
 from steersman.run.observe.metric_table import MetricTable
 from steersman.run.observe.prometheus import Counter, Declared, Metric
+from steersman.run.observe.scraped import nfacct_packets
 from steersman.run.observe.service_metrics import (
     Column,
     Counts,
@@ -87,7 +88,7 @@ class ModeMetrics:
         found: list[Metric] = []
         try:
             async with asyncio.timeout(_TIMEOUT):
-                found += _node_totals(await self._mode.worker.do(self._mode.node_totals))
+                found += _node_totals(await self._mode.worker.do(self._mode.totals))
         except (OSError, ApplyError, BusyError):  # TimeoutError is an OSError
             pass
         # Series by Service: of all if configured, else of those with the annotation.
@@ -178,6 +179,7 @@ def _node_totals(totals: NodeTotals) -> Iterator[Metric]:
         yield MetricTable.mode_events.of(
             ((event,), count) for event, count in totals.events.items()
         )
+    yield from nfacct_packets(totals.packets)
     if totals.tables:
         rows = totals.tables.items()
         yield MetricTable.table_entries.of(((table,), entries) for table, (entries, _) in rows)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Generator
 
 import msgspec
 
@@ -42,9 +42,18 @@ class ConnectionsPage:
             plans, sync.state.plan.settings, most, ended=query.get("ended") == "1"
         )
         mode = sync.mode
+        find = mode.find_connections or _of_conntrack
         try:
-            await mode.worker.do_slowly(mode.find_connections(search))
+            await mode.worker.do_slowly(find(search))
         except (ApplyError, BusyError, OSError) as error:
             return Answer(f"the connections cannot be read now: {error}\n", 503)
         found = search.result(mode.name)
         return Answer(msgspec.msgpack.encode(found), content_type="application/msgpack")
+
+
+def _of_conntrack(search: ConnectionSearch) -> Generator[None, None, None]:
+    from steersman.netfilter.conntrack.flows import (  # noqa: PLC0415 - not on Windows
+        find_connections,
+    )
+
+    return find_connections(search)

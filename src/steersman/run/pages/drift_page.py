@@ -107,6 +107,6 @@ async def _repair_of_others(
 
     def work() -> tuple[Ruleset, Diff]:
         have = dict(objects)
-        return have, by_others(diff(kernel, have), have, sync.mode.changed_by_others)
+        return have, by_others(diff(kernel, have), have, sync.mode.words.changed_by_others)
 
     return await asyncio.to_thread(work)

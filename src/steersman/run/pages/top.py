@@ -207,7 +207,7 @@ class TopPage:
             plans = tuple(self._sync().state.plan.services.values())
             stats = await mode.worker.do_slowly(mode.stats(plans))
             if stats is not None:
-                totals = await mode.worker.do(mode.node_totals)
+                totals = await mode.worker.do(mode.totals)
                 count = await asyncio.to_thread(count_of, began, stats, totals)
                 self._rates = Rates(self._rates.last if self._rates else count, count)
         except (ApplyError, BusyError, OSError) as error:

@@ -24,6 +24,7 @@ from steersman.host.process import notify_supervisor
 from steersman.model.errors import BusyError
 from steersman.model.inputs import NodeConfig
 from steersman.model.switch import SwitchRequest, SwitchResult, Tell
+from steersman.modes.base import Mode, release
 from steersman.run.observe.drift import DriftLog
 from steersman.run.observe.failover import Failover
 from steersman.run.observe.findings_log import FindingsLog
@@ -193,7 +194,7 @@ class Daemon:
         self._lock.release()
         await self._servers.close()
         drain = self._reloader.current.steersman.drain_period.seconds
-        ends = (self.engine.mode.aclose(drain), self.switcher.aclose(drain))
+        ends = (release(self.engine.mode, drain), self.switcher.aclose(drain))
         if cut := sum(await asyncio.gather(*ends)):
             log.warning("%d connections were cut; --drain-period gives them more time", cut)
 
@@ -309,7 +310,7 @@ class Daemon:
         await self.serving.wait()
         while True:
             try:
-                await engine.mode.wait_for_external_change()
+                await external_change(engine.mode)
             except (OSError, BusyError) as error:
                 text = "changes by others cannot be watched: %s; retrying in %gs"
                 log.warning(text, error, _RETRY)
@@ -375,7 +376,7 @@ class Daemon:
             await until(self.switcher.began, removal, patience=None)
             if not self.switcher.began.is_set():  # otherwise a thread may still use their sockets
                 for _, mode in left:
-                    await mode.aclose()
+                    await release(mode)
             del left
             await self.switcher.began.wait()
             await self.switcher.ended.wait()
@@ -464,3 +465,11 @@ class Daemon:
             if report is not None:
                 await self._observers.observe(report)
             return report
+
+
+async def external_change(mode: Mode) -> None:
+    """Return when another program may have changed objects of a mode; never if it cannot tell."""
+    if (changes := await mode.worker.do(mode.changes)) is None:
+        await asyncio.get_running_loop().create_future()
+    else:
+        await mode.worker.wait_for(changes)

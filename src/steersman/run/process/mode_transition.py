@@ -25,8 +25,8 @@ from typing import NamedTuple
 from steersman.host.exec import Exec
 from steersman.model.errors import ApplyError, BusyError
 from steersman.model.names import Family
-from steersman.model.ruleset import diff
-from steersman.modes.base import Mode, Support
+from steersman.model.ruleset import Ruleset, diff
+from steersman.modes.base import Mode, Support, leftovers_of, release
 from steersman.modes.registry import Factory, create
 from steersman.modes.specs import SPECS, ModeOptions, ModeSpec, spec_of
 
@@ -129,18 +129,10 @@ async def remove_leftovers_once(
                 log.debug("%s mode: cannot be probed: %s", name, " ".join(support.missing))
                 removal.unprobed.append((name, mode))
             elif before := await mode.worker.do(mode.read):
-                # Let connections end: the mode keeps their objects, and takes no new ones.
-                if drain > 0 and await mode.worker.do(mode.connections) > 0:
-                    fewer = mode.without_new_connections(before)
-                    await mode.worker.do(mode.apply, diff(before, fewer))
-                    await mode.worker.do(mode.hold_ports)
-                    end = time.monotonic() + drain
-                    while await mode.worker.do(mode.connections) and time.monotonic() < end:  # noqa: ASYNC110
-                        await asyncio.sleep(min(_POLL, drain))  # the kernel reports no end
-                cut = await mode.worker.do(mode.connections)
+                cut = await _end_connections(mode, before, drain)
                 # The rules of the old mode may be the last user of NAT: keep its connections.
-                if current is not None:
-                    await current.worker.do(current.hold_nat_hooks)
+                if current is not None and current.nat_hooks is not None:
+                    await current.worker.do(current.nat_hooks.create)
                 await mode.worker.do(mode.apply, diff(await mode.worker.do(mode.read), {}))
                 if gone := len(before) - len(await mode.worker.do(mode.read)):
                     text = f"{name} mode: removed {gone} kernel objects that it left behind"
@@ -151,6 +143,21 @@ async def remove_leftovers_once(
             removal.messages.append(f"{name} mode: its leftovers stay: {error}")
             removal.failed.append((name, mode))
     return removal
+
+
+async def _end_connections(mode: Mode, have: Ruleset, drain: float) -> int:
+    """Give connections that a mode carries some seconds to end; return how many are left."""
+    if (carrier := mode.carrier) is None:
+        return 0
+    if drain > 0 and await mode.worker.do(carrier.connections) > 0:
+        # The mode keeps their objects, and takes no new ones.
+        fewer = carrier.without_new_connections(have)
+        await mode.worker.do(mode.apply, diff(have, fewer))
+        await mode.worker.do(carrier.hold_ports)
+        end = time.monotonic() + drain
+        while await mode.worker.do(carrier.connections) and time.monotonic() < end:  # noqa: ASYNC110
+            await asyncio.sleep(min(_POLL, drain))  # the kernel reports no end
+    return await mode.worker.do(carrier.connections)
 
 
 # Clean up
@@ -211,7 +218,7 @@ async def clean_up(
             if support.usable and dry_run:
                 if have := await mode.worker.do(mode.read):
                     removed[spec.name] = removed.get(spec.name, 0) + len(have)
-                    lines += (f"# {each}", *mode.describe(diff(have, {})).splitlines())
+                    lines += (f"# {each}", *mode.words.describe(diff(have, {})).splitlines())
             elif support.usable:
                 removed[spec.name] = removed.get(spec.name, 0) + await _remove_all(mode)
         except OSError as error:
@@ -219,9 +226,9 @@ async def clean_up(
         except (ApplyError, BusyError) as error:
             problems.append(f"{each}: {error}")
         finally:
-            await mode.aclose()
+            await release(mode)
     for each, families, why in unprobed:  # now that all others have removed theirs
-        if left := await asyncio.to_thread(each.mode.find_leftovers, families):
+        if left := await each.mode.worker.do(leftovers_of, each.mode, families):
             problems.append(f"{each}: {left}. {why}")
     if holder := await asyncio.to_thread(running):
         problems.append(
@@ -258,5 +265,5 @@ def leftover_modes(execute: Exec, options: ModeOptions) -> Iterator[Leftovers]:
             if options.iptables_variant not in ("", tool):
                 continue
             mode = create(spec.name, execute, variant.of(options))
-            if not variant.only_if_left or mode.find_leftovers(tuple(Family)):
+            if not variant.only_if_left or leftovers_of(mode, tuple(Family)):
                 yield Leftovers(spec, variant.name, mode)

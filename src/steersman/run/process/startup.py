@@ -17,6 +17,7 @@ import msgspec
 from steersman.compile.node import node_settings
 from steersman.config import ProxyConfig, to_mode_options, to_node_config
 from steersman.config.settings import in_seconds
+from steersman.host import sysctl
 from steersman.host.exec import SubprocessExec
 from steersman.host.facts import hostname, read_facts
 from steersman.host.sysctl import (
@@ -27,10 +28,11 @@ from steersman.host.sysctl import (
     iptables_settings,
 )
 from steersman.model import codes
+from steersman.model.errors import BusyError
 from steersman.model.findings import Finding, Severity
 from steersman.model.inputs import HostFacts, NodeConfig, Snapshot
 from steersman.model.plan import Traits
-from steersman.modes.base import Mode
+from steersman.modes.base import Mode, release
 from steersman.modes.registry import Factory, create
 from steersman.modes.specs import SPECS
 from steersman.run.observe.events import EventPoster, Recorder
@@ -160,9 +162,14 @@ async def initialize(config: ProxyConfig) -> None:
         BusyError: a sysctl cannot be set.
     """
     mode = new_mode(config)
-    if mode.needs_sysctls:
+    if mode.requirements().settings:
         mode = (await choose_mode(config)).mode
-        await mode.worker.do(mode.prepare)
+        try:
+            for warning in await mode.worker.do(sysctl.apply, mode.requirements().settings):
+                log.warning("%s", warning)
+        except sysctl.SysctlError as error:
+            raise BusyError(f"{error.strerror}; {mode.name} needs it") from error
+        await release(mode)
     set_conntrack(config, mode.traits)
     allow_localhost_node_ports(node_config(config), mode, await read_facts())
 

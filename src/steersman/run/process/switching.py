@@ -29,13 +29,14 @@ import time
 from collections.abc import Awaitable, Callable
 from contextlib import suppress
 from dataclasses import dataclass
+from functools import partial
 from typing import TYPE_CHECKING, NamedTuple, TypeVar
 
 from steersman.config import ConfigError
 from steersman.model import codes
 from steersman.model.errors import ApplyError, BusyError
 from steersman.model.findings import Severity
-from steersman.model.ruleset import diff
+from steersman.model.ruleset import Ruleset, diff
 from steersman.model.switch import (
     Outcome,
     StepState,
@@ -44,7 +45,7 @@ from steersman.model.switch import (
     SwitchStep,
     Tell,
 )
-from steersman.modes.base import Mode
+from steersman.modes.base import Mode, release
 from steersman.modes.specs import SPECS
 from steersman.run.process.canary import Canary, Dial, dial, targets_of
 from steersman.run.process.mode_transition import remove_leftovers
@@ -163,7 +164,7 @@ class Switcher:
         self._retiring[old.name] = Retiring(old, drain, asyncio.create_task(retire()))
 
     async def _close(self, mode: Mode, drain: float) -> None:
-        if cut := await mode.aclose(drain):
+        if cut := await release(mode, drain):
             log.warning("%d connections through %s mode were cut", cut, mode.name)
 
     async def aclose(self, drain: float) -> int:
@@ -176,7 +177,7 @@ class Switcher:
         for task in left:
             task.cancel()
         await asyncio.gather(*left, return_exceptions=True)
-        return sum(await asyncio.gather(*(mode.aclose(drain) for mode in left.values())))
+        return sum(await asyncio.gather(*(release(mode, drain) for mode in left.values())))
 
 
 @dataclass
@@ -257,7 +258,7 @@ class _Switch:
         if new is not None and self.left_before:
             self.retire(new.mode, self._old.mode, self.request.drain_seconds)
         elif new is not None:
-            await new.mode.aclose()
+            await release(new.mode)
 
     # Check: nothing is written
 
@@ -319,13 +320,14 @@ class _Switch:
         """Serve in the new mode, and leave the old one; raise if it does not work."""
         old = self._old.mode
 
-        async def free_ports() -> None:  # that the old mode keeps to itself
+        async def free_ports(change_of: Callable[[Ruleset], Ruleset]) -> None:
             async with self.daemon.turn:
                 have = await old.worker.do(old.read)
-                if change := diff(have, old.with_free_node_ports(have)):
+                if change := diff(have, change_of(have)):
                     await old.worker.do(old.apply, change)
 
-        await self._tried(free_ports)
+        if old.free_node_ports is not None:
+            await self._tried(partial(free_ports, old.free_node_ports))
         report = await self._serve(new)
         result = report.result
         assert result is not None
@@ -392,17 +394,21 @@ class _Switch:
         """Let a mode take no new connections, beside another one that serves."""
 
         async def leave() -> int:
-            have = await old.worker.do(old.read)
-            carried = await old.worker.do(old.connections)
-            await new.worker.do(new.hold_nat_hooks)
-            keep = old.without_new_connections(have) if carried else {}
+            have, carried = await old.worker.do(old.read), 0
+            keep: Ruleset = {}
+            if new.nat_hooks is not None:
+                await new.worker.do(new.nat_hooks.create)
+            if old.carrier is not None and (
+                carried := await old.worker.do(old.carrier.connections)
+            ):
+                keep = old.carrier.without_new_connections(have)
             await old.worker.do(old.apply, diff(have, keep))
-            if carried:
-                await old.worker.do(old.hold_ports)
+            if old.carrier is not None and carried:
+                await old.worker.do(old.carrier.hold_ports)
             return carried
 
         carried = await self._tried(leave)
-        if not carried and (proxy := (await old.worker.do(old.node_totals)).proxy) is not None:
+        if not carried and (proxy := (await old.worker.do(old.totals)).proxy) is not None:
             carried = proxy.open_connections
         text = f"{old.name} mode takes no new connections"
         if carried:

@@ -24,7 +24,6 @@ from steersman.run.observe.prometheus import Metric
 from steersman.run.observe.scraped import (
     conntrack_usage,
     feature_gates,
-    nfacct_packets,
     process_state,
     source_state,
 )
@@ -103,7 +102,6 @@ class Servers:
         if stats is not None:
             self.metrics.on_scrape(source_state(stats, time.monotonic))
         self.metrics.on_scrape(lambda: feature_gates(self.config.feature_gates))
-        self.metrics.on_scrape(nfacct_packets(lambda: self._sync.mode.packets()))  # noqa: PLW0108
         self._has_socket = isinstance(machine.instance, Instance)
         """Whether this process is the instance of its node, which has the local socket."""
         self.pages: dict[tuple[str, str], Page] = {}

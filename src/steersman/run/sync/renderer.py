@@ -38,7 +38,7 @@ class Renderer:
     async def render(self, owners: Collection[Owner], settings: NodeSettings) -> None:
         """Render the parts of some owners, a few milliseconds at a time."""
         # Such a mode fills an empty kernel in parts: the objects are never all unpacked.
-        packed = self._mode.writes_in_parts and len(owners) >= _PACKED_FROM
+        packed = self._mode.fill is not None and len(owners) >= _PACKED_FROM
         cost = 0
         for owner in owners:
             if cost >= _SLICE:

@@ -310,7 +310,7 @@ class Sync:
             with self._timed("diff"):
                 size = len(kernel) + ledger.objects + len(ledger.unwritten)
                 change, parts = Diff(), None
-                if not kernel and self.mode.writes_in_parts:
+                if not kernel and self.mode.fill is not None:
                     parts = await in_thread(
                         self.mode.worker, lambda: ledger.parts(_PARTS_FROM), size
                     )
@@ -318,7 +318,9 @@ class Sync:
                     change = await in_thread(
                         self.mode.worker, lambda: diff(kernel, ledger.effective()), size
                     )
-            writers = await self.mode.worker.do(self.mode.take_writers)
+            writers: tuple[Writer, ...] = ()
+            if self.mode.writers is not None:
+                writers = await self.mode.worker.do(self.mode.writers.take)
             # A fingerprint stays valid if nothing is written, or if own writes do not change it.
             if isinstance(token, ByOthers) or not (parts or change):
                 self._token = token
@@ -333,7 +335,7 @@ class Sync:
                     have = await in_thread(
                         self.mode.worker, lambda: dict(ledger.in_force()), ledger.objects
                     )
-                    repair = by_others(change, have, self.mode.changed_by_others)
+                    repair = by_others(change, have, self.mode.words.changed_by_others)
                     self.drift = self.drift_of(repair, writers[-_WRITERS:], _EXAMPLES) or self.drift
             if accepts:
                 accepted = ledger.owners - ledger.rejected.keys()
@@ -356,7 +358,7 @@ class Sync:
         if not repair:
             return None
         some = Diff(*({k: part[k] for k in islice(part, most)} for part in repair.parts))
-        lines = self.mode.describe(some).splitlines()[:most]
+        lines = self.mode.words.describe(some).splitlines()[:most]
         return Drift(
             self._wall(),
             missing=len(repair.added),
@@ -375,11 +377,12 @@ class Sync:
         """
         try:
             with self._kernel.writing():
-                if isinstance(parts, tuple):
-                    await self._apply(*parts)
+                if isinstance(parts, tuple) or self.mode.fill is None:
+                    for part in parts:
+                        await self._apply(part)
                 else:
                     with self._timed("apply"):
-                        await self.mode.worker.do(self.mode.apply_parts, parts)
+                        await self.mode.worker.do(self.mode.fill, parts)
         except ApplyError:
             self._refused_batches = self._refused_batches.plus(partial)
             return False

@@ -34,10 +34,10 @@ def test_only_what_is_about_an_object_is_its_fault(code: int, kind: type[Excepti
 
 def test_another_mode_may_bind_node_ports_while_this_one_still_serves() -> None:
     have = {**render_node(NodeSettings(), Programs(bytes(16))), b"F": b"a frontend"}
-    free = EbpfMode(SubprocessExec()).with_free_node_ports(have)
+    free = EbpfMode(SubprocessExec()).free_node_ports(have)
     assert free == {
         **render_node(NodeSettings(), Programs(bytes(16), guard_node_ports=False)),
         b"F": b"a frontend",
     }
     assert free != have
-    assert EbpfMode(SubprocessExec()).with_free_node_ports({}) == {}
+    assert EbpfMode(SubprocessExec()).free_node_ports({}) == {}

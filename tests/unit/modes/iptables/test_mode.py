@@ -14,6 +14,7 @@ from steersman.host.exec import Result
 from steersman.model.errors import BusyError
 from steersman.model.names import Family
 from steersman.model.ruleset import Diff
+from steersman.modes.base import release
 from steersman.modes.iptables import mode as mode_module
 from steersman.modes.iptables.mode import IptablesMode, IptablesOptions
 from steersman.modes.iptables.names import INVALID_DROPPED, LOCALHOST_ACCEPTED
@@ -109,13 +110,13 @@ def test_packets_are_counted_if_kernel_and_iptables_can(
     mode.probe()
     assert mode.features.nfacct is counts
     found = {INVALID_DROPPED: 0, LOCALHOST_ACCEPTED: 7}
-    assert mode.packets() == (found if counts else {})
+    assert mode.totals().packets == (found if counts else {})
 
 
 def test_programs_that_run_elsewhere_do_not_count() -> None:
     mode = IptablesMode(Scripted(*BOTH, WORKS))
     mode.probe()
-    assert (mode.features.nfacct, mode.packets()) == (False, {})
+    assert (mode.features.nfacct, mode.totals().packets) == (False, {})
 
 
 def test_counters_are_there_before_the_rules_and_go_after_them() -> None:
@@ -233,4 +234,4 @@ async def test_a_cancelled_caller_waits_until_all_is_written() -> None:
     await asyncio.wait((writing,))
     assert writing.cancelled()
     assert sum("-restore -w" in line for line in execute.ran) == 2
-    await mode.aclose()
+    await release(mode)

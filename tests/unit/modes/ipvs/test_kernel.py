@@ -124,7 +124,7 @@ def test_what_carries_connections_is_kept_without_taking_new_ones() -> None:
         MemberKey("KUBE-IPVS-PORTS", "10.96.0.1,6:80"): "",
         (4, "nat", "KUBE-IPVS-SERVICES", ""): "-A KUBE-IPVS-SERVICES -j RETURN",
     }
-    kept = IpvsMode(FakeIpset()).without_new_connections(have)
+    kept = IpvsMode(FakeIpset()).carrier.without_new_connections(have)
     assert kept == {
         TCP: Server("wrr"),
         DeviceKey(DEVICE): "dummy",
@@ -151,7 +151,7 @@ def test_established_connections_are_counted() -> None:
     node.kernel.servers = servers(FakeNetlink(), TABLE)
     mode = IpvsMode(FakeIpset())
     mode._kernel = node.kernel
-    assert mode.connections() == 5
+    assert mode.carrier.connections() == 5
 
 
 def test_a_family_that_iptables_lacks_is_not_rendered() -> None:

@@ -89,9 +89,9 @@ def test_orphans_go_and_sets_without_lines_are_no_script() -> None:
     have = {**BASE, orphan: ""}
     assert texts(have, diff(have, BASE)).addresses == ["address delete 10.96.0.7/32 dev kube-ipvs0"]
     mode = IpvsMode(Scripted())
-    tools = [each.tool for each in mode.scripts(have, diff(have, BASE))]
+    tools = [each.tool for each in mode.words.scripts(have, diff(have, BASE))]
     assert tools == ["ip", "ipset"]
     rules = Diff(added={(4, "nat", "KUBE-IPVS-SERVICES", ""): "-A KUBE-IPVS-SERVICES -j RETURN"})
-    (script,) = mode.scripts({}, rules)
+    (script,) = mode.words.scripts({}, rules)
     assert script.argv == ("iptables-restore", "--noflush")
     assert "-A KUBE-IPVS-SERVICES -j RETURN" in script.text

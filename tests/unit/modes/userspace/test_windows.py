@@ -27,6 +27,7 @@ from steersman.model.plan import (
     Verdict,
 )
 from steersman.model.ruleset import diff
+from steersman.modes.base import release
 from steersman.modes.specs import ModeOptions
 from steersman.modes.userspace.core import UserspaceMode
 from steersman.modes.userspace.direct_portals import DirectPortals
@@ -142,7 +143,7 @@ async def test_a_service_address_is_added_served_and_removed(netsh: Netsh) -> No
         "mask=255.255.255.255",
     ]
     assert added in netsh.calls
-    await mode.aclose()
+    await release(mode)
 
 
 async def test_clients_are_served_while_netsh_runs(netsh: Netsh) -> None:
@@ -163,7 +164,7 @@ async def test_clients_are_served_while_netsh_runs(netsh: Netsh) -> None:
         with pytest.raises(asyncio.CancelledError):
             await applying
         assert await mode.worker.do(mode.read) == {**want, **more}
-    await mode.aclose()
+    await release(mode)
 
 
 async def test_an_address_that_others_removed_is_added_again(netsh: Netsh) -> None:
@@ -175,7 +176,7 @@ async def test_an_address_that_others_removed_is_added_again(netsh: Netsh) -> No
     assert [key.address for key in change.changed] == [VIP]
     await mode.worker.do(mode.apply, change)
     assert VIP in netsh.addresses
-    await mode.aclose()
+    await release(mode)
     assert VIP not in netsh.addresses
 
 
@@ -189,7 +190,7 @@ async def test_a_rejected_address_has_no_socket(netsh: Netsh) -> None:
         await ask(PORT, b"!", VIP)
     await mode.worker.do(mode.apply, diff(want, {}))
     assert VIP not in netsh.addresses
-    await mode.aclose()
+    await release(mode)
 
 
 async def test_connections_are_reset_with_the_last_endpoint_if_the_plan_says_so(
@@ -216,7 +217,7 @@ async def test_connections_are_reset_with_the_last_endpoint_if_the_plan_says_so(
                     with pytest.raises(ConnectionResetError):
                         await reader.readexactly(1)
                 writer.close()
-    await mode.aclose()
+    await release(mode)
 
 
 async def test_dials_are_seen_to_fail(netsh: Netsh) -> None:
@@ -231,7 +232,7 @@ async def test_dials_are_seen_to_fail(netsh: Netsh) -> None:
         assert first.backend == Backend(gone.ip, gone.port, Protocol.TCP)
         assert first.observation is Observation.REFUSED
         await failures.aclose()
-    await mode.aclose()
+    await release(mode)
 
 
 async def test_an_address_of_two_ports_stays_for_the_second(netsh: Netsh) -> None:
@@ -241,7 +242,7 @@ async def test_an_address_of_two_ports_stays_for_the_second(netsh: Netsh) -> Non
     await mode.worker.do(mode.apply, diff({}, {**one, **two}))
     await mode.worker.do(mode.apply, diff(one, {}))
     assert VIP in netsh.addresses
-    await mode.aclose()
+    await release(mode)
     assert VIP not in netsh.addresses
 
 
@@ -262,8 +263,8 @@ async def test_addresses_that_a_killed_process_left_are_removed(netsh: Netsh) ->
     await mode.worker.do(mode.apply, diff(have, new))
     assert set(netsh.addresses) == {"172.20.0.1", "10.96.0.99", "127.0.10.11"}
     assert netsh.record.read_text() == f"127.0.10.11 {SERVICE_INTERFACE}\n"
-    await mode.aclose()
-    await killed.aclose()
+    await release(mode)
+    await release(killed)
     assert netsh.record.read_text() == ""
 
 
