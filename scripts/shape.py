@@ -26,7 +26,10 @@ MODES = ("iptables", "nftables", "ipvs", "ebpf", "userspace", "winuserspace")
 FORBIDDEN = re.compile(
     r"\b(what is|whom|anew|likewise|be told|is told|are told|mended|in vain)\b", re.IGNORECASE
 )
+BANNER = re.compile(r"^ *# ?([-=~#*])\1.*$", re.MULTILINE)
+"""A comment that divides a module: then it is two."""
 LIMITS = {
+    "banners": 0,
     "cycles of imports": 0,
     "imports between modes": 0,
     "lines outside modes/ that name a mode": 0,
@@ -197,6 +200,7 @@ def figures(modules: list[Module]) -> dict[str, float]:
         "imports between modes": between_modes(modules),
         "lines outside modes/ that name a mode": mode_names(modules),
         "forbidden words": sum(len(FORBIDDEN.findall(module.text)) for module in modules),
+        "banners": sum(len(BANNER.findall(module.text)) for module in modules),
         "references to SPEC or STYLE": sum(
             len(re.findall(r"\b(?:SPEC|STYLE) \d", module.text)) for module in modules
         ),

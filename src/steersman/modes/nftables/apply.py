@@ -17,14 +17,13 @@ from __future__ import annotations
 
 import errno
 import os
-import weakref
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 from steersman.host.exec import Result
 from steersman.host.netlink import Netlink
-from steersman.model.errors import TRANSIENT_ERRNOS, ApplyError, BusyError
+from steersman.model.errors import ApplyError, BusyError
 from steersman.model.names import Family
 from steersman.model.ruleset import Diff
 from steersman.modes.nftables import wire
@@ -49,74 +48,13 @@ from steersman.modes.nftables.read import (
     text_hash,
 )
 from steersman.modes.nftables.rules import LAZY, needed_lazy
+from steersman.modes.nftables.sender import IN_USE_KINDS, InUseError, Sender
 from steersman.modes.nftables.skeleton import HEADER, foundation
-from steersman.modes.nftables.text import describe, interim_firewall, loadable, ruleset_text
+from steersman.modes.nftables.text import interim_firewall, loadable, ruleset_text
 from steersman.modes.nftables.transaction import Operation, transaction
 from steersman.modes.nftables.wire import OURS
 from steersman.netfilter.nft import wire as nft
-from steersman.netfilter.nft.generations import ForeignChanges, generation
-
-# -- Transactions ----------------------------------------------------------------------------------
-#
-# Transactions over netlink: send them, tell ours from foreign ones, explain rejections.
-
-IN_USE_KINDS = (Kind.CHAIN, Kind.AFFINITY, Kind.MEMBERS)
-"""Kinds of objects that can still be in use when they are deleted."""
-
-
-class InUseError(BusyError):
-    """A chain or set that was to be deleted is still in use."""
-
-
-class Sender:
-    """Sends transactions, and counts those of other programs. Blocks; one call at a time."""
-
-    def __init__(self, netlink: Netlink) -> None:
-        self.netlink = netlink
-        # Not in aclose: a thread may still send a transaction when its task has been cancelled.
-        weakref.finalize(self, netlink.close)
-        self.foreign = ForeignChanges(lambda: generation(netlink))
-        """Counts transactions of other programs; told of each of ours."""
-        probe = nft.about(
-            nft.Table(nft.NFPROTO[Family.IPV4], "steersman-no-such-table"), nft.DESTROYTABLE
-        )
-        self.destroys = not netlink.batch(nft.batch([probe]))
-        """True if the kernel can destroy elements: delete those that may not exist."""
-
-    def send(self, operations: Sequence[Operation]) -> None:
-        """Send one transaction.
-
-        Raises:
-            ApplyError: the kernel rejects it.
-            InUseError: a chain or set that it deletes is still in use.
-            BusyError: the kernel had no time or memory.
-        """
-        try:
-            errors = self.netlink.batch(nft.batch([operation.request for operation in operations]))
-        except OSError as failure:
-            if failure.errno != errno.EMSGSIZE:  # in a user namespace wmem_max is the limit
-                raise
-            message = "nftables: the transaction is too large to be sent at once"
-            raise ApplyError(message) from failure
-        if not errors:
-            self.foreign.check(ours=1)
-            return
-        index, error = min(errors.items())
-        keys: tuple[bytes, ...] = ()
-        if 0 < index <= len(operations):  # message 0 begins the batch, the last one ends it
-            rejected = operations[index - 1]
-            at = wire.element_at(rejected.request, error.offset) if error.offset else -1
-            keys = rejected.keys[at : at + 1] if at >= 0 else rejected.keys
-        if error.errno == errno.EBUSY and keys and kind_of(keys[0]) in IN_USE_KINDS:
-            raise InUseError(str(error))
-        if error.errno in TRANSIENT_ERRNOS:
-            raise BusyError(f"nftables: {error}")
-        what = describe(keys) if keys else "its fixed rules"
-        reason = str(error).partition(": ")[2] or str(error)
-        raise ApplyError(f"nf_tables rejects {what}: {reason}")
-
-
-# -- Our tables ------------------------------------------------------------------------------------
+from steersman.netfilter.nft.generations import generation
 
 UNKNOWN = "# not as steersman made it"
 """Value of a text in the kernel that differs from ours."""
@@ -174,7 +112,7 @@ class KernelTables:
         self._active: set[tuple[Family, str]] = set()
         """Lazy chains that are active."""
 
-    # -- reading --
+    # Reading
 
     def read(self) -> dict[bytes, Any]:
         """Read everything. Texts are given by their hashes (resolve_texts).
@@ -209,7 +147,7 @@ class KernelTables:
         self.changes = (generation(self.netlink) - before) & 0xFFFFFFFF
         return objects
 
-    # -- texts --
+    # Texts
 
     def load_texts(self, change: Diff) -> Diff:
         """Load the texts of a Diff; return the rest of the Diff.
@@ -299,7 +237,7 @@ class KernelTables:
         self._active = {each for each in self._active if each[0] not in families}
         self._leftover = {k: v for k, v in self._leftover.items() if family_of(k) not in families}
 
-    # -- all the rest --
+    # All the rest
 
     def write(self, change: Diff) -> None:
         """Carry out a Diff without texts, in one transaction (two if endpoints with affinity go).
