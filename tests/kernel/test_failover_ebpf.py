@@ -141,15 +141,15 @@ async def watched(node: Node, clients: Callable[[], object]) -> list[Failure]:
     following = asyncio.create_task(follow())
     try:
         await asyncio.to_thread(clients)
-        following.cancel()
-        with contextlib.suppress(asyncio.CancelledError):
-            await following
-        while True:  # what came before now
-            found.extend(await asyncio.wait_for(failures.receive(), 0.2))
-    except TimeoutError:
+        number = -1
+        while number < len(found):  # what came before now
+            number = len(found)
+            await asyncio.sleep(0.5)
         return found
     finally:
         following.cancel()
+        with contextlib.suppress(asyncio.CancelledError):
+            await following
         await failures.aclose()
 
 
