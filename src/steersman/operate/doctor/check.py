@@ -493,8 +493,9 @@ def likely_cause(results: Sequence[Finished]) -> Finished | None:
     if not bad:
         return None
     # A failed connection alone explains nothing: a suspect does, if there is one.
-    if bad[0].verdict is Verdict.ERROR and bad[0].cause >= Cause.ENDPOINT:
-        return next((each for each in results if each.suspect), bad[0])
+    if bad[0].cause >= Cause.ENDPOINT:
+        suspects = [each for each in results if each.suspect]
+        return min(suspects, key=lambda each: each.cause >= Cause.ENDPOINT, default=bad[0])
     return bad[0]
 
 

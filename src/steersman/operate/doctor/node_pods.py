@@ -16,12 +16,13 @@ from ipaddress import ip_address
 from typing import Final, NamedTuple
 
 from steersman.host.link_state import Filter, LinkState, Neighbour, link_state
-from steersman.host.listening import ListeningSocket, listening_sockets
+from steersman.host.listening import SELF, ListeningSocket, listening_sockets
 from steersman.host.netlink import NETLINK_ROUTE, Netlink
 from steersman.host.netns import call_inside, linked_namespaces
 from steersman.host.rtnetlink import LIST_ADDRESSES, RT_SCOPE_UNIVERSE, parse_address
 from steersman.model.addresses import family_of, is_loopback, join_host_port
 from steersman.model.names import Family, Protocol
+from steersman.netfilter.nft.tables import list_tables
 from steersman.operate.doctor.check import (
     Cause,
     Check,
@@ -64,6 +65,8 @@ class PodView(NamedTuple):
     listening: frozenset[ListeningSocket]
     ways: Mapping[str, Way]
     """By destination."""
+    tables: tuple[str, ...] = ()
+    """Tables of netfilter in the namespace."""
 
     def __str__(self) -> str:
         """Name it for people."""
@@ -121,7 +124,12 @@ def _view(device: str, destinations: Collection[str]) -> PodView:
     found = {
         each: KernelNetwork.look_up(each) for each in destinations if family_of(each) in families
     }
-    return PodView(device, addresses, link_state(), frozenset(listening_sockets()), found)
+    listening, tables = frozenset(listening_sockets()), [f"table {a} {b}" for a, b in list_tables()]
+    for family, name in (("ip", "iptables-legacy"), ("ip6", "ip6tables-legacy")):
+        with suppress(OSError):
+            names = (SELF / f"net/{family}_tables_names").read_text().split()
+            tables += [f"table {each} of {name}" for each in names]
+    return PodView(device, addresses, link_state(), listening, found, tuple(tables))
 
 
 def _asked(context: Context) -> Asked:
@@ -152,6 +160,7 @@ async def pod_networks(context: Context) -> Iterable[CheckResult]:
         *_of_neighbours(asked, found),
         *_of_routes(asked, found, to_endpoint),
         *_of_sockets(asked, found),
+        *_of_rules(found),
     ]
     if found.unseen:
         results.append(unknown(f"{found.unseen} pods of this node cannot be seen: {ELSEWHERE}"))
@@ -331,6 +340,21 @@ def _of_sockets(asked: Asked, found: Views) -> Iterator[CheckResult]:
                 remedy,
                 Cause.ENDPOINT - 1,
             )
+
+
+def _of_rules(found: Views) -> Iterator[CheckResult]:
+    """Note pods with rules of their own, as a service mesh makes them; those of equal ones once."""
+    pods: dict[tuple[str, ...], list[str]] = {}
+    for pod in found.pods:
+        if pod.tables:
+            pods.setdefault(pod.tables, []).append(str(pod))
+    for tables, names in pods.items():
+        yield notice(
+            f"{_listed(names)}: rules in the pod may drop or redirect packets: {', '.join(tables)}",
+            "shown by: nft list ruleset, in the pod",
+            remedy="see who made them: a service mesh, or a program of the pod",
+            cause=Cause.PATH - 1,
+        )
 
 
 async def devices(context: Context) -> Iterable[CheckResult]:

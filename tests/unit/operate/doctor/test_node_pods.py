@@ -30,12 +30,14 @@ def pod(
     listens: str = "0.0.0.0:8080",
     more: str = "",
     neighbours: tuple[Neighbour, ...] = (),
+    tables: tuple[str, ...] = (),
 ) -> PodView:
     at, _, port = listens.rpartition(":")
     listening = {ListeningSocket(Protocol.TCP, at, int(port))} if port else set()
     state = LinkState({"eth0": Port("eth0", mac, up, False, "")}, neighbours, ())
     ways = {VIP: way or Way("eth0", "169.254.1.1")}
-    return PodView(device, frozenset({address, more} - {""}), state, frozenset(listening), ways)
+    addresses = frozenset({address, more} - {""})
+    return PodView(device, addresses, state, frozenset(listening), ways, tables)
 
 
 def node(
@@ -99,6 +101,7 @@ GATEWAY = Neighbour("eth0", "169.254.1.1", "", "FAILED")
         ((pod(listens="127.0.0.1:8080"),), {}, "it listens only on 127.0.0.1"),
         ((pod(listens="0.0.0.0:9090"),), {}, "it listens on 9090"),
         ((pod(listens=""),), {}, "it listens on no port"),
+        ((pod(tables=("table ip mesh",)),), {}, "may drop or redirect packets: table ip mesh"),
     ],
 )
 def test_what_cuts_a_pod_off(
