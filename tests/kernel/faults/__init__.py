@@ -4,4 +4,5 @@ cluster.py   the node, its pods, steersman on it, and connections that tell whet
 plants.py    ways to plant something: commands, rules of nft, objects, programs of BPF
 table.py     the faults: the plant, which connection breaks, and the words that doctor has to say
 judge.py     what has to be true of each
+odd.py       what looks wrong and breaks nothing
 """

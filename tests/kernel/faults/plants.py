@@ -109,29 +109,39 @@ def stopped(cluster: Cluster) -> Iterator[None]:
         cluster.process.send_signal(signal.SIGCONT)
 
 
-_DROP = """
+_PROGRAMS = """
 #define SEC(name) __attribute__((section(name), used))
-SEC("tc") int drop_tc(void *packet) { return 2; }
-SEC("xdp") int drop_xdp(void *packet) { return 1; }
+SEC("tc_drop") int drop_tc(void *packet) { return 2; }
+SEC("xdp_drop") int drop_xdp(void *packet) { return 1; }
+SEC("tc_pass") int pass_tc(void *packet) { return -1; }
+SEC("xdp_pass") int pass_xdp(void *packet) { return 2; }
 """
 
 
-def bpf(device: str, hook: str, where: str = NODE) -> Plant:
-    """Attach a program that drops all packets to `ingress`, `egress` or `xdp` of a device."""
+def bpf(device: str, hook: str, where: str = NODE, *, passes: bool = False) -> Plant:
+    """Attach a program that drops all packets to a device.
+
+    Args:
+        device: its name.
+        hook: `ingress`, `egress` or `xdp`.
+        where: an address of the namespace.
+        passes: the program lets all packets pass.
+    """
 
     @contextlib.contextmanager
     def plant(cluster: Cluster) -> Iterator[None]:
-        file = cluster.folder / "drop.o"
+        file = cluster.folder / "programs.o"
         if not file.exists():
             argv = ["clang", "-O2", "-target", "bpf", "-x", "c", "-c", "-", "-o", str(file)]
-            subprocess.run(argv, input=_DROP, text=True, check=True)
+            subprocess.run(argv, input=_PROGRAMS, text=True, check=True)
+        what = "pass" if passes else "drop"
         if hook == "xdp":
-            add = f"ip link set {device} xdpgeneric obj {file} sec xdp"
+            add = f"ip link set {device} xdpgeneric obj {file} sec xdp_{what}"
             remove = f"ip link set {device} xdpgeneric off"
         else:
             add = (
                 f"tc qdisc add dev {device} clsact 2>/dev/null || true\n"
-                f"tc filter add dev {device} {hook} pref 7 bpf da obj {file} sec tc"
+                f"tc filter add dev {device} {hook} pref 7 bpf da obj {file} sec tc_{what}"
             )
             remove = f"tc filter del dev {device} {hook} pref 7"
         with cluster.run(where, add, remove):
