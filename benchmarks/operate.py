@@ -17,6 +17,7 @@ import time
 from collections.abc import Iterator
 from contextlib import ExitStack
 from pathlib import Path
+from typing import NamedTuple
 
 from benchmarks import world
 from benchmarks.churn import holds
@@ -36,11 +37,18 @@ _METRICS = "http://127.0.0.1:10249/metrics"
 _ELSEWHERE = WatchedFlow(Protocol.TCP, "10.255.255.254", 80, "10.255.255.253", 4321)
 """A flow that never comes: the measured one is among many others."""
 _ROUNDS = 7
-_ANSWERED = (0, 1)  # exit codes; 1 means that something is wrong
+_ANSWERED = (0, 1, 3)  # exit codes; 1: something is wrong, 3: a check had no result
 _RATE = 25
 """Changes a second of a busy node; each is a sync."""
 _SYNCS = re.compile(r"^kubeproxy_sync_proxy_rules_duration_seconds_(sum|count)\S* (\S+)", re.M)
 _PAGES = ("world", "stats", "status", "names?kind=service")
+_QUESTIONS = (
+    *("version", "status", "problems", "explain --problems", "explain bench/service-0"),
+    *("explain --from pod --to bench/service-0", "services", "services -o wide"),
+    *("services -o json", "endpoints", "endpoints -o json", "nodeports", "drift", "plan"),
+    *("dump bench/service-0", "doctor", "doctor bench/service-0"),
+    *("top --once", "nodes"),
+)
 
 
 class _Way:
@@ -95,8 +103,19 @@ def of_tracing(mode: str, rounds: int) -> Iterator[Figure]:
         )
 
 
-def of_command(*argv: str) -> float:
-    """Milliseconds of CPU that a command takes, its children included."""
+class Spent(NamedTuple):
+    """What a command took, its children included."""
+
+    seconds: float
+    cpu: float
+    """Milliseconds."""
+    memory: float
+    """MB at the most, of one process."""
+
+
+def of_command(*argv: str) -> Spent:
+    """Run a command."""
+    begun = time.monotonic()
     process = subprocess.Popen(
         [sys.executable, "-m", "steersman", *argv],
         stdout=subprocess.DEVNULL,
@@ -107,23 +126,19 @@ def of_command(*argv: str) -> float:
     process.returncode = os.waitstatus_to_exitcode(status)
     if process.returncode not in _ANSWERED:
         raise RuntimeError(f"steersman {' '.join(argv)} ended with {process.returncode}")
-    return (used.ru_utime + used.ru_stime) * 1e3
+    took = time.monotonic() - begun
+    return Spent(took, (used.ru_utime + used.ru_stime) * 1e3, used.ru_maxrss * 1024 / 1e6)
 
 
 def of_questions(mode: str, services: int) -> Iterator[Figure]:
     """Measure commands beside the running process, and what they cost that process."""
-    commands = (
-        ("version",),
-        ("status",),
-        ("services",),
-        ("endpoints", "bench/service-0"),
-        ("explain", "bench/service-0"),
-        ("doctor", "bench/service-0"),
-    )
     with running(mode, services) as pid:
-        for argv in commands:
-            spent = statistics.median(of_command(*argv) for _ in range(_ROUNDS))
-            yield figure(f"steersman {argv[0]}: CPU", mode, services, (spent, "ms"))
+        for line in _QUESTIONS:
+            rounds = [of_command(*line.split()) for _ in range(_ROUNDS)]
+            seconds, used, memory = map(statistics.median, zip(*rounds, strict=True))
+            yield figure(f"steersman {line}", mode, services, (seconds, "s"))
+            yield figure("  CPU", mode, services, (used, "ms"))
+            yield figure("  memory", mode, services, (memory, "MB"))
         client = ControlClient()
         before = get(_METRICS)
         for page in _PAGES:
@@ -196,7 +211,7 @@ def of_busy_node(services: int) -> Iterator[Figure]:
                 before = syncs()
                 for _ in range(_ROUNDS):
                     begun = time.monotonic()
-                    spent.append(of_command(*argv))
+                    spent.append(of_command(*argv).cpu)
                     took.append(time.monotonic() - begun)
                 after = syncs()
                 what = f"steersman {argv[0]}{' SERVICE' * (len(argv) > 1)}, {name} node"
