@@ -8,7 +8,7 @@ import time
 import msgspec
 
 from steersman.config import ProxyConfig
-from steersman.model.kube import Node, Pod
+from steersman.model.kube import Node
 from steersman.model.plan import SourceClass
 from steersman.model.world import World
 from steersman.operate.answer import Answer, QuestionError
@@ -21,7 +21,7 @@ from steersman.operate.explain_service import (
     explain_pod,
     explain_service,
 )
-from steersman.operate.names import Names, UnknownNameError
+from steersman.operate.names import KnownPod, Names, UnknownNameError, known_pod
 from steersman.operate.problems import Filter
 from steersman.run.process.startup import cluster_access
 from steersman.source.fetch import fetch_pod
@@ -82,7 +82,7 @@ async def explain(
         answer, unknown = None, error
     problem = ""
     if config is not None and (unknown or names.missed):
-        nodes, pods = world.nodes, list[Pod]()
+        nodes, pods = world.nodes, list[KnownPod]()
         try:
             if world.origin.kind == "process":
                 body = await asyncio.to_thread((client or Client()).get, "/nodes")
@@ -90,7 +90,7 @@ async def explain(
                     nodes = msgspec.json.decode(body, type=tuple[Node, ...])
             if unknown and unknown.pod and world.origin.kind != "manifests":
                 found = await fetch_pod(cluster_access(config), *unknown.pod)
-                pods = [found] if found else []
+                pods = [known_pod(found)] if found else []
         except (ApiError, QuestionError, KubeconfigError) as error:
             problem = str(error)
         if pods or len(nodes) > len(world.nodes):

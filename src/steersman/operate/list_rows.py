@@ -80,7 +80,7 @@ class Lists:
             for name in sorted(known.keys() - planned):
                 if wanted.namespace in ("", name.namespace) and wanted.name in ("", name.name):
                     why = self.why_unserved(name, known[name])
-                    unserved.append(Unserved(str(name), _type(known[name]), why))
+                    unserved.append(Unserved(str(name), known[name].spec.type or "ClusterIP", why))
         ports = tuple(self.ports(wanted))
         return ServiceList(
             ports=ports,
@@ -184,7 +184,3 @@ def _split(endpoint: ServedEndpoint) -> tuple[str, int]:
 def _is_pod(wanted: str, endpoint: ServedEndpoint) -> bool:
     """Whether an endpoint is the pod of a name, with or without its namespace, or of an address."""
     return wanted in (endpoint.pod, endpoint.pod.rpartition("/")[2], _split(endpoint)[0])
-
-
-def _type(service: Service) -> str:
-    return service.spec.type or "ClusterIP"

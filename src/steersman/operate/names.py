@@ -67,6 +67,15 @@ class KnownPod(msgspec.Struct, frozen=True):
     """The Services that have an EndpointSlice with it."""
 
 
+def known_pod(pod: Pod) -> KnownPod:
+    """Return what the object of a pod tells."""
+    status = pod.status
+    texts = [ip.ip for ip in (status.pod_ips if status else None) or ()]
+    texts = texts or [(status.pod_ip if status else None) or ""]
+    addresses = tuple(ip for text in texts if (ip := canonical_ip(text)))
+    return KnownPod(pod.metadata.object_name, addresses, pod.spec.node_name or "")
+
+
 class Target(msgspec.Struct, frozen=True):
     """The meaning of a name."""
 
@@ -137,7 +146,7 @@ def split_words(text: str) -> _Words:
 class Names:
     """The names of a World."""
 
-    def __init__(self, world: World, namespace: str = "", pods: Iterable[Pod] = ()) -> None:
+    def __init__(self, world: World, namespace: str = "", pods: Iterable[KnownPod] = ()) -> None:
         """Prepare to resolve names; indices are made when they are needed.
 
         Args:
@@ -166,12 +175,7 @@ class Names:
                 ips = [ip for text in each.addresses or () if (ip := canonical_ip(text))]
                 self._add_pod(found, KnownPod(name, (*ips,), each.node_name or "", (service,)))
         for pod in self._more_pods:
-            status = pod.status
-            texts = [ip.ip for ip in (status.pod_ips if status else None) or ()]
-            texts = texts or [(status.pod_ip if status else None) or ""]
-            addresses = tuple(ip for text in texts if (ip := canonical_ip(text)))
-            name = pod.metadata.object_name
-            self._add_pod(found, KnownPod(name, addresses, pod.spec.node_name or ""))
+            self._add_pod(found, pod)
         return found
 
     def _endpoints(self) -> Iterator[tuple[ObjectName, SliceEndpoint]]:

@@ -14,7 +14,7 @@ from steersman.model.names import Protocol
 from steersman.model.plan import SourceClass
 from steersman.model.world import World
 from steersman.operate.answer import QuestionError
-from steersman.operate.names import Names, UnknownNameError
+from steersman.operate.names import Names, UnknownNameError, known_pod
 from steersman.run.process.startup import cluster_access
 from steersman.source.fetch import fetch_pod
 from steersman.source.kubeconfig import KubeconfigError
@@ -66,7 +66,7 @@ async def ask(
             raise QuestionError(text) from error
         if found is None:
             raise
-        return read_question(Names(world, namespace, [found]), **words)
+        return read_question(Names(world, namespace, [known_pod(found)]), **words)
 
 
 def read_question(

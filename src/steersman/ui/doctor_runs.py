@@ -1,18 +1,21 @@
-"""Runs doctor on nodes, and remembers what it found for the page of all problems."""
+"""Runs commands on nodes, and remembers what it found for the page of all problems."""
 
 from __future__ import annotations
 
 import time
 from collections import OrderedDict
-from collections.abc import Callable
-from typing import Any
+from collections.abc import Callable, Sequence
+from typing import TypeVar
 
 import msgspec
 
-from steersman.operate.answer import QuestionError
+from steersman.model.command_run import RunLine, RunRequest
+from steersman.operate.answer import Answer, QuestionError
 from steersman.operate.doctor.check import Diagnosis
 from steersman.operate.problems import LEVELS, DoctorResult
 from steersman.ui.fleet import Fleet
+
+AnswerT = TypeVar("AnswerT", bound=Answer)
 
 _REMEMBERED = 100
 """Runs; what an older one found may be wrong by now."""
@@ -74,21 +77,23 @@ class DoctorRuns:
         return sum(at > since for at, _ in self._runs.values())
 
 
-async def run_doctor(fleet: Fleet, runs: DoctorRuns, node: str) -> Diagnosis:
-    """Run doctor on a node, and remember what it found.
+async def run_on(
+    fleet: Fleet, node: str, command: str, words: Sequence[str], made: type[AnswerT]
+) -> AnswerT:
+    """Run a command on a node, and return its answer, of the given class.
 
     Raises:
         QuestionError: it cannot be run; the message says why.
     """
-    last: dict[str, Any] = {}
-    async for line in fleet.post(node, "/run", {"command": "doctor", "arguments": []}):
-        last = line
-    if not last.get("answer"):
-        raise QuestionError(str(last.get("error") or f"node {node} ended without an answer"))
+    last = RunLine()
     try:
-        diagnosis = msgspec.convert(last["answer"], Diagnosis)
+        async for line in fleet.post(
+            node, "/run", msgspec.to_builtins(RunRequest(command, tuple(words)))
+        ):
+            last = msgspec.convert(line, RunLine)
+        if last.answer is None:
+            raise QuestionError(last.error or f"node {node} ended without an answer")
+        return msgspec.convert(last.answer, made)
     except msgspec.ValidationError as error:
         text = f"node {node} runs another version of steersman: {error}"
         raise QuestionError(text) from error
-    runs.note(node, "", diagnosis)
-    return diagnosis

@@ -19,12 +19,11 @@ from urllib.parse import urlencode
 import msgspec
 
 from steersman.model.history import History
-from steersman.model.kube import ObjectMeta, Pod, PodIP, PodSpec, PodStatus
 from steersman.model.names import ObjectName
 from steersman.model.top import TopSample
 from steersman.model.world import World
 from steersman.operate.answer import QuestionError
-from steersman.operate.names import Names
+from steersman.operate.names import KnownPod, Names
 from steersman.operate.traffic import RateHistory, ServiceRates, service_rates
 from steersman.ui.fleet import Fleet
 
@@ -112,7 +111,7 @@ class Sampler:
         self._rates: OrderedDict[tuple[str, str], RateHistory] = OrderedDict()
         self._worlds = Shared[tuple[str, ObjectName], World](16, _STALE, clock)
         self._histories = Shared[str, History](8, _HISTORY_STALE, clock, 1.0)
-        self._pods = Shared[tuple[str, ObjectName], Pod | None](256, _POD_STALE, clock)
+        self._pods = Shared[tuple[str, ObjectName], KnownPod | None](256, _POD_STALE, clock)
         self._looking = asyncio.Lock()
 
     async def top(self, node: str, service: str = "") -> TopSample:
@@ -168,20 +167,13 @@ class Sampler:
         version = (state.pid, state.revision, state.failure) if state else None
         return await self._histories.get(node, ask, version)
 
-    async def pod(self, node: str, name: ObjectName) -> Pod | None:
+    async def pod(self, node: str, name: ObjectName) -> KnownPod | None:
         """Return a pod that a node knows behind any Service; None if it knows none of that name."""
 
-        async def ask() -> Pod | None:
+        async def ask() -> KnownPod | None:
             async with self._looking:  # one whole World at a time
                 whole = await self._fleet.world(node)
-                known = await asyncio.to_thread(lambda: Names(whole).pods.get(name))
-            if known is None:
-                return None
-            return Pod(
-                ObjectMeta(name.name, name.namespace),
-                PodSpec(node_name=known.node),
-                PodStatus(pod_ips=[PodIP(ip) for ip in known.ips]),
-            )
+                return await asyncio.to_thread(lambda: Names(whole).pods.get(name))
 
         try:
             return await self._pods.get((node, name), ask)

@@ -13,7 +13,7 @@ from steersman.model.kube import Pod
 from steersman.model.names import ObjectName, Protocol
 from steersman.model.plan import SourceClass
 from steersman.operate.answer import QuestionError
-from steersman.operate.names import Names, UnknownNameError, label_of, split_words
+from steersman.operate.names import Names, UnknownNameError, known_pod, label_of, split_words
 from tests.support.builders import kube
 from tests.support.builders.asked import (
     DEMO,
@@ -242,7 +242,7 @@ def test_further_pods_are_known() -> None:
     }
     known = {"metadata": {"namespace": "shop", "name": "web-1"}, "status": {"podIP": POD_A}}
     fresh = {"metadata": {"namespace": "shop", "name": "new"}}
-    pods = [msgspec.convert(each, Pod) for each in (value, known, fresh)]
+    pods = [known_pod(msgspec.convert(each, Pod)) for each in (value, known, fresh)]
     names = Names(WORLD, pods=pods)
     found = names.resolve("shop/job-1")
     assert (found.addresses, found.node) == (("10.244.2.50", "fd00::50"), "node-b")

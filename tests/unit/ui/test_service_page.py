@@ -187,7 +187,7 @@ async def test_pods_are_looked_up_again_after_a_while_found_or_not(fleet: Fleet)
     now[0] += 60
     pod = await sampler.pod("node-a", cart)
     assert pod is not None
-    assert pod.spec.node_name == "node-b"
+    assert pod.node == "node-b"
     assert fleet.asked == ["node-a all"] * 2
     fleet.whole = None
     assert await sampler.pod("node-z", cart) is None  # it cannot be asked

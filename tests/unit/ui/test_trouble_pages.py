@@ -113,7 +113,7 @@ async def test_doctor_with_one_click() -> None:
         assert refused.status == 403
         form = {"node": "a", "csrf": site.access.token}
         text = await (await client.post("/problems/doctor", data=form)).text()
-        assert fleet.posted == [("a", "/run", {"command": "doctor", "arguments": []})]
+        assert fleet.posted == [("a", "/run", {"command": "doctor", "arguments": ()})]
         assert "the table is full" in text
         assert "text 0" in text
         assert "text 1" not in text

@@ -5,10 +5,11 @@ from __future__ import annotations
 import time
 from urllib.parse import urlencode
 
+from steersman.operate.doctor.check import Diagnosis
 from steersman.operate.problems import Problems, find_problems, read_filter
 from steersman.run.serve import http
 from steersman.ui.access import see_other
-from steersman.ui.doctor_runs import run_doctor
+from steersman.ui.doctor_runs import run_on
 from steersman.ui.requests import Asked
 from steersman.ui.site import Page, Query, Site
 
@@ -29,7 +30,8 @@ async def answer(site: Site, query: Query) -> Problems:
 async def start_doctor(site: Site, asked: Asked) -> http.Answer:
     """Run doctor on a node, then show its problems."""
     node = asked.form.text("node")[:300].strip()
-    diagnosis = await run_doctor(site.fleet, site.doctor_runs, node)
+    diagnosis = await run_on(site.fleet, node, "doctor", (), Diagnosis)
+    site.doctor_runs.note(node, "", diagnosis)
     words = {"node": node, "doctor": diagnosis.cause or "nothing"}
     return see_other(f"/problems?{urlencode(words)}")
 

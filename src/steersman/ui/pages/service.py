@@ -8,23 +8,21 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Iterator
-from typing import Any
 from urllib.parse import quote, urlencode
 
 import msgspec
 
-from steersman.model.command_run import RunLine, RunRequest
-from steersman.model.kube import Pod
 from steersman.model.names import ObjectName
 from steersman.operate.answer import Answer, Block, QuestionError
 from steersman.operate.doctor.check import Diagnosis
 from steersman.operate.dump import KernelDump, KernelStep, lines_by_step
-from steersman.operate.names import Names, UnknownNameError
+from steersman.operate.names import KnownPod, Names, UnknownNameError
 from steersman.operate.service_view import Differing, ServiceView, service_view
 from steersman.operate.trace import TraceAnswer
 from steersman.operate.traffic import ServiceRates
 from steersman.run.serve import http
 from steersman.ui.access import HTML
+from steersman.ui.doctor_runs import run_on
 from steersman.ui.requests import Asked
 from steersman.ui.site import Page, Query, Site
 
@@ -32,7 +30,11 @@ _PATH = "/services/{namespace}/{name}"
 _LONGEST = 1000  # characters of a client or destination that somebody types
 _MOST_DIFFERING = 20
 
-_ANSWERS: dict[str, type[Answer]] = {"doctor": Diagnosis, "dump": KernelDump, "trace": TraceAnswer}
+_ANSWERS: dict[str, type[Diagnosis | KernelDump | TraceAnswer]] = {
+    "doctor": Diagnosis,
+    "dump": KernelDump,
+    "trace": TraceAnswer,
+}
 """What a page may ask a node to run."""
 
 
@@ -81,7 +83,7 @@ async def view_of(site: Site, query: Query) -> ServiceView:
             problem=f"node {node}: {str(error) or 'it did not answer in time'}",
             advice="Check the namespace and the name, or choose another node.",
         )
-    names, pods = Names(world, name.namespace), list[Pod]()
+    names, pods = Names(world, name.namespace), list[KnownPod]()
     try:
         names.client(client or "pod")
     except UnknownNameError as error:
@@ -161,13 +163,7 @@ async def run_command(site: Site, asked: Asked) -> http.Answer:
     view = RunView(service=str(name), node=node, command=command, back=f"{back}?{urlencode(query)}")
     try:
         words = arguments_of(command, str(name), client, to)
-        document = msgspec.to_builtins(RunRequest(command, tuple(words)))
-        last = RunLine()
-        async for line in site.fleet.post(node, "/run", document):
-            last = msgspec.convert(line, RunLine)
-        if last.answer is None:
-            raise QuestionError(last.error or f"node {node} ended without an answer")
-        answer: Any = msgspec.convert(last.answer, _ANSWERS[command])
+        answer = await run_on(site.fleet, node, command, words, _ANSWERS[command])
         view = msgspec.structs.replace(view, answer=answer)
         if isinstance(answer, Diagnosis) and node:
             site.doctor_runs.note(node, str(name), answer)
@@ -177,9 +173,6 @@ async def run_command(site: Site, asked: Asked) -> http.Answer:
                 view = msgspec.structs.replace(view, steps=lines_by_step(answer, page.flow))
     except (QuestionError, TimeoutError) as error:
         text = str(error) or "the node did not answer in time"
-        view = msgspec.structs.replace(view, problem=text)
-    except msgspec.ValidationError as error:
-        text = f"node {node} runs another version of steersman: {error}"
         view = msgspec.structs.replace(view, problem=text)
     page_of = Page("", "run.html", view_of, f"{command} of {name}")
     html = site.render("run.html", page=page_of, answer=view, query=query, events="")
