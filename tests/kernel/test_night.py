@@ -36,7 +36,7 @@ def test_the_plan_shows_the_change(night: Night) -> None:
 
 
 def test_the_switch_repairs_it(night: Night) -> None:
-    assert night.printed["steersman switch --to nftables"][0] == 0
+    assert night.printed["steersman switch nftables"][0] == 0
     status, text = night.printed[ASK]  # the last of three, with the agent still at work
     assert (status, text[:4]) == (0, "pod-")
     assert night.printed["steersman doctor shop/web"][0] == 0
@@ -51,5 +51,5 @@ def test_the_recording_in_the_documentation_is_ten_minutes_long() -> None:
     assert header["version"] == 2
     assert 480 <= events[-1][0] <= 780
     text = "".join(data for _, _, data in events)
-    for words in ("doctor shop/web", "plan --proxy-mode nftables", "switch --to nftables"):
+    for words in ("doctor shop/web", "plan --proxy-mode nftables", "switch nftables"):
         assert words in text
