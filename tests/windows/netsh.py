@@ -8,6 +8,7 @@ from __future__ import annotations
 import asyncio
 import ipaddress
 import json
+import subprocess
 from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
 from pathlib import Path
@@ -34,16 +35,18 @@ class Netsh:
         self.calls: list[list[str]] = []
         self.refusals: list[str] = []
         """What it says instead of doing its work, once each."""
+        self.processes = 0
         self._drive = drive
+        self._batch: list[str] | None = None
+        """Commands of `ip`, while a script runs."""
+        self._present: dict[str, int] = {}
+        """The addresses then, and the lengths of their prefixes."""
 
     def answer(self, words: list[str]) -> Answer:
         """Do what one command says."""
         if words[:1] == ["-f"]:
             script = words[1].replace("\\", "/").removeprefix("C:/").removeprefix("c:/")
-            said: list[str] = []
-            for line in (self._drive / script).read_text().splitlines():
-                said += self.answer(split(line))[1]
-            return 0, said
+            return 0, self._run_script((self._drive / script).read_text().splitlines())
         self.calls.append(words)
         if self.refusals and words[2] != "show":
             return 1, [self.refusals.pop(0), ""]
@@ -62,21 +65,40 @@ class Netsh:
 
     def _change(self, verb: str, device: str, *, ipv6: bool, arguments: dict[str, str]) -> Answer:
         address, _, length = arguments["address"].partition("/")
-        present = dict(addresses(device))
+        present = dict(addresses(device)) if self._batch is None else self._present
         if verb == "delete":
             if address not in present:
                 return 1, ["Element not found.", "", ""]
-            sh(f"ip address del {address}/{present[address]} dev {device}")
+            self._ip(f"address del {address}/{present.pop(address)} dev {device}")
             return 0, [""]
         assert verb == "add"
         if address in present:
             return 1, ["The object already exists.", "", ""]
-        if ipv6:
-            sh(f"ip address add {address}/{length or 64} dev {device} nodad")
-        else:
-            assert arguments["mask"] == "255.255.255.255"
-            sh(f"ip address add {address}/32 dev {device}")
+        present[address] = int(length or 64) if ipv6 else 32
+        assert ipv6 or arguments["mask"] == "255.255.255.255"
+        nodad = "nodad" if ipv6 else ""
+        self._ip(f"address add {address}/{present[address]} dev {device} {nodad}")
         return 0, [""]
+
+    def _ip(self, words: str) -> None:
+        if self._batch is None:
+            sh(f"ip {words}")
+        else:
+            self._batch.append(words)
+
+    def _run_script(self, lines: list[str]) -> list[str]:
+        """Do what the lines say, which are all about the interface for Services, by one `ip`."""
+        said: list[str] = []
+        self._present, self._batch = dict(addresses("hns0")), []
+        try:
+            for line in lines:
+                said += self.answer(split(line))[1]
+            subprocess.run(
+                ["ip", "-batch", "-"], input="\n".join(self._batch), text=True, check=True
+            )
+        finally:
+            self._batch = None
+        return said
 
     def _shown(self, name: str, *, ipv6: bool, all_of_them: bool) -> list[str]:
         device, index = INTERFACES[name]
@@ -117,6 +139,7 @@ async def serving(drive: Path) -> AsyncIterator[Netsh]:
 
     async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         words = [word.decode() for word in (await reader.read()).split(b"\0")[:-1]]
+        netsh.processes += 1
         status, lines = netsh.answer(words)
         writer.write(bytes([status]) + "\r\n".join(lines).encode("cp850", "replace"))
         writer.close()

@@ -39,10 +39,10 @@ class Process:
         while data := await self.process.stdout.read(1 << 16):
             self.log += data.decode(errors="replace")
 
-    async def said(self, text: str, times: int = 1) -> None:
-        """Wait until it has said something so often."""
+    async def said(self, text: str, times: int = 1, limit: float = PATIENCE) -> None:
+        """Wait until it has said something so often; `limit` is in seconds."""
         try:
-            async with asyncio.timeout(PATIENCE):
+            async with asyncio.timeout(limit):
                 while self.log.count(text) < times:
                     assert self.process.returncode is None, self.log
                     await asyncio.sleep(0.02)

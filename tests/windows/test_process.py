@@ -97,3 +97,25 @@ def test_addresses_that_a_kill_left_are_removed(tmp_path: Path) -> None:
             assert node.service_addresses() == {"10.96.0.99"}
 
     on_a_node(tmp_path, body)
+
+
+def test_two_thousand_addresses_need_few_processes(tmp_path: Path) -> None:
+    async def body(node: Node) -> None:
+        async with endpoint(answering(b"1"), HOST) as one:
+            wanted = {f"10.97.{number >> 8}.{number & 255}" for number in range(2000)}
+            port = [{"name": "http", "port": 80}]
+            others = (
+                kube.service(f"s-{address.replace('.', '-')}", address, ports=port)
+                for address in wanted
+            )
+            manifests(node.folder / "manifests", *world(one), *others)
+            async with node.steersman() as process:
+                await process.said("kernel objects", limit=300)
+                assert node.service_addresses() == {VIP, *wanted}
+                assert await ask(80, b"!", VIP) == b"1!"
+                process.process.send_signal(signal.SIGINT)
+                assert await process.ended(minutes=5) == 0, process.log
+            assert node.service_addresses() == set()
+            assert node.netsh.processes < 40
+
+    on_a_node(tmp_path, body)

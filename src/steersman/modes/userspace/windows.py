@@ -39,6 +39,9 @@ _INTERFACE_WORDS = {Family.IPV4: "name", Family.IPV6: "interface"}
 _WORD = re.compile(r"[0-9a-fA-F:.]+")
 _POLLS = 20
 """How often to look for added addresses, which do not appear at once."""
+_AT_ONCE = 500
+"""Addresses that one process of netsh changes."""
+_TIMEOUT, _SCRIPT_TIMEOUT = 30.0, 300.0  # seconds
 
 
 def create(execute: Exec, options: ModeOptions) -> UserspaceMode:
@@ -105,6 +108,9 @@ class NetshAddresses(Addresses):
         """Add addresses without a network, so that nothing else is routed there; wait for them."""
         self._write_record(self._recorded() | set(map(self._line, addresses)))
         missing = self._missing(addresses)
+        # A script does not tell which of its lines failed: what is missing after it is added again.
+        if self._run_scripts("add", missing):
+            missing = self._missing(missing)
         for address in missing:
             self._add(address)
         for _ in range(_POLLS):
@@ -122,26 +128,42 @@ class NetshAddresses(Addresses):
         return [address for address in addresses if address not in present]
 
     def _add(self, address: str) -> None:
-        # netsh takes the mask of an IPv4 address as a parameter of its own.
-        family = family_of(address)
-        words = [f"address={address}{HOST_PREFIXES[family]}"]
-        if family is Family.IPV4:
-            words = [f"address={address}", "mask=255.255.255.255"]
-        result = self._netsh(family, "add", *words)
-        if result.returncode:
+        result = self._netsh(family_of(address), "add", *_parameters("add", address))
+        if result.returncode and self._missing([address]):  # perhaps it appeared late
             said = " ".join(result.stdout.decode(errors="replace").split())  # netsh's errors
             why = said or result.message or f"exit status {result.returncode}"
             raise ApplyError(f"netsh: {address} on {self.interface!r}: {why}")
 
     def remove(self, addresses: Collection[str]) -> None:
         """Remove addresses."""
-        gone = set()
-        for address in addresses:
-            if not self._netsh(family_of(address), "delete", f"address={address}").returncode:
-                gone.add(address)
-        if len(gone) < len(addresses):
-            gone = set(addresses) - self.present()
+        if not self._run_scripts("delete", addresses):
+            for address in addresses:
+                self._netsh(family_of(address), "delete", *_parameters("delete", address))
+        gone = set(addresses) - self.present()
         self._write_record(self._recorded() - set(map(self._line, gone)))
+
+    def _run_scripts(self, verb: str, addresses: Collection[str]) -> bool:
+        """Change several addresses with few processes; return False if scripts cannot be used."""
+        if len(addresses) < 2 or not self.interface.isascii():  # netsh reads a code page
+            return False
+        script, todo = self._record.with_name("netsh.txt"), list(addresses)
+        try:
+            for at in range(0, len(todo), _AT_ONCE):
+                lines = [self._script_line(verb, address) for address in todo[at : at + _AT_ONCE]]
+                script.parent.mkdir(parents=True, exist_ok=True)
+                script.write_text("".join(lines), encoding="ascii")
+                self._call(["netsh", "-f", str(script)], _SCRIPT_TIMEOUT)
+            script.unlink()
+        except OSError as error:
+            log.warning("cannot run netsh with a script, so it runs for each address: %s", error)
+            return False
+        return True
+
+    def _script_line(self, verb: str, address: str) -> str:
+        family = family_of(address)
+        where = f'{_INTERFACE_WORDS[family]}="{self.interface}"'
+        words = ["interface", _CONTEXTS[family], verb, "address", where]
+        return " ".join([*words, *_parameters(verb, address)]) + "\n"
 
     def _line(self, address: str) -> str:
         return f"{address} {self.interface}"
@@ -179,10 +201,22 @@ class NetshAddresses(Addresses):
     def _netsh(self, family: Family, verb: str, *more: str) -> Result:
         noun = "addresses" if verb == "show" else "address"
         where = f"{_INTERFACE_WORDS[family]}={self.interface}"
-        argv = ["netsh", "interface", _CONTEXTS[family], verb, noun, where, *more]
+        return self._call(["netsh", "interface", _CONTEXTS[family], verb, noun, where, *more])
+
+    def _call(self, argv: list[str], timeout: float = _TIMEOUT) -> Result:
         try:
-            return self._run(argv, timeout=30.0)
+            return self._run(argv, timeout=timeout)
         except FileNotFoundError:
             raise BusyError("there is no netsh: this mode is for Windows") from None
         except TimeoutError as error:
             raise BusyError(str(error)) from error
+
+
+def _parameters(verb: str, address: str) -> list[str]:
+    """Return how netsh is told an address; its mask is a parameter of its own in IPv4."""
+    family = family_of(address)
+    if verb == "delete":
+        return [f"address={address}"]
+    if family is Family.IPV4:
+        return [f"address={address}", "mask=255.255.255.255"]
+    return [f"address={address}{HOST_PREFIXES[family]}"]

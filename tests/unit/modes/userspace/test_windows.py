@@ -60,6 +60,7 @@ class Netsh:
     def __init__(self, record: Path) -> None:
         self.record = record
         self.calls: list[Sequence[str]] = []
+        self.scripts: list[list[str]] = []
         self.addresses: dict[str, int] = {"172.20.0.1": 0}
         self.delay = 1
         self.refuse = ""
@@ -69,6 +70,16 @@ class Netsh:
     def __call__(self, argv: Sequence[str], stdin: bytes = b"", *, timeout: float = 60.0) -> Result:
         self.calls.append(argv)
         assert self.go_on.wait(PATIENCE)
+        if argv[1] == "-f":
+            self.scripts.append(Path(argv[2]).read_text().splitlines())
+            for line in self.scripts[-1]:
+                before, name, after = line.split('"')
+                *words, where = before.split()
+                self._answer(["netsh", *words, where + name, *after.split()])
+            return Result(0, b"", b"")
+        return self._answer(argv)
+
+    def _answer(self, argv: Sequence[str]) -> Result:
         verb = argv[3]
         address = argv[6].removeprefix("address=").partition("/")[0] if verb != "show" else ""
         if self.refuse == verb:
@@ -277,12 +288,38 @@ def test_an_address_that_netsh_keeps_stays_recorded(netsh: Netsh) -> None:
 
 
 def test_many_addresses_are_looked_for_together(netsh: Netsh) -> None:
-    wanted = [f"10.96.1.{number}" for number in range(50)]
+    wanted = [f"10.96.{number >> 8}.{number & 255}" for number in range(2000)]
     addresses = NetshAddresses(netsh, netsh.record, poll_seconds=0)
-    addresses.add(wanted)
-    verbs = [argv[3] for argv in netsh.calls]
-    assert verbs == ["show", *["add"] * 50, "show"]
-    assert set(netsh.addresses) == {"172.20.0.1", *wanted}
+    addresses.add([*wanted, "fd00::1"])
+    assert set(netsh.addresses) == {"172.20.0.1", *wanted, "fd00::1"}
+    assert [len(lines) for lines in netsh.scripts] == [500, 500, 500, 500, 1]
+    name = f'name="{SERVICE_INTERFACE}"'
+    mask = "mask=255.255.255.255"
+    assert netsh.scripts[0][0] == f"interface ipv4 add address {name} address=10.96.0.0 {mask}"
+    addresses.remove([*wanted, "fd00::1"])
+    assert set(netsh.addresses) == {"172.20.0.1"}
+    assert netsh.record.read_text() == ""
+    assert [path.name for path in netsh.record.parent.iterdir()] == ["addresses"]
+    assert len(netsh.calls) < 20
+
+
+def test_addresses_that_a_script_did_not_add_are_added_alone(netsh: Netsh) -> None:
+    netsh.refuse = "add"
+    with pytest.raises(ApplyError, match=r"10\.96\.0\.1 on .*already exists"):
+        NetshAddresses(netsh, netsh.record, poll_seconds=0).add(["10.96.0.1", "10.96.0.2"])
+
+
+@pytest.mark.parametrize("name", ["Réseau", SERVICE_INTERFACE])
+def test_each_address_has_a_call_if_there_can_be_no_script(
+    netsh: Netsh, name: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    (netsh.record.parent / "netsh.txt").mkdir(parents=True)  # in its place
+    addresses = NetshAddresses(netsh, netsh.record, name, poll_seconds=0)
+    addresses.add(["10.96.0.1", "10.96.0.2"])
+    assert [argv[3] for argv in netsh.calls].count("add") == 2
+    addresses.remove(["10.96.0.1", "10.96.0.2"])
+    assert set(netsh.addresses) == {"172.20.0.1"}
+    assert ("cannot run netsh with a script" in caplog.text) == name.isascii()
 
 
 def test_addresses_are_added_without_a_record(
