@@ -12,12 +12,24 @@ from pathlib import Path
 import pytest
 import windows
 
+from steersman.model.plan import Endpoint
+from tests.support.builders import kube
 from tests.support.lab.namespace import in_namespace, sh
 from tests.support.modes.userspace_proxy import PATIENCE
 from tests.windows import netsh
 
 HOST, HOST6 = "192.0.2.2", "2001:db8::2"
+VIP, OTHER = "10.96.0.10", "10.96.0.11"
 ROOT = windows.ROOT
+
+
+def world(end: Endpoint, address: str = VIP) -> list[dict[str, object]]:
+    """Return a Service with one endpoint, and its slice."""
+    web = kube.service("web", address, ports=[{"name": "http", "port": 80}])
+    return [
+        web,
+        kube.endpoint_slice("web-1", "web", end.ip, ports=[{"name": "http", "port": end.port}]),
+    ]
 
 
 def windows_path(path: Path) -> str:
@@ -39,8 +51,8 @@ class Process:
         while data := await self.process.stdout.read(1 << 16):
             self.log += data.decode(errors="replace")
 
-    async def said(self, text: str, times: int = 1, limit: float = PATIENCE) -> None:
-        """Wait until it has said something so often; `limit` is in seconds."""
+    async def said(self, text: str, times: int = 1, limit: float = 4 * PATIENCE) -> None:
+        """Wait until it has said something so often; `limit` is in seconds: Wine starts slowly."""
         try:
             async with asyncio.timeout(limit):
                 while self.log.count(text) < times:

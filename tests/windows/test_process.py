@@ -8,24 +8,13 @@ from pathlib import Path
 
 import pytest
 
-from steersman.model.plan import Endpoint
 from tests.support.builders import kube
 from tests.support.lab.namespace import sh
 from tests.support.modes.userspace_proxy import PATIENCE, answering, ask, endpoint, until
 from tests.support.processes.steersman import get, manifests
-from tests.windows.node import HOST, ROOT, Node, on_a_node, windows_path
+from tests.windows.node import HOST, OTHER, ROOT, VIP, Node, on_a_node, windows_path, world
 
 pytestmark = [pytest.mark.kernel, pytest.mark.slow(seconds=40)]
-
-VIP, OTHER = "10.96.0.10", "10.96.0.11"
-
-
-def world(end: Endpoint, address: str = VIP) -> list[dict[str, object]]:
-    web = kube.service("web", address, ports=[{"name": "http", "port": 80}])
-    return [
-        web,
-        kube.endpoint_slice("web-1", "web", end.ip, ports=[{"name": "http", "port": end.port}]),
-    ]
 
 
 def test_it_serves_follows_changes_and_ends_in_order(tmp_path: Path) -> None:

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import asyncio
+import struct
 from collections import Counter
 from collections.abc import AsyncIterator
 from contextlib import AsyncExitStack, asynccontextmanager
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import pytest
 
@@ -157,5 +158,81 @@ def test_connections_begin_last_and_end_as_they_should(tmp_path: Path) -> None:
                 assert await reader.readexactly(2) == b"on"
                 writer.close()
                 assert await ask(80, b"!", VIP) == (b"2!" if first == b"1" else b"1!")
+
+    on_a_node(tmp_path, body)
+
+
+def test_affinity_ends_after_its_time(tmp_path: Path) -> None:
+    async def body(node: Node) -> None:
+        async with endpoint(answering(b"1"), HOST) as one, endpoint(answering(b"2"), HOST) as two:
+            brief = {"sessionAffinityConfig": {"clientIP": {"timeoutSeconds": 1}}}
+            affinity = {"sessionAffinity": "ClientIP"}
+            world = [
+                *tcp_service("brief", VIP, one, two, **affinity, **brief),
+                *tcp_service("sticky", STICKY, one, two, **affinity),
+            ]
+            manifests(node.folder / "manifests", *world)
+            async with node.steersman() as process:
+                await process.said("kernel objects")
+                assert node.service_addresses() == {VIP, STICKY}, process.log
+                said: Counter[str] = Counter()
+                for _ in range(4):
+                    said[f"brief {(await ask(80, b'', VIP)).decode()}"] += 1
+                    said[f"sticky {(await ask(80, b'', STICKY)).decode()}"] += 1
+                    await asyncio.sleep(1.5)  # longer than the affinity of one of them
+                assert said["brief 1"] == said["brief 2"] == 2
+                assert 4 in (said["sticky 1"], said["sticky 2"])
+
+    on_a_node(tmp_path, body)
+
+
+class Resolver(asyncio.DatagramProtocol):
+    """Knows one name; remembers which it was asked for."""
+
+    known = b"\4cart\4shop\3svc\0"
+
+    def __init__(self) -> None:
+        self.asked: list[bytes] = []
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        self.transport = cast(asyncio.DatagramTransport, transport)
+
+    def datagram_received(self, data: bytes, addr: tuple[str, int]) -> None:
+        self.asked.append(data[12:-4])
+        found = self.asked[-1] == self.known
+        header = struct.pack(">2sHHHHH", data[:2], 0x8180 if found else 0x8183, 1, found, 0, 0)
+        answer = b"\xc0\x0c" + struct.pack(">HHIH", 1, 1, 60, 4) + bytes([10, 96, 0, 7])
+        self.transport.sendto(header + data[12:] + answer * found, addr)
+
+
+def test_a_service_of_several_ports_searches_suffixes_for_dns(tmp_path: Path) -> None:
+    async def body(node: Node) -> None:
+        resolver = Resolver()
+        loop = asyncio.get_running_loop()
+        transport, _ = await loop.create_datagram_endpoint(lambda: resolver, local_addr=(HOST, 0))
+        dns = Endpoint(HOST, transport.get_extra_info("sockname")[1])
+        async with endpoint(answering(b"1"), HOST) as one, endpoint(answering(b"2"), HOST) as two:
+            ports = [
+                {"name": "dns", "port": 53, "protocol": "UDP"},
+                {"name": "dns-tcp", "port": 53},
+                {"name": "metrics", "port": 9153},
+            ]
+            manifests(
+                node.folder / "manifests",
+                kube.service("dns", VIP, ports=ports),
+                *slices("dns", "dns", dns, protocol="UDP"),
+                *slices("dns", "dns-tcp", one),
+                *slices("dns", "metrics", two),
+            )
+            async with node.steersman("--dns-search=svc,shop.svc") as process:
+                await process.said("kernel objects")
+                assert await ask(53, b"!", VIP) == b"1!"
+                assert await ask(9153, b"!", VIP) == b"2!"
+                question = b"\4cart\0" + struct.pack(">HH", 1, 1)
+                said = await udp(VIP, 53, struct.pack(">HHHHHH", 7, 0x0100, 1, 0, 0, 0) + question)
+                assert resolver.asked == [b"\4cart\0", b"\4cart\3svc\0", Resolver.known]
+                assert said[12 : 12 + len(question)] == question, "the client's own question"
+                assert said.endswith(bytes([10, 96, 0, 7]))
+        transport.close()
 
     on_a_node(tmp_path, body)

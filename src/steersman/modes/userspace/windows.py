@@ -108,7 +108,7 @@ class NetshAddresses(Addresses):
         """Add addresses without a network, so that nothing else is routed there; wait for them."""
         self._write_record(self._recorded() | set(map(self._line, addresses)))
         missing = self._missing(addresses)
-        # A script does not tell which of its lines failed: what is missing after it is added again.
+        # A script does not say which of its lines failed, so missing addresses are added again.
         if self._run_scripts("add", missing):
             missing = self._missing(missing)
         for address in missing:
@@ -213,7 +213,7 @@ class NetshAddresses(Addresses):
 
 
 def _parameters(verb: str, address: str) -> list[str]:
-    """Return how netsh is told an address; its mask is a parameter of its own in IPv4."""
+    """Return the parameters of netsh for an address; an IPv4 mask is one of its own."""
     family = family_of(address)
     if verb == "delete":
         return [f"address={address}"]
