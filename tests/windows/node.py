@@ -65,7 +65,8 @@ class Process:
         """Wait for its end; return its status."""
         async with asyncio.timeout(minutes * 60):
             status = await self.process.wait()
-            await self._reader
+        # All that it said is in the pipe, which Wine's services may hold for longer.
+        await asyncio.wait([self._reader], timeout=5)
         return status
 
     async def kill(self) -> None:
@@ -110,6 +111,11 @@ class Node:
             mode = (*mode, f"--manifests={windows_path(self.folder / 'manifests')}")
         async with self.python("-m", "steersman", "run", *mode) as process:
             yield process
+
+    @property
+    def drive(self) -> Path:
+        """Return what Windows calls C:."""
+        return self.folder / "wine" / "drive_c"
 
     def service_addresses(self) -> set[str]:
         """Return the addresses of the interface for Services."""

@@ -108,3 +108,34 @@ def test_two_thousand_addresses_need_few_processes(tmp_path: Path) -> None:
             assert node.netsh.processes < 40
 
     on_a_node(tmp_path, body)
+
+
+def test_commands_ask_the_process(tmp_path: Path) -> None:
+    async def body(node: Node) -> None:
+        async def command(*words: str) -> tuple[int, str]:
+            async with node.python("-m", "steersman", *words) as process:
+                return await process.ended(minutes=4), process.log
+
+        async with endpoint(answering(b"1"), HOST) as one:
+            manifests(node.folder / "manifests", *world(one))
+            status, said = await command("status")
+            assert (status, "no steersman runs" in said) == (1, True), said
+            async with node.steersman() as process:
+                await process.said("kernel objects")
+                for words, expected in (
+                    (["status"], "winuserspace"),
+                    (["services"], VIP),
+                    (["endpoints"], str(one.port)),
+                    (["explain", "shop/web"], str(one)),
+                ):
+                    status, said = await command(*words)
+                    assert (status, expected in said) == (0, True), (words, status, said)
+                for words in (["problems"], ["doctor"]):
+                    status, said = await command(*words)
+                    assert "Traceback" not in said
+                    assert "status" in said, "what to do instead"
+            # Wine makes the rights of administrators those of the group.
+            private = node.drive / "Program Files/steersman/private"
+            assert private.stat().st_mode & 0o007 == 0
+
+    on_a_node(tmp_path, body)

@@ -127,6 +127,8 @@ def cpu_seconds() -> float:
 
 def resident_bytes(proc: Path = Path("/proc")) -> int:
     """Return the resident memory of this process; 0 if the system does not say."""
+    if sys.platform == "win32":
+        return 0
     try:
         pages = int((proc / "self/statm").read_text().split()[1])
     except OSError:

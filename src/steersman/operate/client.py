@@ -2,18 +2,24 @@
 
 from __future__ import annotations
 
+import hmac
 import http.client
 import json
 import os
+import secrets
 import select
 import socket
+import sys
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
+from pathlib import Path
 from typing import Any
 
 import msgspec
 
+from steersman.host import local_port
+from steersman.host.local_port import NONCE, PROOF, LocalPort, find
 from steersman.host.peers import CONTROL, is_trusted, peer
 from steersman.host.process import CAP_NET_ADMIN, activity, has_capability
 from steersman.operate.answer import QuestionError
@@ -61,14 +67,56 @@ def understood() -> Iterator[None]:
 
 
 class _Connection(http.client.HTTPConnection):
+    """A connection to the local socket."""
+
     def __init__(self, name: str, timeout: float) -> None:
         super().__init__("steersman", timeout=timeout)
         self._name = name
+
+    def ask(self, method: str, path: str, body: bytes | None) -> None:
+        """Send a request to a process of root or of our own user."""
+        check_server(self.sock, self._name)
+        self.request(method, path, body)
+
+    def check_answer(self, reply: http.client.HTTPResponse) -> None:
+        """Do nothing: the server was checked before the question."""
 
     def connect(self) -> None:
         self.sock = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
         self.sock.settimeout(self.timeout)
         self.sock.connect(f"\0{self._name}")
+
+
+class _PortConnection(_Connection):
+    """A connection to the local port of Windows; see host/local_port.py."""
+
+    def __init__(self, file: Path, timeout: float) -> None:
+        super().__init__("", timeout)
+        self._file = file
+        self._found = LocalPort(0, "")
+        self._nonce = secrets.token_hex(16)
+
+    def connect(self) -> None:
+        try:
+            found = find(self._file)
+        except OSError as error:
+            text = f"{self._file}: {error.strerror}; run the command as an administrator"
+            raise QuestionError(text) from error
+        if found is None:
+            raise ConnectionRefusedError
+        self._found = found
+        self.sock = socket.create_connection(("127.0.0.1", found.port), self.timeout)
+
+    def ask(self, method: str, path: str, body: bytes | None) -> None:
+        proof = self._found.proof("question", self._nonce)
+        self.request(method, path, body, {NONCE: self._nonce, PROOF: proof})
+
+    def check_answer(self, reply: http.client.HTTPResponse) -> None:
+        given = reply.headers.get(PROOF, "")
+        if not hmac.compare_digest(given, self._found.proof("answer", self._nonce)):
+            raise NotRunningError(
+                "no steersman runs on this machine: its port is another program's"
+            )
 
 
 def check_server(sock: socket.socket, name: str = CONTROL) -> None:
@@ -95,25 +143,36 @@ def check_server(sock: socket.socket, name: str = CONTROL) -> None:
 class Client:
     """Asks the running process of this network namespace; calls block."""
 
-    def __init__(self, name: str = CONTROL, timeout: float = _TIMEOUT) -> None:
+    def __init__(
+        self, name: str = CONTROL, timeout: float = _TIMEOUT, port_file: Path | None = None
+    ) -> None:
         """Create a client; nothing is connected before a call.
 
         Args:
             name: of the abstract socket.
             timeout: seconds without a byte after which the process counts as unresponsive.
+            port_file: names the port to ask instead, as on Windows.
         """
         self._name = name
         self._timeout = timeout
+        if port_file is None and sys.platform == "win32":
+            port_file = local_port.port_file()
+        self._port_file = port_file
+
+    def _connection(self) -> _Connection:
+        if self._port_file is not None:
+            return _PortConnection(self._port_file, self._timeout)
+        return _Connection(self._name, self._timeout)
 
     def server_pid(self) -> int:
         """Return the pid of the process that serves the socket, in our pid namespace.
 
         It is 0 if no such process runs, or if it is in a pid namespace that we do not see.
         """
-        connection = _Connection(self._name, self._timeout)
+        connection = self._connection()
         try:
             connection.connect()
-            return peer(connection.sock)[0]
+            return self._pid_of(connection.sock)
         except OSError:
             return 0
         finally:
@@ -145,7 +204,7 @@ class Client:
     def _request(
         self, method: str, path: str, body: bytes | None = None
     ) -> Iterator[http.client.HTTPResponse]:
-        connection = _Connection(self._name, self._timeout)
+        connection = self._connection()
         try:
             try:
                 connection.connect()
@@ -158,10 +217,10 @@ class Client:
                 raise HungError(
                     0, "the running process accepts no connections: it is stopped, or hangs"
                 ) from error
-            check_server(connection.sock, self._name)
-            connection.request(method, path, body)
+            connection.ask(method, path, body)
             self._wait(connection.sock, _IDLE if path in _COMPUTED else None)
             reply = connection.getresponse()
+            connection.check_answer(reply)
             if reply.status != http.client.OK:
                 text = reply.read().decode(errors="replace").strip()
                 raise QuestionError(text or f"the running process answered {reply.status}")
@@ -177,13 +236,17 @@ class Client:
         finally:
             connection.close()
 
+    def _pid_of(self, sock: socket.socket) -> int:
+        """Return the pid of the process at the other end; 0 if it cannot be seen."""
+        return 0 if self._port_file is not None else peer(sock)[0]
+
     def _wait(self, sock: socket.socket, idle: int | None) -> None:
         """Wait for the first byte of an answer, and see meanwhile that the process works on it.
 
         Raises:
             HungError: it does not, or not in time.
         """
-        pid = peer(sock)[0]
+        pid = self._pid_of(sock)
         who = f"the running process (pid {pid})"
         used, looks = -1, 0
         end = time.monotonic() + self._timeout

@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import asyncio
 import socket
+import sys
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager, aclosing, asynccontextmanager
 from typing import NamedTuple, Protocol
@@ -122,6 +123,8 @@ class Token:
 
 async def _dial_local(_host: str, _port: int) -> socket.socket:
     """Connect to the local socket, and check whose process answers there."""
+    if sys.platform == "win32":
+        raise NodeError("this needs a local socket, which Windows does not have; use `status`")
     sock = socket.socket(socket.AF_UNIX)
     try:
         sock.setblocking(False)

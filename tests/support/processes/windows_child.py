@@ -15,7 +15,6 @@ import subprocess
 import sys
 import uuid
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any, NoReturn
 from unittest.mock import Mock
 
@@ -70,8 +69,8 @@ def pretend() -> None:
     ):
         for name in names:
             delattr(module, name)
-    kernel32 = SimpleNamespace(CreateMutexW=Mock(return_value=1), CloseHandle=Mock())
-    vars(ctypes).update(WinDLL=lambda *_, **__: kernel32, get_last_error=lambda: 0)
+    dll = Mock(CreateMutexW=Mock(return_value=1))  # every function succeeds
+    vars(ctypes).update(WinDLL=lambda *_, **__: dll, get_last_error=lambda: 0)
     socket.socketpair = _pair_of_sockets  # type: ignore[assignment]
     for name in GONE:
         sys.modules.pop(name, None)

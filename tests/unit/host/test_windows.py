@@ -31,6 +31,13 @@ INTERFACE = "vEthernet (HNS Internal NIC)"
 NETSH = """#!/bin/sh
 echo "$*" >> {state}/calls
 mkdir -p {state}/held
+if [ "$1" = -f ]; then
+  while read -r line; do
+    eval "set -- $line"
+    "$0" "$@"
+  done < "$2"
+  exit
+fi
 [ "$2" = ipv4 ] || exit 0
 address=${{6#address=}}
 case $3 in

@@ -17,6 +17,7 @@ from collections.abc import Collection
 from pathlib import Path
 
 from steersman.host.exec import Exec, Result, RunTool
+from steersman.host.local_port import state_folder
 from steersman.host.windows import (
     HOST_PREFIXES,
     SERVICE_INTERFACE,
@@ -47,8 +48,7 @@ _TIMEOUT, _SCRIPT_TIMEOUT = 30.0, 300.0  # seconds
 def create(execute: Exec, options: ModeOptions) -> UserspaceMode:
     """Build the mode for registry.py, on the interface that the environment names."""
     # Only administrators write there, so nobody else can name addresses to remove.
-    programs = Path(os.environ.get("ProgramFiles", "C:/Program Files"))  # noqa: SIM112
-    record = programs / "steersman" / "addresses"
+    record = state_folder() / "addresses"
     addresses = NetshAddresses(execute.run_tool, record, service_interface(os.environ))
     mode = UserspaceMode(NAME, [DirectPortals(addresses)], options)
     mode.proxy.dns_search = options.dns_search

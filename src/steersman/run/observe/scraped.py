@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import os
+import sys
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import suppress
 from pathlib import Path
@@ -106,6 +107,8 @@ def process_state(state: NodeState, waiting: float) -> Iterator[Metric]:
 
 def process_metrics(proc: Path = Path("/proc")) -> Iterator[Metric]:
     """Yield what every Prometheus client says of its process; nothing without a /proc."""
+    if sys.platform == "win32":
+        return
     try:
         stat = (proc / "self/stat").read_bytes().rpartition(b")")[2].split()
         boot = (proc / "stat").read_bytes().partition(b"\nbtime ")[2].split(maxsplit=1)[0]

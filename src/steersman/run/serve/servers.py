@@ -30,12 +30,13 @@ from steersman.run.observe.scraped import (
 from steersman.run.pages.node_state import NodeStates
 from steersman.run.pages.state_page import state_json
 from steersman.run.process.event_loop import MeasuredLoop
-from steersman.run.process.instance import Instance
+from steersman.run.process.instance import Instance, MachineInstance
 from steersman.run.process.klog import ProcessLog
 from steersman.run.process.machine import Machine
 from steersman.run.serve.control import ControlSocket
 from steersman.run.serve.health import ProxyHealth, ServiceHealthServers, now, proxy_health_app
 from steersman.run.serve.http import App, Page, keep_serving
+from steersman.run.serve.local_port import ControlPort
 from steersman.run.serve.metrics_server import Pages, metrics_app
 from steersman.run.serve.state_server import serve_state
 from steersman.run.sync.sync import Sync
@@ -102,7 +103,7 @@ class Servers:
         if stats is not None:
             self.metrics.on_scrape(source_state(stats, time.monotonic))
         self.metrics.on_scrape(lambda: feature_gates(self.config.feature_gates))
-        self._has_socket = isinstance(machine.instance, Instance)
+        self._has_socket = isinstance(machine.instance, Instance | MachineInstance)
         """Whether this process is the instance of its node, which has the local socket."""
         self.pages: dict[tuple[str, str], Page] = {}
         """Of the local socket, by method and path; complete before `tasks`."""
@@ -133,7 +134,8 @@ class Servers:
         work: dict[str, Coroutine[Any, Any, None]] = {"events": self.recorder.run()}
         state = config.steersman.state
         if self._has_socket:
-            work["local socket"] = ControlSocket(self.pages).run()
+            local = ControlPort if sys.platform == "win32" else ControlSocket
+            work["local socket"] = local(self.pages).run()
         if state.bind_address:
             reason, action = "FailedToStartStateServer", "StartStateServer"
             work["state server"] = serve_state(
