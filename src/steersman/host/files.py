@@ -13,7 +13,8 @@ import errno
 import os
 import stat
 import struct
-from collections.abc import Iterable
+import time
+from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import NamedTuple
 
@@ -32,6 +33,7 @@ _MASK = (
     | 0x01000000  # IN_ONLYDIR
 )
 _EVENT = struct.Struct("iIII")  # struct inotify_event: wd, mask, cookie, len; then the name
+_WORK_TO_PAUSE, _LONGEST_POLL = 50, 2.0  # without inotify; the second one in seconds
 
 
 def read_file(path: str | os.PathLike[str], limit: int) -> bytes:
@@ -195,10 +197,17 @@ class Inotify:
 
 
 class Polling:
-    """The interface of `Inotify` without inotify: time passes, and there are no events."""
+    """The interface of `Inotify` without inotify: time passes, and there are no events.
 
-    def __init__(self, seconds: float) -> None:
+    Looking at many files takes long, so it is done less often then: at most for a fiftieth of the
+    time, but every two seconds.
+    """
+
+    def __init__(self, seconds: float, clock: Callable[[], float] = time.monotonic) -> None:
+        """Look again after `seconds`, or later if that takes too much of the time."""
         self._seconds = seconds
+        self._clock = clock
+        self._woke = clock()
 
     def close(self) -> None:
         """Do nothing."""
@@ -209,7 +218,10 @@ class Polling:
 
     async def wait(self, seconds: float) -> None:
         """Return when it is time to look again."""
-        await asyncio.sleep(min(seconds, self._seconds))
+        took = self._clock() - self._woke
+        longest = max(self._seconds, _LONGEST_POLL)
+        await asyncio.sleep(min(seconds, max(self._seconds, _WORK_TO_PAUSE * took), longest))
+        self._woke = self._clock()
 
     def read(self) -> list[FileEvent]:
         """Return no events."""

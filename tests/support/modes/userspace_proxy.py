@@ -187,12 +187,12 @@ class Client(asyncio.DatagramProtocol):
 
 
 @asynccontextmanager
-async def server(name: bytes) -> AsyncIterator[tuple[Endpoint, Answers]]:
+async def server(name: bytes, address: str = LOCAL) -> AsyncIterator[tuple[Endpoint, Answers]]:
     loop = asyncio.get_running_loop()
     transport, answers = await loop.create_datagram_endpoint(
-        lambda: Answers(name), local_addr=(LOCAL, 0)
+        lambda: Answers(name), local_addr=(address, 0)
     )
-    yield Endpoint(LOCAL, transport.get_extra_info("sockname")[1]), answers
+    yield Endpoint(address, transport.get_extra_info("sockname")[1]), answers
     transport.close()
     await asyncio.sleep(0)
 
