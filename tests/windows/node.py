@@ -15,7 +15,6 @@ import windows
 from steersman.model.plan import Endpoint
 from tests.support.builders import kube
 from tests.support.lab.namespace import in_namespace, sh
-from tests.support.modes.userspace_proxy import PATIENCE
 from tests.windows import netsh
 
 HOST, HOST6 = "192.0.2.2", "2001:db8::2"
@@ -51,7 +50,7 @@ class Process:
         while data := await self.process.stdout.read(1 << 16):
             self.log += data.decode(errors="replace")
 
-    async def said(self, text: str, times: int = 1, limit: float = 4 * PATIENCE) -> None:
+    async def said(self, text: str, times: int = 1, limit: float = 240.0) -> None:
         """Wait until it has said something so often; `limit` is in seconds: Wine starts slowly."""
         try:
             async with asyncio.timeout(limit):
@@ -61,7 +60,7 @@ class Process:
         except TimeoutError:
             raise AssertionError(f"{text!r} is not in the log:\n{self.log}") from None
 
-    async def ended(self, minutes: float = PATIENCE / 60) -> int:
+    async def ended(self, minutes: float = 4.0) -> int:
         """Wait for its end; return its status."""
         async with asyncio.timeout(minutes * 60):
             status = await self.process.wait()

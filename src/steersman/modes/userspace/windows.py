@@ -136,10 +136,14 @@ class NetshAddresses(Addresses):
 
     def remove(self, addresses: Collection[str]) -> None:
         """Remove addresses."""
+        gone = set()
         if not self._run_scripts("delete", addresses):
             for address in addresses:
-                self._netsh(family_of(address), "delete", *_parameters("delete", address))
-        gone = set(addresses) - self.present()
+                words = _parameters("delete", address)
+                if not self._netsh(family_of(address), "delete", *words).returncode:
+                    gone.add(address)
+        if len(gone) < len(addresses):
+            gone = set(addresses) - self.present()
         self._write_record(self._recorded() - set(map(self._line, gone)))
 
     def _run_scripts(self, verb: str, addresses: Collection[str]) -> bool:
