@@ -132,7 +132,7 @@ def test_commands_ask_the_process(tmp_path: Path) -> None:
                     status, said = await command(*words)
                     assert (status, expected in said) == (0, True), (words, status, said)
                 status, said = await command("doctor")
-                assert (status, "use `status` and `explain`" in said) == (1, True), said
+                assert (status, "use `status` and `explain`" in said) == (2, True), said
             # Wine makes the rights of administrators those of the group.
             private = node.drive / "Program Files/steersman/private"
             assert private.stat().st_mode & 0o007 == 0
