@@ -34,6 +34,7 @@ from steersman.model.plan import (
 )
 from steersman.model.tracing import STEERSMAN, TraceStep, TrackedConnection, WatchedFlow
 from steersman.model.world import Origin, World
+from steersman.modes.base import release
 from steersman.modes.ebpf import loader, trace, trace_events
 from steersman.modes.ebpf.bpf import Object
 from steersman.modes.ebpf.datapath import EbpfOptions
@@ -150,7 +151,7 @@ async def follow(node: Node, sock: socket.socket, address: str, port: int = 80) 
             async with asyncio.timeout(WAIT):
                 flow = await tracer.first_packet()
             steps, connection = await tracer.steps(), await tracer.connection(flow)
-            assert tracer.lost == 0
+            assert await tracer.count_lost() == 0
             return Told(answer, flow, steps, connection)
         finally:
             await tracer.aclose()
@@ -364,6 +365,7 @@ def ask_from(node: Node, source: str, to: tuple[str, int], **more: Any) -> Trace
         answers.append(
             asyncio.run(trace_packet(world, question, partial(make_tracer, world, mode)))
         )
+        asyncio.run(release(mode))
 
     thread = threading.Thread(target=probe)
     thread.start()

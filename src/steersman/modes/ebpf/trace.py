@@ -157,10 +157,9 @@ class EbpfTracer(Tracer):
             "replied" if any(event.reply for event in packets) else "unreplied",
         )
 
-    @property
-    def lost(self) -> int:
+    async def count_lost(self) -> int:
         """Count the events that were lost, as nobody read them in time."""
-        return self._watcher.count_lost() if self._watcher else 0
+        return await self._worker.do(self._watcher.count_lost) if self._watcher else 0
 
     def program_ids(self) -> list[int]:
         """Return the kernel's ids of the programs that watch."""
