@@ -56,6 +56,7 @@ def soak(mode: str, seconds: float, seed: int, folder: Path) -> dict[str, Any]:
             "history": node.history,
             "connections": opened,
             "failed near faults": len(clients.failed) - len(lost),
+            "failed in stalls": clients.excused,
             "MB in the second and the last tenth": resident,
             "old": [round(old.resident, 1), old.descriptors, old.threads, old.kernel.total()],
             "new": [round(new.resident, 1), new.descriptors, new.threads, new.kernel.total()],
@@ -148,7 +149,7 @@ def run_all(modes: Sequence[str], hours: float, seed: int, folder: Path) -> dict
 
 def report(found: dict[str, Any]) -> int:
     """Print a table; return the exit code."""
-    columns = ("hours", "changes", "connections", "failed near faults")
+    columns = ("hours", "changes", "connections", "failed near faults", "failed in stalls")
     print(
         "| mode |",
         " | ".join(columns),
