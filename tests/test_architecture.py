@@ -94,14 +94,19 @@ def ours(path: Path) -> set[str]:
     return found - {"__version__"}
 
 
+@cache
+def files_of(path: Path) -> frozenset[Path]:
+    """Files of the package that a file imports itself."""
+    files = {SOURCE / f"{name.replace('.', '/')}.py" for name in imports(path)}
+    return frozenset(file for file in files if file.is_file())
+
+
 def needs(path: Path, seen: set[Path]) -> set[Path]:
     """A file and all files of the package that it imports, directly or not."""
     if path not in seen:
         seen.add(path)
-        for name in imports(path):
-            file = SOURCE / f"{name.replace('.', '/')}.py"
-            if file.is_file():
-                needs(file, seen)
+        for file in files_of(path):
+            needs(file, seen)
     return seen
 
 
@@ -129,6 +134,13 @@ def words(path: Path) -> Iterator[tuple[int, str]]:
 def wrong(find: Callable[[Path], Any], paths: Iterable[Path] = MODULES) -> dict[str, Any]:
     """Return the modules in which something is found, by name, each with its finds."""
     return {relative(path): found for path in paths if (found := find(path))}
+
+
+def test_no_module_needs_itself() -> None:
+    """However indirectly, and be the import at the top, in a function, or for types only."""
+    assert not wrong(
+        lambda path: [relative(each) for each in needs(path, set()) if path in files_of(each)]
+    )
 
 
 def test_every_part_has_its_place() -> None:

@@ -11,7 +11,8 @@ from __future__ import annotations
 import logging
 import socket
 from collections.abc import Callable, Collection
-from typing import TYPE_CHECKING, TypeAlias
+from typing import Protocol as Interface
+from typing import TypeAlias
 
 from steersman.model.addresses import canonical_ip
 from steersman.model.failover import Backend
@@ -19,12 +20,21 @@ from steersman.model.names import PlanKey, Protocol
 from steersman.model.plan import Endpoint
 from steersman.proxy.sockets import SocketAddress, wildcard
 
-if TYPE_CHECKING:
-    from steersman.proxy.failures import DialWatch
-
 _Local: TypeAlias = tuple[Protocol, str, int]
 _WILDCARDS = frozenset(map(wildcard, (False, True)))
 log = logging.getLogger(__name__)
+
+
+class Watch(Interface):
+    """Takes note of how dials end."""
+
+    def failed(
+        self, owner: PlanKey, endpoint: Endpoint, client: str, error: OSError, answered_at: float
+    ) -> None:
+        """Note a dial that failed; the endpoint last answered then, by time.monotonic()."""
+
+    def answered(self, owner: PlanKey, endpoint: Endpoint) -> None:
+        """Note an answer."""
 
 
 class Dial:
@@ -53,7 +63,7 @@ class DialRegistry:
         """Dials whose local address is not known yet; most have none before connect()."""
         self._known: dict[_Local, list[Dial]] = {}
         self._reported: set[PlanKey] = set()
-        self.watch: DialWatch | None = None
+        self.watch: Watch | None = None
         """Who wants to know how dials end; None, and nothing is noted."""
 
     def __len__(self) -> int:

@@ -20,13 +20,10 @@ import errno
 import select
 import socket
 from collections.abc import Callable
-from typing import TYPE_CHECKING, TypeAlias
+from typing import Protocol, TypeAlias
 
 from steersman.host.connect import socket_address
 from steersman.host.probe import error_number
-
-if TYPE_CHECKING:
-    from steersman.proxy.relay import Direction
 
 BUFFER = 1 << 16  # bytes of a read
 _AT_ONCE = 256  # events that are fetched at a time
@@ -43,6 +40,27 @@ Connected: TypeAlias = Callable[[int], None]
 """Called with 0, or the error number, when a socket is connected."""
 _CONNECTED = frozenset((0, errno.EISCONN))
 _CONNECTING = frozenset((errno.EINPROGRESS, errno.EALREADY, errno.EWOULDBLOCK))
+
+
+class OneWay(Protocol):
+    """One of the two directions of a relayed connection."""
+
+    source: socket.socket
+    blocked: bool
+    """The target takes no more now."""
+
+    @property
+    def back(self) -> OneWay:
+        """The other direction."""
+
+    def handle(self, events: int) -> None:
+        """Take the events of the source."""
+
+    def pass_on(self, *, more: bool = True) -> None:
+        """Read and write until one of them would block."""
+
+    async def copy(self) -> None:
+        """Pass on by waiting, on a loop without readers."""
 
 
 class Poller:
@@ -95,7 +113,7 @@ class Poller:
         self._register(sock, finish, _READS_AND_WRITES)
         return errno.EINPROGRESS
 
-    def relay(self, one: Direction, other: Direction) -> None:
+    def relay(self, one: OneWay, other: OneWay) -> None:
         """Have two connected sockets read, each of which is the source of a direction."""
         # A client's first words have often come while its endpoint was dialled.
         one.pass_on(more=False)
@@ -167,7 +185,7 @@ class Tasks(Poller):
     def await_writable(self, sock: socket.socket) -> None:
         """Do nothing: a task waits for that."""
 
-    def relay(self, one: Direction, other: Direction) -> None:
+    def relay(self, one: OneWay, other: OneWay) -> None:
         """Begin to copy."""
         both = [self._loop.create_task(each.copy()) for each in (one, other)]
         for direction in (one, other):

@@ -9,7 +9,8 @@ from pathlib import Path
 
 import pytest
 
-from steersman.cli.main import main, report
+from steersman.cli.failures import report
+from steersman.cli.main import main
 from steersman.config import UsageError
 from steersman.operate.answer import QuestionError
 

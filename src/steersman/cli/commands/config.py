@@ -7,6 +7,7 @@ from typing import Final
 
 from steersman import __version__
 from steersman.cli.command import Argument, Command, Example, option
+from steersman.cli.failures import CommandError
 
 _OUTPUT: Final = option(
     "output", "yaml or json.", default="yaml", short="o", choices=("yaml", "json")
@@ -17,7 +18,6 @@ _STRICT: Final = option(
 
 
 def _main(argv: Sequence[str]) -> int:
-    from steersman.cli.main import CommandError  # noqa: PLC0415 - it imports this module
     from steersman.config import (  # noqa: PLC0415
         ConfigError,
         UsageError,

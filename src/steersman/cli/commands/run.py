@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 
 from steersman import __version__
 from steersman.cli.command import Command
+from steersman.cli.failures import CommandError, expected_errors, report
 
 if TYPE_CHECKING:
     from steersman.config import Parsed
@@ -29,8 +30,6 @@ def run_words(argv: Sequence[str], program: str = "steersman run") -> int:
         return 0
     config = parsed.config
     if path := parsed.write_config_to:
-        from steersman.cli.main import CommandError  # noqa: PLC0415 - it imports this module
-
         try:
             with open(path, "w", encoding="utf-8") as file:
                 file.write(to_yaml(config))
@@ -52,7 +51,6 @@ def run_words(argv: Sequence[str], program: str = "steersman run") -> int:
         return 0
     if parsed.dry_run:
         return dry_run(parsed, program)
-    from steersman.cli.main import report  # noqa: PLC0415
     from steersman.host.facts import hostname  # noqa: PLC0415
     from steersman.run.process.assemble import run_daemon  # noqa: PLC0415
     from steersman.run.process.event_loop import MeasuredLoop, run_to_end  # noqa: PLC0415
@@ -73,7 +71,6 @@ def run_words(argv: Sequence[str], program: str = "steersman run") -> int:
 
 def dry_run(parsed: Parsed, program: str) -> int:
     """Print the changes that a sync would make; return 1 if there are any, 2 if it is unknown."""
-    from steersman.cli.main import expected_errors  # noqa: PLC0415 - it imports this module
     from steersman.cli.output import print_answer  # noqa: PLC0415
     from steersman.operate.plan_change import plan_change  # noqa: PLC0415
 

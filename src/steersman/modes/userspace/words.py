@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Collection, Hashable, Mapping
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple, Protocol
 
 from steersman.host.listening import ListeningSocket, listening_sockets
 from steersman.host.worker import KernelWorker
@@ -21,9 +21,6 @@ from steersman.modes.userspace.render import BaseKey, Portal, StrayKey
 from steersman.modes.words import KernelWords
 from steersman.netfilter.iptables.names import printed_name
 from steersman.proxy.listeners import LISTENER, PORTAL, FrontendKey, ListenerPlan
-
-if TYPE_CHECKING:
-    from steersman.modes.userspace.core import Portals
 
 _ANY_PORT = 99999
 """No port: it marks the place of the port in the text of a rule."""
@@ -101,10 +98,20 @@ _KINDS = {
 }
 
 
+class Readable(Protocol):
+    """Portals, as far as they are read; see core.Portals."""
+
+    def read(self, listeners: Mapping[FrontendKey, ListenerPlan]) -> Ruleset:
+        """Return the listeners, and the portals in force."""
+
+    def in_kernel(self, key: FrontendKey, portal: Portal | None, port: int) -> list[StrayKey]:
+        """Return the keys that `read` gives to the parts of a portal."""
+
+
 class UserspaceWords(KernelWords):
     """Sockets, and the rules or addresses that lead clients to them."""
 
-    def __init__(self, portals: Portals, worker: KernelWorker) -> None:
+    def __init__(self, portals: Readable, worker: KernelWorker) -> None:
         """Describe what portals find in the kernel, in this thread; all of it is unknown there."""
         self._portals = portals
 

@@ -30,7 +30,7 @@ from collections.abc import Awaitable, Callable
 from contextlib import suppress
 from dataclasses import dataclass
 from functools import partial
-from typing import TYPE_CHECKING, NamedTuple, TypeVar
+from typing import NamedTuple, Protocol, TypeVar
 
 from steersman.config import ConfigError
 from steersman.model import codes
@@ -52,9 +52,6 @@ from steersman.run.process.mode_transition import remove_leftovers
 from steersman.run.process.startup import StartError
 from steersman.run.sync.engine import Engine, setting_changes
 from steersman.run.sync.state import SyncReport
-
-if TYPE_CHECKING:
-    from steersman.run.process.daemon import Daemon
 
 T = TypeVar("T")
 
@@ -86,10 +83,33 @@ class Retiring(NamedTuple):
     task: asyncio.Task[None]
 
 
+class Switchable(Protocol):
+    """What a switch needs of the daemon; see there."""
+
+    engine: Engine
+    turn: asyncio.Lock
+
+    @property
+    def configured_mode(self) -> str:
+        """The mode that the configuration asks for."""
+
+    def new_engine(self, name: str) -> Engine:
+        """Make the parts of another mode."""
+
+    def prepare_machine(self, engine: Engine) -> None:
+        """Set what the machine needs for a mode."""
+
+    async def install(self, engine: Engine, report: SyncReport) -> None:
+        """Serve by another mode from now on."""
+
+    async def compare(self) -> SyncReport | None:
+        """Compare the kernel with the plan."""
+
+
 class Switcher:
     """Switches the mode, one switch at a time."""
 
-    def __init__(self, daemon: Daemon) -> None:
+    def __init__(self, daemon: Switchable) -> None:
         self._daemon = daemon
         self.dial: Dial = dial
         """Opens the connections that are watched."""
@@ -184,7 +204,7 @@ class Switcher:
 class _Switch:
     """One switch."""
 
-    daemon: Daemon
+    daemon: Switchable
     request: SwitchRequest
     tell: Tell
     canary: Canary
