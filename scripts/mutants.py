@@ -41,7 +41,7 @@ GROUPS = {
             [f"modes/{mode}/render.py"],
             [f"tests/unit/modes/{mode}", "tests/test_cases.py", "-k", mode],
         )
-        for mode in ("iptables", "nftables", "ipvs", "ebpf")
+        for mode in ("iptables", "nftables", "ipvs", "ebpf", "userspace")
     },
     "ledger": (
         ["run/sync/ledger.py"],

@@ -11,6 +11,7 @@ import ipaddress
 import shlex
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, replace
+from functools import cache
 
 
 @dataclass(frozen=True)
@@ -55,6 +56,7 @@ Match = Callable[[str, Packet, frozenset[str]], bool | None]
 """None where it depends on chance or on earlier packets: both ways are walked."""
 
 
+@cache
 def _in_network(address: str, network: str) -> bool:
     """Whether an address lies in `network/length` or `network/mask` (masks may have holes)."""
     base, _, mask = network.partition("/")
