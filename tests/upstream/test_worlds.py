@@ -9,7 +9,7 @@ from typing import TypeAlias
 
 import pytest
 
-from steersman.model.addresses import split_host_port
+from steersman.model.addresses import family_of, split_host_port
 from tests.support.modes.flows import Answer, FlowCase, by_trace
 from tests.support.modes.registry import MODES, ModeUnderTest
 from tests.upstream.worlds import RECORDINGS, Record, Recording
@@ -124,3 +124,21 @@ def test_listeners(recording: Recording) -> None:
         if (answer := decide[record.step](flow)) != expected:
             wrong.append(f"{record}: {answer}, not {expected}")
     assert not wrong
+
+
+@pytest.mark.parametrize("mode", ["iptables", "nftables"])
+@pytest.mark.parametrize("recording", RECORDINGS, ids=repr)
+def test_health_checks(recording: Recording, mode: str) -> None:
+    plans = [world.plan(MODES[mode].traits) for world in recording.worlds(mode)]
+    checks = list(recording.health_checks(mode))
+    assert checks
+    for check in checks:
+        ready = {
+            plan.ready_here
+            for key, plan in plans[check.step].services.items()
+            if plan.health_check_node_port
+            and key.name.object_name.name == check.service
+            and key.family is family_of(check.address)
+        }
+        assert ready == ({check.ready} if check.status else set()), check
+        assert check.status in (0, 200 if check.ready else 503), check

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import msgspec
 
@@ -59,6 +59,19 @@ class Record:
         return f"step {self.step}: {self.frontend} {to} from {self.client}"
 
 
+class HealthCheck(NamedTuple):
+    """What the health check node port of a Service answered."""
+
+    step: int
+    service: str
+    address: str
+    """Of the node."""
+    status: int
+    """0 if nothing listened."""
+    ready: int
+    """Endpoints of the Service on the node."""
+
+
 class Recording:
     """One world and configuration, in the steps in which it changed."""
 
@@ -82,6 +95,15 @@ class Recording:
             ends = frozenset((end, source) for end, _, source in (e.partition(" ") for e in seen))
             affinity = bool(flags.get("aff"))
             yield Record(step, frontend, client, protocol, destination, outcome, ends, affinity)
+
+    def health_checks(self, mode: str) -> Iterator[HealthCheck]:
+        """Return what health check node ports answered in a mode."""
+        for row in self._data["upstream"][mode]["healthChecks"]:
+            step, service, address, status, *more = row
+            if status == "ConnectionRefusedError":
+                yield HealthCheck(step, service, address, 0, 0)
+            else:
+                yield HealthCheck(step, service, address, status, more[0])
 
     def config(self, mode: str) -> NodeConfig:
         """Return the configuration of the world, for a mode."""
