@@ -134,21 +134,40 @@ async def client_outside() -> AsyncIterator[Place]:
     Raises:
         OSError: CAP_SYS_ADMIN or CAP_NET_ADMIN is missing, or the kernel has no veth devices.
     """
+    host = 1 + secrets.randbelow((1 << 16) - 2)
+    wanted = {family: str(ip_address(net + host)) for family, net in _OUTSIDE.items()}
+    async with _linked("outside", "a client outside", wanted) as place:
+        yield place
+
+
+@asynccontextmanager
+async def pod_of_ours(wanted: Mapping[Family, str]) -> AsyncIterator[Place]:
+    """Link a pod with these addresses to this node for a while; raises as `client_outside`."""
+    async with _linked("pod", "a pod of ours", wanted) as place:
+        yield place
+
+
+@asynccontextmanager
+async def _linked(
+    kind: Literal["pod", "outside"], name: str, wanted: Mapping[Family, str]
+) -> AsyncIterator[Place]:
+    """Link a namespace with these addresses, as far as this machine has their families."""
     worker = KernelWorker()  # which waits for the end of each call, also when cancelled
     namespace = await worker.do(new_namespace)
     try:
-        yield await worker.do(_link, namespace)
+        yield await worker.do(_link, namespace, kind, name, wanted)
     finally:
         await worker.do(_unlink, namespace)
         await worker.close()
 
 
-def _link(namespace: int) -> Place:
+def _link(
+    namespace: int, kind: Literal["pod", "outside"], name: str, wanted: Mapping[Family, str]
+) -> Place:
     """Link a new namespace to the node, and return the place in it."""
     tag, path = f"{os.getpid()}-{next(_serial) % 100}", Path(f"/proc/self/fd/{namespace}")
     outer = VethEnd(f"smc-{tag}", b"\x02sm" + secrets.token_bytes(3), namespace)
     inner = VethEnd(f"{CLIENT_DEVICE}{tag}", b"\x02sm" + secrets.token_bytes(3))
-    host = 1 + secrets.randbelow((1 << 16) - 2)
     addresses: dict[Family, str] = {}
 
     def inside(address: str, gateway: str) -> None:
@@ -163,15 +182,15 @@ def _link(namespace: int) -> Place:
         netlink.request(new_veth(inner, outer))
         link = socket.if_nametoindex(inner.name)
         netlink.request(bring_up(link))
-        for family, gateway in _GATEWAYS.items():
-            address = str(ip_address(_OUTSIDE[family] + host))
+        for family, address in wanted.items():
+            gateway = _GATEWAYS[family]
             with suppress(OSError):  # the family is off on this machine
                 netlink.request(new_route(link, address))
                 netlink.request(new_neighbour(link, address, outer.mac))
                 call_inside(path, partial(inside, address, gateway))
                 addresses[family] = address
-    name = f"a client outside ({', '.join(addresses.values())}, by a device of its own)"
-    return Place("outside", name, path, addresses, inner.name)
+    name = f"{name} ({', '.join(addresses.values())}, by a device of its own)"
+    return Place(kind, name, path, addresses, inner.name)
 
 
 def _unlink(namespace: int) -> None:
