@@ -34,7 +34,7 @@ _NETFILTER_HOOKS = ("prerouting", "input", "forward", "output", "postrouting")
 _REFUSALS = ("port unreachable", "prohibited")
 _UNANSWERED = ("none", "icmp", "not-sent", "unknown")
 REMEDY = "the rules in the kernel are not those of the plan: see steersman drift"
-_NO_DRIFT = "the rules in the kernel are those of the plan: something else decided"
+NO_DRIFT = "the rules in the kernel are those of the plan: something else decided"
 _ASK_DRIFT = "steersman drift says whether the rules in the kernel are those of the plan"
 
 
@@ -177,7 +177,8 @@ def compare(predicted: TraceResult, seen: Observation) -> tuple[Difference, ...]
     if dropped and (loss := _lost(seen, endpoint)):
         return (Difference.of_loss(loss),)
     if not seen.steps and seen.connection is None and seen.answer != "not-sent":
-        return (Difference("no hook of this node's kernel saw the packet: it took another way"),)
+        text = "no hook of this node's kernel saw the packet: it took another way"
+        return (Difference(text, 0, "unseen"),)
     found = [*_going(predicted, seen)]
     if predicted.verdict == "forward" and endpoint in endpoints:
         found += _masquerading(predicted, seen, endpoint)
@@ -208,7 +209,7 @@ def _against_the_plan(
     text: str, seen: Observation, number: int = 0, step: TraceStep | None = None
 ) -> Difference:
     """Return that our own rules decided otherwise than the plan."""
-    drift = {True: REMEDY, False: _NO_DRIFT, None: _ASK_DRIFT}[seen.drifted]
+    drift = {True: REMEDY, False: NO_DRIFT, None: _ASK_DRIFT}[seen.drifted]
     shows = command_for(step) if step else "steersman drift"
     return Difference(f"{text}; {drift}", number, "rules", shows)
 

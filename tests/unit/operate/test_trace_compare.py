@@ -406,7 +406,7 @@ def test_a_drop_beside_the_rules_is_named() -> None:
     # After the answer it does not matter, and without look-ups it is not judged.
     assert compare(FORWARD, seen(JUMP, DNAT, sightings=[FREED], around=PLACE)) == ()
     (found,) = compare(FORWARD, lost(FREED, around=None))
-    assert found.code == ""
+    assert found.code == "unseen"
     # A rule that dropped the packet is named itself; the kernel's own step says less.
     (found,) = compare(FORWARD, lost(FREED, steps=(FIREWALL,)))
     assert found.code == "foreign-drop"

@@ -3,10 +3,16 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Iterable, Mapping
+import errno
+import socket
+from collections.abc import Iterable, Mapping, Sequence
+from contextlib import suppress
+from itertools import product
 from typing import Final
 
 from steersman.host.echo import EchoRefusedError, answers_echo
+from steersman.host.netlink import NETLINK_ROUTE, Netlink
+from steersman.host.rtnetlink import get_route, list_rules, parse_rule
 from steersman.model.names import Family
 from steersman.operate.doctor.check import (
     Cause,
@@ -24,12 +30,17 @@ from steersman.operate.doctor.check import (
 )
 from steersman.operate.doctor.facts import ways
 from steersman.operate.doctor.network import Link, Way
+from steersman.operate.doctor.node_pods import Views, views
 
 _OVERHEAD = {"vxlan": 50, "geneve": 50, "ipip": 20, "sit": 20, "gre": 24, "wireguard": 60}
 """Bytes that an encapsulation adds to a packet, over IPv4."""
 _HEADERS = {Family.IPV4: 28, Family.IPV6: 48}
 """Bytes of the IP and ICMP headers of an echo request."""
 _SMALL = 56
+_PODS = 16
+"""Pods whose packets' routes are looked up."""
+_USUAL_RULES = (0, 32766, 32767)
+"""Priorities of the policy rules that every system has."""
 _PROBED = 4
 """Endpoints whose path is probed; those of one device share a path more often than not."""
 
@@ -70,6 +81,71 @@ async def routes(context: Context) -> Iterable[CheckResult]:
     if not found:
         return results or [skipped("there is no endpoint")]
     return results or [ok(f"all {len(found)} endpoints have a route")]
+
+
+async def policy_rules(context: Context) -> Iterable[CheckResult]:
+    """Check that no policy rule, and no rp_filter, takes packets of pods away."""
+    found, seen = await context.once(ways), await context.once(views)
+    mark = context.world.plan.settings.masquerade_mark
+    usable = [address for address, way in found.items() if not way.trouble and not way.local]
+    dropped = await asyncio.to_thread(_selected, usable[:_PROBED], seen, mark)
+    return dropped or [ok("packets of pods to the endpoints have a route")]
+
+
+def _selected(endpoints: Sequence[str], seen: Views, mark: int) -> list[CheckResult]:
+    """Look up the routes of packets of pods, and of masqueraded ones: policy rules select them."""
+    from_pods = [
+        (f"packets of {pod}", address, _index(port.master or pod.device), port.master or pod.device)
+        for pod in seen.pods[:_PODS]
+        if (port := seen.node.ports.get(pod.device)) is not None
+        for address in pod.addresses
+    ]
+    packets = [(f"packets that are masqueraded (mark {mark:#x})", "", 0, ""), *from_pods]
+    found: dict[str, CheckResult] = {}
+    with Netlink(NETLINK_ROUTE, buffer=1 << 18) as netlink:
+        for endpoint, (who, source, device, name) in product(endpoints, packets):
+            family = socket.AF_INET6 if ":" in endpoint else socket.AF_INET
+            if source == endpoint or (source and (":" in source) != (":" in endpoint)):
+                continue
+            packed = socket.inet_pton(family, endpoint)
+            origin = socket.inet_pton(family, source) if source else b""
+            ask = get_route(packed, source=origin, device=device, mark=0 if source else mark)
+            try:
+                netlink.request(ask)
+                continue
+            except OSError as error:
+                code = error.errno
+            rules = [parse_rule(each) for each in netlink.dump(list_rules(family))]
+            texts = [rule.text for rule in rules if rule.priority not in _USUAL_RULES]
+            if code == errno.EXDEV:
+                why = f"rp_filter is strict at {name}, and the way back is another"
+            elif texts:
+                why = f"a policy rule sends them elsewhere: {_of(texts, source, name)}"
+            else:
+                continue  # forwarding is off, for example: other checks say so
+            found.setdefault(
+                why,
+                warning(
+                    f"{who} to the endpoint {endpoint} are dropped: {why}",
+                    *texts,
+                    remedy="ip rule shows them: correct the rule, or its routing table",
+                    cause=Cause.PATH - 4,
+                    suspect=True,
+                ),
+            )
+    return list(found.values())
+
+
+def _of(rules: Sequence[str], source: str, device: str) -> str:
+    """Return the rule that selects packets of a source and device; of a mark, without a source."""
+    words = (f"from {source}", f"iif {device}") if source else ("fwmark",)
+    return next((rule for rule in rules if any(word in rule for word in words)), rules[0])
+
+
+def _index(device: str) -> int:
+    with suppress(OSError):
+        return socket.if_nametoindex(device)
+    return 0
 
 
 def packet_size(way: Way, links: Mapping[str, Link]) -> int:
@@ -144,6 +220,7 @@ async def path_mtu(context: Context) -> Iterable[CheckResult]:
 _SERVICE = both(on_the_node, with_service)
 PATH_CHECKS: Final = (
     Check("route", "routes to endpoints", routes, _SERVICE, Cause.PATH),
+    Check("policy-rules", "policy rules", policy_rules, _SERVICE, Cause.PATH - 4),
     Check("overlay", "MTU of overlays", overlays, on_the_node, Cause.PATH + 1),
     Check("path-mtu", "MTU of the path", path_mtu, _SERVICE, Cause.PATH + 1),
 )

@@ -102,15 +102,14 @@ async def views(context: Context) -> Views:
 
 def _look(destinations: Collection[str]) -> Views:
     pods = []
+    # A client of doctor's own is no pod, and is not found as one.
+    clients = sum(name.startswith(CLIENT_DEVICE) for _, name in socket.if_nameindex())
     linked, unseen = linked_namespaces()
     for path, number in linked.items():
         with suppress(OSError):  # it has ended meanwhile
             device = socket.if_indextoname(number)
             pods.append(call_inside(path, partial(_view, device, destinations)))
-    node = link_state()
-    # A client of doctor's own is no pod, and is not found as one.
-    unseen -= sum(name.startswith(CLIENT_DEVICE) for name in node.ports)
-    return Views(tuple(pods), max(unseen, 0), node)
+    return Views(tuple(pods), max(unseen - clients, 0), link_state())
 
 
 def _view(device: str, destinations: Collection[str]) -> PodView:

@@ -53,7 +53,7 @@ from steersman.operate.doctor.tries import (
 )
 from steersman.operate.doctor.where import where_lost
 from steersman.operate.places import NODE, Place, client_outside, find_pods, source_to
-from steersman.operate.trace_compare import REMEDY
+from steersman.operate.trace_compare import NO_DRIFT, REMEDY
 from steersman.operate.trace_question import TraceQuestion
 
 _TIMEOUT = 2.0
@@ -308,7 +308,8 @@ def _results(
             yield warning(named, *found.evidence, remedy=found.remedy, cause=Cause.POLICY)
             return
         # A difference that names nobody: a check that does explains it.
-        cause = Cause.SYMPTOM - 1 if REMEDY in found.text else found.cause or Cause.NODE + 5
+        nobody = REMEDY in found.text or NO_DRIFT in found.text
+        cause = Cause.SYMPTOM - 1 if nobody else found.cause or Cause.NODE + 5
         yield error(named, *found.evidence, remedy=found.remedy, cause=cause)
         yield error(text, evidence)
         return

@@ -11,7 +11,7 @@ from steersman.operate.doctor.network import Link, Way
 from tests.support.builders.doctor import FakeNetwork, context_of, results
 from tests.support.builders.objects import endpoint, service, slice_
 
-ROUTES, OVERLAYS, MTU = node_path.PATH_CHECKS
+ROUTES, _, OVERLAYS, MTU = node_path.PATH_CHECKS
 THINGS = service(), slice_(endpoint("10.0.0.5"))
 POD = Link("pod1", 1400, driver="veth")
 
