@@ -24,6 +24,7 @@ from tests.kernel.faults.plants import (
 from tests.support.lab.faulty_node import (
     CLIENT,
     ENDS,
+    NODE_PORT,
     VIP,
     Object,
     endpoint,
@@ -88,18 +89,94 @@ def _drop(chain: str, rule: str) -> Plant:
 FAULTS = (
     # NAT of others
     Fault(
+        "a foreign nat chain before ours takes the cluster IP",
+        nft("nat hook prerouting priority -110", f"ip daddr {VIP} dnat to {NOBODY}", family="ip"),
+        ways.FROM_POD,
+        "table ip other",
+    ),
+    Fault(
         "a foreign nat chain takes the node's own connections",
         nft("nat hook output priority -110", f"ip daddr {VIP} dnat to {NOBODY}", family="ip"),
         ways.FROM_NODE,
         "table ip other",
     ),
+    Fault(
+        "a hostPort rule takes the node port",
+        iptables(
+            "-t nat -N CNI-HOSTPORT-DNAT",
+            "-t nat -I PREROUTING -m addrtype --dst-type LOCAL -j CNI-HOSTPORT-DNAT",
+            f"-t nat -A CNI-HOSTPORT-DNAT -p tcp --dport {NODE_PORT}"
+            f" -j DNAT --to-destination {CLIENT}:9999",
+        ),
+        ways.FROM_OUTSIDE,
+        "CNI-HOSTPORT-DNAT",
+    ),
+    Fault(
+        "a foreign rule masquerades what pods send to endpoints",
+        nft("nat hook postrouting priority 90", f"ip saddr {CLIENT} masquerade", family="ip"),
+        ways.FROM_POD,
+        "table ip other",
+    ),
+    Fault(
+        "a foreign rule gives a wrong source",
+        nft(
+            "nat hook postrouting priority 90",
+            f"ip saddr {CLIENT} snat to 192.0.2.200",
+            family="ip",
+        ),
+        ways.FROM_POD,
+        "table ip other",
+        modes=("nftables",),
+    ),
+    Fault(
+        "a rule in the client's pod redirects to a proxy that does not run",
+        nft(
+            "nat hook output priority -100",
+            "tcp dport 80 redirect to :15001",
+            family="ip",
+            where=CLIENT,
+        ),
+        ways.FROM_POD,
+        "table ip other",
+    ),
+    Fault(
+        "an earlier rule of iptables returns the cluster IP untranslated",
+        iptables(f"-t nat -I PREROUTING -d {VIP} -j ACCEPT"),
+        ways.FROM_POD,
+        f"chain PREROUTING.* -d {VIP}/32 -j ACCEPT",
+        modes=("iptables",),
+    ),
     # Marks, tracking
+    Fault(
+        "a foreign rule clears the masquerade mark",
+        nft("filter hook postrouting priority -10", "meta mark set 0"),
+        ways.FROM_OUTSIDE,
+        "table inet other",
+    ),
+    Fault(
+        "a foreign rule stops tracking",
+        nft("filter hook prerouting priority -300", f"ip daddr {VIP} notrack"),
+        ways.FROM_POD,
+        "table inet other",
+    ),
+    Fault(
+        "raw of iptables stops tracking",
+        iptables(f"-t raw -I PREROUTING -d {VIP} -j CT --notrack"),
+        ways.FROM_POD,
+        "-d 10.96.0.10/32 -j (CT --notrack|NOTRACK)",
+    ),
+    Fault(
+        "a foreign rule gives one direction a zone of its own",
+        nft("filter hook prerouting priority -300", 'iifname "cni0" ct zone set 5'),
+        ways.FROM_POD,
+        "table inet other",
+    ),
     # Filters
     Fault(
         "a policy drops forwarded packets",
         shell("iptables -P FORWARD DROP", "iptables -P FORWARD ACCEPT"),
         ways.FROM_POD,
-        "FORWARD.*(policy|-P FORWARD) drop",
+        "FORWARD.*(policy|-P FORWARD) drop|policy of chain FORWARD",
     ),
     Fault(
         "a rule drops what root sends",
@@ -129,6 +206,12 @@ FAULTS = (
         "connlimit-above 0",
     ),
     Fault(
+        "a rule lets packets die of their TTL",
+        iptables(f"-t mangle -I PREROUTING -d {VIP} -j TTL --ttl-set 1"),
+        ways.FROM_POD,
+        "TTL --ttl-set 1",
+    ),
+    Fault(
         "a rule drops the answers",
         _drop(
             "forward",
@@ -144,12 +227,30 @@ FAULTS = (
         "table inet other",
     ),
     Fault(
+        "a filter in the endpoint's pod",
+        nft("filter hook input priority 0", "tcp dport 8080 drop", where=ENDS[0]),
+        ways.FROM_POD,
+        f"{ENDS[0]}.*table inet other|table inet other.*{ENDS[0]}",
+    ),
+    Fault(
+        "a filter in the client's pod",
+        nft("filter hook output priority 0", f"ip daddr {VIP} drop", where=CLIENT),
+        ways.FROM_POD,
+        f"{CLIENT}.*table inet other|table inet other.*{CLIENT}",
+    ),
+    Fault(
         "a filter of UDP only",
         _drop("forward", "udp dport 8081 drop"),
         ways.UDP_FROM_POD,
         "table inet other",
     ),
     # Devices
+    Fault(
+        "a program at tc drops what a pod sends",
+        bpf("pod3", "ingress"),
+        ways.FROM_POD,
+        "tc.*pod3|pod3.*tc",
+    ),
     Fault(
         "a program at tc drops what goes to a pod",
         bpf("pod0", "egress"),
@@ -269,7 +370,7 @@ FAULTS = (
             ENDS[0],
         ),
         ways.FROM_POD,
-        f"{ENDS[0]}.*route|route.*{ENDS[0]}",
+        f"{ENDS[0]}.*(route|Network is unreachable)",
     ),
     Fault(
         "the gateway of the pod is wrong",
@@ -306,10 +407,44 @@ FAULTS = (
         f"no route to {VIP}",
     ),
     Fault(
+        "a policy rule sends marked packets into a black hole",
+        together(
+            ip("route add blackhole default table 99"),
+            ip("rule add fwmark 0x4000/0x4000 lookup 99 pref 50"),
+        ),
+        ways.FROM_OUTSIDE,
+        "fwmark 0x4000/0x4000.*99",
+    ),
+    Fault(
+        "a policy rule sends packets of a pod into a black hole",
+        together(
+            ip("route add blackhole default table 98"),
+            ip(f"rule add from {CLIENT} lookup 98 pref 51"),
+        ),
+        ways.FROM_POD,
+        f"from {CLIENT}.*98",
+    ),
+    Fault(
+        "a policy rule prohibits what comes from the bridge",
+        ip("rule add iif cni0 prohibit pref 52"),
+        ways.FROM_POD,
+        "iif cni0.*prohibit",
+    ),
+    Fault(
         "an unreachable route in the client's pod",
         ip(f"route add unreachable {VIP}/32", CLIENT),
         ways.FROM_POD,
         f"{CLIENT}.*{VIP}|{VIP}.*{CLIENT}",
+    ),
+    Fault(
+        "the reverse path filter is strict, and the way back to a pod is another",
+        together(
+            sysctl("ipv4/conf/cni0/rp_filter", "1"),
+            ip("route add default via 169.254.1.1 dev eth1 onlink table 97"),
+            ip(f"rule add to {CLIENT} lookup 97 pref 53"),
+        ),
+        ways.FROM_POD,
+        f"rp_filter.*cni0|cni0.*rp_filter|to {CLIENT}/32 lookup 97",
     ),
     # Settings
     Fault(

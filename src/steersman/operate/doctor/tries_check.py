@@ -373,7 +373,7 @@ async def _sources(
                 why,
                 *(found.evidence if found else ()),
                 remedy=found.remedy if found else "",
-                cause=Cause.NODE + 6,
+                cause=Cause.SYMPTOM,
             )
         )
     return out
