@@ -10,7 +10,7 @@ import pytest
 from steersman.host.nlmsg import Message
 from steersman.host.rtnetlink import RTM_NEWLINK
 from steersman.modes.ebpf.devices import list_devices
-from steersman.modes.ebpf.netns import NodeNetns
+from steersman.modes.ebpf.netns import device_changes
 from tests.support.lab.namespace import in_namespace, sh
 
 pytestmark = pytest.mark.kernel
@@ -33,9 +33,9 @@ NOISE = (
 )
 
 
-async def changes(netns: NodeNetns, *commands: str) -> list[Message]:
+async def changes(*commands: str) -> list[Message]:
     """Run `ip` commands; return the notifications that they bring."""
-    with netns.device_changes() as subscription:
+    with device_changes() as subscription:
         for command in commands:
             sh(f"ip {command}")
         await asyncio.sleep(0.05)
@@ -44,12 +44,11 @@ async def changes(netns: NodeNetns, *commands: str) -> list[Message]:
 
 def test_every_change_of_a_device_is_noticed() -> None:
     async def body() -> None:
-        netns = NodeNetns()
         sh("ip link add br0 type bridge")
-        inventory = list_devices(netns)
+        inventory = list_devices()
         for command in CHANGES:
-            updated = inventory.updated(await changes(netns, command))
-            listed = list_devices(netns)
+            updated = inventory.updated(await changes(command))
+            listed = list_devices()
             assert updated is not None
             assert updated != inventory, command
             assert sorted(updated.devices) == sorted(listed.devices), command
@@ -60,20 +59,18 @@ def test_every_change_of_a_device_is_noticed() -> None:
 
 def test_global_addresses_are_listed_again() -> None:
     async def body() -> None:
-        netns = NodeNetns()
         sh("ip link add br0 type bridge")
-        inventory = list_devices(netns)
-        assert inventory.updated(await changes(netns, "address add 192.0.2.1/24 dev br0")) is None
-        assert inventory.updated(await changes(netns, "address del 192.0.2.1/24 dev br0")) is None
+        inventory = list_devices()
+        assert inventory.updated(await changes("address add 192.0.2.1/24 dev br0")) is None
+        assert inventory.updated(await changes("address del 192.0.2.1/24 dev br0")) is None
 
     in_namespace(body)
 
 
 def test_flags_and_local_addresses_wake_nobody() -> None:
     async def body() -> None:
-        netns = NodeNetns()
         sh("ip link add pod1 type veth peer name pod2")
-        news = await changes(netns, *NOISE)
+        news = await changes(*NOISE)
         assert {each.kind for each in news} <= {RTM_NEWLINK}
         masks = [int.from_bytes(each.payload[12:16], sys.byteorder) for each in news]
         assert not any(masks), "only the operational state may change"

@@ -26,7 +26,6 @@ from steersman.modes.ebpf.datapath import Datapath, EbpfOptions
 from steersman.modes.ebpf.layout import Kind
 from steersman.modes.ebpf.links import DEVICE_PROGRAMS, XDP_PROGRAM
 from steersman.modes.ebpf.loader import LoadedObject, Shape
-from steersman.modes.ebpf.netns import NodeNetns
 from steersman.modes.ebpf.services import QUARANTINE, SlotAllocator
 from steersman.modes.ebpf.tables import Tables
 from tests.support.builders import plans
@@ -379,7 +378,7 @@ def test_an_attempt_to_open_that_fails_leaves_nothing_open(
         raise OSError(errno.ENOMEM, "no memory")
 
     pins = bpffs() / "refused"
-    datapath = Datapath(EbpfOptions(pins, file=compiled()), NodeNetns())
+    datapath = Datapath(EbpfOptions(pins, file=compiled()))
     datapath.pins.create()
     try:
         with monkeypatch.context() as patched:

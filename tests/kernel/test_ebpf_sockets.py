@@ -17,6 +17,7 @@ from pathlib import Path
 import msgspec
 import pytest
 
+from steersman.host.worker import finish
 from steersman.model.errors import BusyError
 from steersman.model.names import Family, Protocol
 from steersman.model.plan import Action, Endpoint, NodePlan, Verdict
@@ -27,7 +28,6 @@ from steersman.modes.ebpf.bpf import ArrayMap, HashMap, Link
 from steersman.modes.ebpf.devices import describe, list_devices
 from steersman.modes.ebpf.dump import DUMPS, dump
 from steersman.modes.ebpf.flows import EGRESS, TO_ENDPOINT
-from steersman.modes.ebpf.netns import NodeNetns
 from tests.support.builders.ebpf_node_plan import (
     CLIENT,
     ENDPOINTS,
@@ -50,7 +50,6 @@ from tests.support.builders.ebpf_node_plan import (
 from tests.support.lab.cluster import Lab, ip
 from tests.support.lab.ebpf_node import MARKS, WAIT, Node, programmed, replace_programs, serving
 from tests.support.lab.sockets import Netns
-from tests.support.steps import result_of
 
 pytestmark = MARKS
 SO_COOKIE = 57
@@ -461,12 +460,13 @@ def test_a_new_device_leaves_the_programs_of_others_alone(
 
     monkeypatch.setattr(Link, "attach", classmethod(counted))
     monkeypatch.setattr(Link, "replace", lambda *_: pytest.fail("a program was replaced"))
-    datapath, name = node.modes[0].datapath, Path(node.lab.node.path).name
+    mode, name = node.modes[0], Path(node.lab.node.path).name
+    datapath, do = mode.datapath, mode.worker.do
     ip(name, ["link add new0 type veth peer name new1"])
-    before = datapath.fingerprint()
+    before = asyncio.run(do(datapath.fingerprint))
     try:
-        result_of(datapath.attach_devices(datapath.write_devices()))
-        assert datapath.fingerprint() == before, "pods that come are no drift"
+        asyncio.run(do(lambda: finish(datapath.attach_devices(datapath.write_devices()))))
+        assert asyncio.run(do(datapath.fingerprint)) == before, "pods that come are no drift"
         new = [node.lab.node.call(lambda n=n: socket.if_nametoindex(n)) for n in ("new0", "new1")]  # type: ignore[misc]
         assert sorted(made) == sorted([*new, *new])
     finally:
@@ -503,19 +503,19 @@ def test_other_endpoint_is_used(node: Node) -> None:
 def test_no_address_that_may_go_elsewhere_is_a_source(node: Node) -> None:
     """Keepalived marks virtual addresses so; the kernel lists the newest of IPv6 first."""
     name, device = Path(node.lab.node.path).name, "eth0"
-    netns = NodeNetns(Netns(node.lab.node.path).call)
+    inside = Netns(node.lab.node.path).call
     ip(name, [f"addr add 2001:db8::77/64 dev {device} nodad preferred_lft 0"])
     try:
-        found = list_devices(netns)
+        found = inside(list_devices)
         number = next(each.number for each in found.devices if each.name == device)
         sources = layout.DEVICE.unpack(describe(found, "", "")[number])[:2]
         assert [layout.print_address(each) for each in sources] == [NODE, NODE6]
         ip(name, [f"addr del {NODE6}/64 dev {device}"])
-        found = list_devices(netns)
+        found = inside(list_devices)
         source = layout.DEVICE.unpack(describe(found, "", "")[number])[1]
         assert layout.print_address(source) == "2001:db8::77", "where there is no other"
         ip(name, ["addr add 2001:db8::99/128 dev lo nodad"])  # as routers have theirs
-        found = list_devices(netns)
+        found = inside(list_devices)
         source = layout.DEVICE.unpack(describe(found, "", "")[number])[1]
         assert layout.print_address(source) == "2001:db8::99"
         ip(name, ["addr del 2001:db8::99/128 dev lo"])

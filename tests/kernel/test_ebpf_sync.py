@@ -11,14 +11,12 @@ from pathlib import Path
 import pytest
 
 from steersman.compile.planner import Planner
-from steersman.host.exec import SubprocessExec
 from steersman.model.inputs import HostFacts, NodeConfig
 from steersman.model.names import Family
 from steersman.model.ruleset import diff
 from steersman.modes.base import release
 from steersman.modes.ebpf.datapath import EbpfOptions
 from steersman.modes.ebpf.mode import EbpfMode
-from steersman.modes.ebpf.netns import NodeNetns
 from steersman.run.sync.sync import Sync
 from steersman.source.store import Store
 from tests.support.builders.ebpf_node_plan import LAYOUT, LOOKER, NODE, OTHER, POD, VIP
@@ -26,7 +24,7 @@ from tests.support.builders.store import service, slice_
 from tests.support.lab import ebpf
 from tests.support.lab.cluster import Lab
 from tests.support.lab.ebpf_node import MARKS
-from tests.support.lab.sockets import CGROUPS, Netns
+from tests.support.lab.sockets import CGROUPS
 
 pytestmark = MARKS
 FACTS = HostFacts("me", {"lo": ("127.0.0.1/8",), "eth0": (f"{NODE}/24",)}, ipv6=False)
@@ -46,7 +44,7 @@ def mode(lab: Lab) -> Iterator[EbpfMode]:
     cgroup = ebpf.new_cgroup(ebpf.next_number())
     CGROUPS[lab.node.path] = cgroup
     options = EbpfOptions(ebpf.bpffs() / cgroup.name, cgroup, file=ebpf.compiled())
-    made = EbpfMode(SubprocessExec(), options, NodeNetns(Netns(lab.node.path).call))
+    made = ebpf.mode_in(lab.node.path, options)
     yield made
     asyncio.run(release(made))
     shutil.rmtree(options.pins, ignore_errors=True)
@@ -71,7 +69,7 @@ async def test_what_the_next_process_cannot_change_stays(
     assert mode.datapath.tables
     mode.datapath.tables.node.programs = bytes(15) + b"1"  # of an older version
     await release(mode)
-    again = EbpfMode(SubprocessExec(), mode.datapath.options, NodeNetns(Netns(lab.node.path).call))
+    again = ebpf.mode_in(lab.node.path, mode.datapath.options)
 
     def refuse() -> None:
         raise PermissionError(errno.EPERM, "no")

@@ -7,21 +7,23 @@ import contextlib
 import inspect
 import itertools
 import socket
+import threading
 import time
 from collections.abc import Awaitable, Callable
+from pathlib import Path
 from typing import Any
 
 import pytest
 
 from steersman.host.exec import SubprocessExec
 from steersman.host.netlink import Netlink
+from steersman.host.worker import KernelWorker
 from steersman.model.plan import NodePlan
 from steersman.model.ruleset import diff
 from steersman.modes.base import Mode
 from steersman.modes.capabilities import Carrier
 from steersman.modes.ebpf import clsact, pins
 from steersman.modes.ebpf.nat_hooks import TABLE, NatHookGuard
-from steersman.modes.ebpf.netns import NodeNetns
 from steersman.modes.specs import IpvsOptions, ModeOptions
 from steersman.run.process.mode_transition import other_modes, remove_leftovers_once
 from tests.support.builders import nftables_plans as make
@@ -178,14 +180,17 @@ def test_connections_begin_between_any_two_steps_of_a_switch(
     steps: list[str] = []
     wrong: list[str] = []
 
+    turn, over = threading.Lock(), threading.Event()
+
     def after(name: str) -> None:
-        steps.append(name)
-        for way in WAYS:
-            began = time.monotonic()
-            if wrong or not (why := ask(sockets[way].pop(), way)):
-                continue
-            if not stalls.excuse(why, began):
-                wrong.append(f"after {steps}: {why}")
+        with turn:
+            steps.append(name)
+            for way in WAYS if not over.is_set() else ():
+                began = time.monotonic()
+                if wrong or not (why := ask(sockets[way].pop(), way)):
+                    continue
+                if not stalls.excuse(why, began):
+                    wrong.append(f"after {steps}: {why}")
 
     async def switch() -> None:
         serving = mode_of(lab, *new)
@@ -205,6 +210,8 @@ def test_connections_begin_between_any_two_steps_of_a_switch(
             stack.enter_context(sock)
         after("start")
         asyncio.run(switch())
+        with turn:  # the mode goes on in its thread
+            over.set()
     assert wrong == []
     assert len(steps) > 3
 
@@ -320,19 +327,21 @@ def test_both_modes_masquerade_and_choose_different_ports(
 
 def test_what_is_held_is_let_go_when_nothing_is_translated(lab: Lab) -> None:
     async def scenario() -> None:
-        guard = NatHookGuard(SubprocessExec(lab.exec_argv(())), NodeNetns(lab.node.call))
-        guard.create()
+        worker = KernelWorker(Path(lab.node.path))
+        guard = NatHookGuard(SubprocessExec())
+        await worker.do(guard.create)
         assert TABLE not in lab.run("nft", "list", "tables"), "nothing to hold"
         await program(mode_of(lab, "nftables", "nft"))
         with connected(lab.socket(OUTSIDE, "TCP"), OUTSIDE, NODE, 30080):
-            guard.create()
+            await worker.do(guard.create)
             assert f"table ip {TABLE}" in lab.run("nft", "list", "tables")
-            again = NatHookGuard(SubprocessExec(lab.exec_argv(())), NodeNetns(lab.node.call))
-            again.remove()
+            again = NatHookGuard(SubprocessExec())
+            await worker.do(again.remove)
             assert f"table ip6 {TABLE}" in lab.run("nft", "list", "tables"), "still translated"
         lab.run("conntrack", "-F")
-        again.remove()
+        await worker.do(again.remove)
         assert TABLE not in lab.run("nft", "list", "tables")
+        await worker.close()
 
     asyncio.run(scenario())
 

@@ -27,6 +27,7 @@ import time
 from collections import deque
 from collections.abc import Callable, Coroutine, Generator
 from contextlib import suppress
+from pathlib import Path
 from typing import Any, Generic, NamedTuple, ParamSpec, TypeVar
 
 from steersman.host.exec import caller
@@ -108,8 +109,14 @@ class _Awaited(_Job[T]):
 class KernelWorker:
     """A thread that the first job starts, and `close` ends."""
 
-    def __init__(self) -> None:
-        """Create it without a thread."""
+    def __init__(self, netns: Path | None = None) -> None:
+        """Create it without a thread.
+
+        Args:
+            netns: a network namespace for the thread, and so for what it opens and runs; None for
+                that of the process.
+        """
+        self._netns = netns
         self._thread: threading.Thread | None = None
         self._lock = threading.Lock()
         """Held while a job begins or is dropped."""
@@ -235,6 +242,10 @@ class KernelWorker:
 
     def _run(self) -> None:
         """Do all jobs until `close`."""
+        if self._netns is not None:
+            from steersman.host.netns import enter  # noqa: PLC0415 - not on Windows
+
+            enter(self._netns)
         while not self._closing or self._calls:
             while (job := self._next(self._calls)) is not None:
                 self._advance(job)

@@ -22,6 +22,7 @@ from typing import Any
 import hatch_build
 from steersman.host.exec import Exec, SubprocessExec
 from steersman.host.libbpf import call
+from steersman.host.worker import KernelWorker
 from steersman.model.plan import NodePlan
 from steersman.modes.base import release
 from steersman.modes.ebpf.bpf import HashMap
@@ -29,7 +30,6 @@ from steersman.modes.ebpf.datapath import EbpfOptions
 from steersman.modes.ebpf.dump import describe
 from steersman.modes.ebpf.loader import FILE
 from steersman.modes.ebpf.mode import EbpfMode
-from steersman.modes.ebpf.netns import NodeNetns
 from steersman.modes.ebpf.probe import cgroup_root
 from tests.support.ending import ENDING
 from tests.support.lab import sockets as lab_sockets
@@ -87,6 +87,13 @@ def mode_behind(execute: Exec) -> EbpfMode:
     return EbpfMode(execute, EbpfOptions(file=compiled()))
 
 
+def mode_in(path: str, options: EbpfOptions, execute: Exec | None = None) -> EbpfMode:
+    """A mode for a network namespace."""
+    mode = EbpfMode(execute or SubprocessExec(), options)
+    mode.worker = KernelWorker(Path(path))
+    return mode
+
+
 def _mode_in(path: str, execute: Exec) -> EbpfMode:
     for other in [other for other in _modes if not os.path.exists(other)]:
         _close(_modes.pop(other))
@@ -95,8 +102,7 @@ def _mode_in(path: str, execute: Exec) -> EbpfMode:
         cgroup = new_cgroup(number)
         lab_sockets.CGROUPS[path] = cgroup
         options = EbpfOptions(bpffs() / str(number), cgroup, file=compiled())
-        netns = NodeNetns(lab_sockets.Netns(path).call)
-        _modes[path] = EbpfMode(execute, options, netns)
+        _modes[path] = mode_in(path, options, execute)
     return _modes[path]
 
 

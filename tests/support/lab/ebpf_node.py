@@ -10,18 +10,15 @@ from contextlib import contextmanager
 
 import pytest
 
-from steersman.host.exec import SubprocessExec
 from steersman.model.plan import NodePlan
 from steersman.model.ruleset import diff
 from steersman.modes.base import release
 from steersman.modes.ebpf.datapath import EbpfOptions
 from steersman.modes.ebpf.mode import EbpfMode
-from steersman.modes.ebpf.netns import NodeNetns
 from tests.support.builders.ebpf_node_plan import LAYOUT, LOOKER, bring
 from tests.support.lab import ebpf
 from tests.support.lab import sockets as lab_sockets
 from tests.support.lab.cluster import Lab
-from tests.support.lab.sockets import Netns
 
 WAIT = 60.0
 MARKS = [
@@ -47,8 +44,7 @@ class Node:
 
     def mode(self) -> EbpfMode:
         """Another process, as it were."""
-        netns = NodeNetns(Netns(self.lab.node.path).call)
-        self.modes.append(EbpfMode(SubprocessExec(), self.options, netns))
+        self.modes.append(ebpf.mode_in(self.lab.node.path, self.options))
         return self.modes[-1]
 
     def socket(self, address: str, kind: str = "TCP", at: str = LOOKER) -> socket.socket:

@@ -4,38 +4,27 @@ from __future__ import annotations
 
 import json
 import subprocess
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
+from pathlib import Path
 from typing import Any
 
 from steersman.host.exec import Exec, SubprocessExec
-from steersman.host.netlink import Netlink
+from steersman.host.worker import KernelWorker
 from steersman.model.plan import NodeSettings, ServicePlan
 from steersman.model.ruleset import diff
-from steersman.modes.nftables.mode import NftablesMode, open_netlink
+from steersman.modes.nftables.mode import NftablesMode
 from tests.support.builders import nftables_plans as make
 from tests.support.lab.namespace import sh
-from tests.support.lab.sockets import Netns
 
 
 def mode_behind(execute: Exec) -> NftablesMode:
     """The mode, in the namespace that an Exec's prefix enters (`nsenter --net=PATH`)."""
     for word in execute.prefix if isinstance(execute, SubprocessExec) else ():
         if word.startswith("--net="):
-            return NftablesMode(execute, connect_in(word.removeprefix("--net=")))
+            mode = NftablesMode(execute)
+            mode.worker = KernelWorker(Path(word.removeprefix("--net=")))
+            return mode
     return NftablesMode(execute)
-
-
-def connect_in(path: str) -> Callable[[], Netlink]:
-    """From the path of a namespace to what opens a netlink socket in it."""
-
-    def connect() -> Netlink:
-        netns = Netns(path)
-        try:
-            return netns.call(open_netlink)
-        finally:
-            netns.close()
-
-    return connect
 
 
 def render(

@@ -31,7 +31,7 @@ from steersman.host.nlmsg import (
     text,
     u32,
 )
-from steersman.modes.ebpf.netns import NodeNetns
+from steersman.modes.ebpf.netns import rtnetlink
 
 _RTM_NEWQDISC, _RTM_DELQDISC = 36, 37
 _RTM_NEWTFILTER, _RTM_DELTFILTER, _RTM_GETTFILTER = 44, 45, 46
@@ -61,19 +61,17 @@ class Filter(NamedTuple):
 class Filters:
     """The programs of devices as filters."""
 
-    def __init__(self, directory: Path, netns: NodeNetns) -> None:
+    def __init__(self, directory: Path) -> None:
         """Work with filters.
 
         Args:
             directory: for the notes; created when needed.
-            netns: network namespace of the devices.
         """
         self._notes = directory
-        self._netns = netns
 
     def attach(self, programs: Mapping[str, int], device: int) -> Generator[None, None, None]:
         """Attach the programs to a device, or replace them; skip it if it is gone."""
-        with self._netns.rtnetlink() as netlink:
+        with rtnetlink() as netlink:
             try:
                 self._note(f"{device}")
                 self._create_qdisc(netlink, device)
@@ -100,7 +98,7 @@ class Filters:
 
     def intact(self, devices: Iterable[int]) -> bool:
         """Return whether every device has both filters."""
-        with self._netns.rtnetlink() as netlink:
+        with rtnetlink() as netlink:
             return all(
                 _find(netlink, index, parent, name)
                 for index in devices
@@ -126,7 +124,7 @@ class Filters:
         noted = self._noted()
         if not noted:
             return
-        with self._netns.rtnetlink() as netlink:
+        with rtnetlink() as netlink:
             for note in noted:  # INDEX-qdisc is sorted after INDEX
                 index, _, qdisc = note.partition("-")
                 for request in _removal(netlink, int(index), qdisc=bool(qdisc)):

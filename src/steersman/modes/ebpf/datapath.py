@@ -19,7 +19,7 @@ from typing import TypeVar
 
 import msgspec
 
-from steersman.host.netlink import Subscription
+from steersman.host.netlink import NETLINK_NETFILTER, Netlink, Subscription
 from steersman.host.nlmsg import Message
 from steersman.host.worker import finish
 from steersman.model.errors import BusyError
@@ -31,7 +31,7 @@ from steersman.modes.ebpf.devices import Change, DeviceTracker
 from steersman.modes.ebpf.layout import Kind
 from steersman.modes.ebpf.links import XDP_PROGRAM, attach_sockets, detach_sockets, sockets_intact
 from steersman.modes.ebpf.migration import Migration, load
-from steersman.modes.ebpf.netns import NodeNetns
+from steersman.modes.ebpf.netns import device_changes, netns_cookie, port_range
 from steersman.modes.ebpf.pins import Pins
 from steersman.modes.ebpf.ports import ports_in_use, reserve_ports
 from steersman.modes.ebpf.probe import cgroup_root
@@ -69,17 +69,16 @@ _HOLD_SECONDS = 120  # the watcher prolongs it every 30
 class Datapath:
     """Maps and programs of this node, opened when they are first needed."""
 
-    def __init__(self, options: EbpfOptions, netns: NodeNetns) -> None:
+    def __init__(self, options: EbpfOptions) -> None:
         self.options = options
         self.pins = Pins(options.pins)
         self.tables: Tables | None = None
         self.tracking: Tracking | None = None
-        self._netns = netns
         self._loaded: loader.LoadedObject | None = None
         self._migration: Migration | None = None
         self._times_missing = 0
         self._devices = DeviceTracker(
-            self.pins, netns, use_links=options.tcx, xdp_devices=options.xdp_devices
+            self.pins, use_links=options.tcx, xdp_devices=options.xdp_devices
         )
 
     def _open(self) -> Tables:
@@ -161,9 +160,9 @@ class Datapath:
         assert self.tracking
         tables.presence.distrust()
         cgroup = self._cgroup()
-        cookie = self._netns.cookie() if cgroup else 0  # 0: packet programs serve the node, too
+        cookie = netns_cookie() if cgroup else 0  # 0: packet programs serve the node, too
         tables.node.programs = bytes(16)
-        tables.node.identify(cookie, self._netns.port_range())
+        tables.node.identify(cookie, port_range())
 
         # Devices. Without programs on all of them no flow may be opened.
         if self._migration:
@@ -193,7 +192,7 @@ class Datapath:
         """Keep programs from choosing ports of connections that netfilter masquerades."""
         assert self._loaded
         try:
-            with self._netns.netfilter() as netlink:
+            with Netlink(NETLINK_NETFILTER) as netlink:
                 reserve_ports(HashMap(self._loaded.maps["flows"]), netlink)
         except OSError as error:  # without conntrack, netfilter masquerades nothing
             log.debug("ebpf: the connections of netfilter cannot be listed: %s", error)
@@ -203,7 +202,7 @@ class Datapath:
         if not self._loaded:
             return
         for batch in HashMap(self._loaded.maps["flows"]).batches():
-            with self._netns.netfilter() as netlink:
+            with Netlink(NETLINK_NETFILTER) as netlink:
                 hold_ports(netlink, ports_in_use(batch), _HOLD_SECONDS)
             yield
 
@@ -232,7 +231,7 @@ class Datapath:
 
     def device_changes(self) -> Subscription:
         """Subscribe to changes of devices."""
-        return self._netns.device_changes()
+        return device_changes()
 
     def device_change(self, news: Sequence[Message]) -> Change | None:
         """Return what notifications change; None if all devices must be listed."""

@@ -38,7 +38,7 @@ from steersman.modes.ebpf import layout
 from steersman.modes.ebpf.clsact import Filters
 from steersman.modes.ebpf.links import XDP_PROGRAM, Links, XdpPrograms
 from steersman.modes.ebpf.loader import LoadedObject
-from steersman.modes.ebpf.netns import NodeNetns
+from steersman.modes.ebpf.netns import rtnetlink
 from steersman.modes.ebpf.pins import Pins
 from steersman.modes.ebpf.probe import tcx
 from steersman.modes.ebpf.tables import Tables
@@ -83,9 +83,9 @@ class Change(NamedTuple):
     after: Inventory
 
 
-def list_devices(netns: NodeNetns) -> Inventory:
+def list_devices() -> Inventory:
     """List devices and addresses; OSError if rtnetlink does not answer."""
-    with netns.rtnetlink() as netlink:
+    with rtnetlink() as netlink:
         links = list(map(parse_link, netlink.dump(LIST_LINKS)))
         addresses: dict[int, tuple[bytes, ...]] = {}
         deprecated: dict[int, tuple[bytes, ...]] = {}
@@ -167,7 +167,6 @@ class DeviceTracker:
     def __init__(
         self,
         pins: Pins,
-        netns: NodeNetns,
         *,
         use_links: bool | None = None,
         xdp_devices: Sequence[str] = (),
@@ -176,16 +175,14 @@ class DeviceTracker:
 
         Args:
             pins: directory for links.
-            netns: network namespace of the devices.
             use_links: attach by links (TCX), or by filters of tc; None chooses by the kernel.
             xdp_devices: names of the devices that get the XDP program.
         """
-        self._netns = netns
         self._use_links = use_links
         self._xdp_devices = xdp_devices
-        self._xdp = XdpPrograms(pins, netns, xdp_devices)
-        self._links = Links(pins, netns)
-        self.filters = Filters(pins.root / "filters", netns)
+        self._xdp = XdpPrograms(pins, xdp_devices)
+        self._links = Links(pins)
+        self.filters = Filters(pins.root / "filters")
         # The inventory in the map; None if it must be listed again.
         self._written: Inventory | None = None
         # Devices to which this process has attached the programs.
@@ -202,7 +199,7 @@ class DeviceTracker:
         Args:
             new_too: count devices that have just appeared and may still get theirs.
         """
-        numbers = [each.number for each in list_devices(self._netns).devices]
+        numbers = [each.number for each in list_devices().devices]
         if self._attached and not new_too:
             numbers = [number for number in numbers if number in self._attached]
         return self._programs.intact(numbers)
@@ -231,7 +228,7 @@ class DeviceTracker:
         # If this fails, or something was written since the change was computed: list everything.
         written, self._written = self._written, None
         before = written if change and change.before is written else None
-        inventory = change.after if change and before else list_devices(self._netns)
+        inventory = change.after if change and before else list_devices()
         old = {each.number: each for each in before.devices} if before else {}
         new = {each.number: each for each in inventory.devices}
         changed = [number for number, each in new.items() if old.get(number) != each]

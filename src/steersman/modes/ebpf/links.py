@@ -6,7 +6,6 @@ import errno
 import logging
 import os
 from collections.abc import Collection, Generator, Iterable, Mapping
-from functools import partial
 from pathlib import Path
 
 from steersman.host.rtnetlink import Interface
@@ -16,7 +15,6 @@ from steersman.modes.ebpf.bpf import (
     TCX_INGRESS,
     XDP,
 )
-from steersman.modes.ebpf.netns import NodeNetns
 from steersman.modes.ebpf.pins import Pins, detach_order
 
 log = logging.getLogger("steersman.ebpf")
@@ -31,9 +29,8 @@ XDP_PROGRAM = "sm_xdp"
 class Links:
     """The programs of devices as pinned links (TCX)."""
 
-    def __init__(self, pins: Pins, netns: NodeNetns) -> None:
+    def __init__(self, pins: Pins) -> None:
         self._pins = pins
-        self._netns = netns
 
     def attach(self, programs: Mapping[str, int], device: int) -> Generator[None, None, None]:
         """Attach the programs to a device, or replace them, one in each step.
@@ -42,9 +39,8 @@ class Links:
         """
         for name, attach_type in DEVICE_PROGRAMS.items():
             pin, target = f"{device}-{name}", (device, device)
-            attach = partial(self._pins.attach, pin, programs[name], target, attach_type)
             try:
-                self._netns.run(attach)
+                self._pins.attach(pin, programs[name], target, attach_type)
             except OSError as error:
                 if error.errno not in _DEVICE_GONE:
                     raise
@@ -72,9 +68,8 @@ class Links:
 class XdpPrograms:
     """The program that forwards packets of known connections early (XDP), on named devices."""
 
-    def __init__(self, pins: Pins, netns: NodeNetns, names: Collection[str]) -> None:
+    def __init__(self, pins: Pins, names: Collection[str]) -> None:
         self._pins = pins
-        self._netns = netns
         self._names = names
         # Devices whose refusal is logged.
         self._refused: set[str] = set()
@@ -92,18 +87,14 @@ class XdpPrograms:
                 self._pins.detach(pin)
 
         attached: set[int] = set()
-
-        def attach_all() -> None:
-            for index, name in wanted.items():
-                try:
-                    self._pins.attach(f"{_XDP_PIN}{index}", program, (index, index), XDP)
-                    attached.add(index)
-                except OSError as error:
-                    if name not in self._refused:
-                        log.warning("ebpf: %s takes no XDP program (%s); using tc", name, error)
-                    self._refused.add(name)
-
-        self._netns.run(attach_all)
+        for index, name in wanted.items():
+            try:
+                self._pins.attach(f"{_XDP_PIN}{index}", program, (index, index), XDP)
+                attached.add(index)
+            except OSError as error:
+                if name not in self._refused:
+                    log.warning("ebpf: %s takes no XDP program (%s); using tc", name, error)
+                self._refused.add(name)
         return attached
 
 

@@ -28,7 +28,6 @@ from steersman.modes.ebpf.counts import StaleConnections, Tracking
 from steersman.modes.ebpf.datapath import Datapath, EbpfOptions
 from steersman.modes.ebpf.layout import CONFIG_GUARD_NODE_PORTS, NODE_VALUE, Kind, kind_of
 from steersman.modes.ebpf.nat_hooks import TABLE, NatHookGuard
-from steersman.modes.ebpf.netns import NodeNetns
 from steersman.modes.ebpf.pins import LockedError
 from steersman.modes.ebpf.probe import mount_bpffs, probe
 from steersman.modes.ebpf.sockets import destroy
@@ -61,21 +60,17 @@ class EbpfMode(Mode):
         localhost_node_ports=True,
     )
 
-    def __init__(
-        self, execute: Exec, options: EbpfOptions | None = None, netns: NodeNetns | None = None
-    ) -> None:
+    def __init__(self, execute: Exec, options: EbpfOptions | None = None) -> None:
         """Open nothing before it is used.
 
         Args:
             execute: runs nft, for connections of other modes, and other tools for `tracer`.
             options: places and features.
-            netns: network namespace of the node; None for that of this process.
         """
         self._execute = execute
         self._options = options or EbpfOptions()
-        self._netns = netns = netns or NodeNetns()
-        self.datapath = Datapath(self._options, netns)
-        self.nat_hooks = NatHookGuard(execute, netns)
+        self.datapath = Datapath(self._options)
+        self.nat_hooks = NatHookGuard(execute)
         self._programs = render.Programs(
             b"", self._options.guard_node_ports, self._options.fast_path
         )
@@ -167,7 +162,7 @@ class EbpfMode(Mode):
         """Return what watches a packet beside the programs, whichever process has loaded these."""
         from steersman.modes.ebpf.trace import EbpfTracer  # noqa: PLC0415 - rarely used
 
-        return EbpfTracer(self.worker, self._options, self._netns, self._execute)
+        return EbpfTracer(self.worker, self._options, self._execute)
 
     def find_leftovers(self, families: Iterable[Family]) -> str:
         """Look for the directory of our pins."""

@@ -12,8 +12,8 @@ import logging
 import struct
 
 from steersman.host.exec import Exec
+from steersman.host.netlink import NETLINK_NETFILTER, Netlink
 from steersman.host.nlmsg import Request, attributes
-from steersman.modes.ebpf.netns import NodeNetns
 
 TABLE = "steersman-hold"
 _CREATE = """\
@@ -34,15 +34,13 @@ log = logging.getLogger("steersman.ebpf")
 class NatHookGuard:
     """The table that keeps netfilter's hooks registered."""
 
-    def __init__(self, execute: Exec, netns: NodeNetns) -> None:
+    def __init__(self, execute: Exec) -> None:
         """Touch nothing yet.
 
         Args:
             execute: runs nft.
-            netns: network namespace whose conntrack table counts.
         """
         self._exec = execute
-        self._netns = netns
         # None until it is known: an earlier process may have left the table.
         self._exists: bool | None = None
 
@@ -77,7 +75,7 @@ class NatHookGuard:
         """Return whether netfilter translates a connection; False if conntrack does not answer."""
         # A list that changes while it is read is good enough: any translated connection counts.
         try:
-            with self._netns.netfilter() as netlink:
+            with Netlink(NETLINK_NETFILTER) as netlink:
                 for reply in netlink.dump(Request(_CT_GET, bytes(4))):
                     values = attributes(reply.payload, 4)
                     (status,) = struct.unpack("!I", values.get(_CTA_STATUS, bytes(4)))

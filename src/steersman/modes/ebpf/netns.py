@@ -1,14 +1,11 @@
-"""The network namespace of the node: sockets, facts, and ports shared with netfilter there."""
+"""The network namespace of the calling thread, which is that of the node: sockets and facts."""
 
 from __future__ import annotations
 
 import socket
-from collections.abc import Callable
 from pathlib import Path
-from typing import Protocol, TypeVar
 
 from steersman.host.netlink import (
-    NETLINK_NETFILTER,
     NETLINK_ROUTE,
     BpfInstruction,
     Netlink,
@@ -26,7 +23,6 @@ from steersman.host.rtnetlink import (
 )
 from steersman.modes.ebpf import layout
 
-T = TypeVar("T")
 _SO_NETNS_COOKIE = 71
 # Of the network namespace of the thread that reads it; both families.
 _PORT_RANGE = Path("/proc/sys/net/ipv4/ip_local_port_range")
@@ -59,43 +55,18 @@ def netns_cookie() -> int:
     return int.from_bytes(cookie, layout.BYTE_ORDER)
 
 
-class Enter(Protocol):
-    """Calls a function in the network namespace of the node, and returns its result."""
-
-    def __call__(self, function: Callable[[], T], /) -> T:
-        """Call the function there."""
+def rtnetlink() -> Netlink:
+    """Open a netlink socket for devices and addresses."""
+    return Netlink(NETLINK_ROUTE, buffer=1 << 20)
 
 
-def call_here(function: Callable[[], T]) -> T:
-    """Call a function in the network namespace of this thread."""
-    return function()
+def device_changes() -> Subscription:
+    """Subscribe to changes of devices and of global addresses."""
+    groups = (RTNLGRP_LINK, RTNLGRP_IPV4_IFADDR, RTNLGRP_IPV6_IFADDR)
+    return Subscription(NETLINK_ROUTE, groups, wanted=_WANTED_CHANGES)
 
 
-class NodeNetns:
-    """The network namespace of the node; that of this process unless a test says otherwise."""
-
-    def __init__(self, enter: Enter = call_here) -> None:
-        self.run = enter
-        """Calls a function there."""
-
-    def netfilter(self) -> Netlink:
-        """Open a netlink socket of netfilter."""
-        return self.run(lambda: Netlink(NETLINK_NETFILTER))
-
-    def rtnetlink(self) -> Netlink:
-        """Open a netlink socket for devices and addresses."""
-        return self.run(lambda: Netlink(NETLINK_ROUTE, buffer=1 << 20))
-
-    def device_changes(self) -> Subscription:
-        """Subscribe to changes of devices and of global addresses."""
-        groups = (RTNLGRP_LINK, RTNLGRP_IPV4_IFADDR, RTNLGRP_IPV6_IFADDR)
-        return self.run(lambda: Subscription(NETLINK_ROUTE, groups, wanted=_WANTED_CHANGES))
-
-    def cookie(self) -> int:
-        """Return the number by which programs know the namespace."""
-        return self.run(netns_cookie)
-
-    def port_range(self) -> tuple[int, int]:
-        """Return the first and last port for sockets that ask for none."""
-        first, last = map(int, self.run(_PORT_RANGE.read_text).split())
-        return first, last
+def port_range() -> tuple[int, int]:
+    """Return the first and last port for sockets that ask for none."""
+    first, last = map(int, _PORT_RANGE.read_text().split())
+    return first, last

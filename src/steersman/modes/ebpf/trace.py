@@ -22,7 +22,6 @@ from steersman.model.tracing import TraceStep, TrackedConnection, WatchedFlow
 from steersman.modes.ebpf import layout
 from steersman.modes.ebpf.datapath import EbpfOptions
 from steersman.modes.ebpf.loader import StaleMapsError
-from steersman.modes.ebpf.netns import NodeNetns
 from steersman.modes.ebpf.pins import Pins
 from steersman.modes.ebpf.probe import cgroup_root
 from steersman.modes.ebpf.trace_events import FILE, FILTER, Kind, TraceEvent, Watcher
@@ -37,22 +36,18 @@ _BEFORE_RULES = ("connect", "sendmsg", "ingress")
 class EbpfTracer(Tracer):
     """Follows flows with programs of its own; the mode's programs stay as they are."""
 
-    def __init__(
-        self, worker: KernelWorker, options: EbpfOptions, netns: NodeNetns, execute: Exec
-    ) -> None:
+    def __init__(self, worker: KernelWorker, options: EbpfOptions, execute: Exec) -> None:
         """Create a tracer.
 
         Args:
             worker: the thread in which maps and programs are used.
             options: where the mode's maps and cgroup are.
-            netns: network namespace of the node.
             execute: runs the programs that print rules of netfilter.
         """
         self._worker = worker
         self._options = options
         self._execute = execute
         self._rules: NetfilterTracer | None = None
-        self._netns = netns
         self._watcher: Watcher | None = None
         self._maps: TraceMaps | None = None
         self._events: list[TraceEvent] = []
@@ -67,8 +62,7 @@ class EbpfTracer(Tracer):
         pins = Pins(self._options.pins)
 
         def watch() -> None:
-            # The mode's programs are in the network namespace of the node.
-            self._node = self._netns.run(lambda: os.stat("/proc/thread-self/ns/net").st_ino)
+            self._node = os.stat("/proc/thread-self/ns/net").st_ino
             self._maps = TraceMaps(pins.maps)
             source = layout.pack_address(flow.source) if flow.source else bytes(16)
             wanted = FILTER.pack(
@@ -89,7 +83,7 @@ class EbpfTracer(Tracer):
                     self._execute, lambda _table, _chain: False, replies=False, to_anywhere=True
                 )
                 with contextlib.suppress(BusyError):  # it has no nf_tables: then it has no rules
-                    self._netns.run(lambda: rules.mark(flow))
+                    rules.mark(flow)
                     self._rules = rules
 
         try:
