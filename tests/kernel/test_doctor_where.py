@@ -14,6 +14,7 @@ import pytest
 
 from steersman.host.exec import SubprocessExec
 from steersman.host.libbpf import call
+from steersman.model.names import Protocol
 from steersman.modes.ebpf.bpf import TCX_EGRESS, TCX_INGRESS, Link
 from steersman.operate.doctor.check import CheckResult, Context, Verdict
 from steersman.operate.doctor.where import where_lost
@@ -43,12 +44,16 @@ def lab() -> Iterator[Lab]:
 
 
 def lost(
-    node: Traced, source: str = CLIENT, to: tuple[str, int] = (VIP, 80), timeout: float = 0.7
+    node: Traced,
+    source: str = CLIENT,
+    to: tuple[str, int] = (VIP, 80),
+    timeout: float = 0.7,
+    protocol: Protocol = Protocol.TCP,
 ) -> CheckResult | None:
     """Follow a packet to the Service."""
     context = Context(node.world, execute=SubprocessExec(), mode=node.mode)
     netns = Path(node.lab.netns(source).path) if source else None
-    question = TraceQuestion(*to, source=source, netns=netns, timeout=timeout)
+    question = TraceQuestion(*to, protocol, source, netns, timeout=timeout)
     found = inside(node.lab, where_lost(context, question))
     print(found)
     return found
@@ -291,6 +296,19 @@ def test_a_fault_is_named_with_its_object(lab: Lab, name: str, fault: Fault) -> 
     assert fault.text in found.text
     assert "steersman drift" not in found.text
     assert fault.shows in found.remedy
+
+
+@pytest.mark.parametrize("fault", [tc_drop_at_the_endpoint, blackhole_in_the_pod])
+def test_a_datagram_is_followed(fault: Callable[[Lab], None]) -> None:
+    known = {each.do: each for each in FAULTS}[fault]
+    with service_lab() as lab:
+        udp = make.port([0], of=make.key(protocol=Protocol.UDP), frontends=FRONTENDS)
+        node = serving(lab, mode_of(lab, "nftables", "nft"), udp)
+        assert lost(node, protocol=Protocol.UDP, timeout=20.0) is None
+        fault(lab)
+        found = lost(node, protocol=Protocol.UDP)
+    assert found is not None
+    assert known.text in found.text
 
 
 def test_an_answer_that_bypasses_the_node_comes_untranslated() -> None:

@@ -44,6 +44,7 @@ from steersman.operate.trace_question import TraceQuestion
 _SEEN_WITHIN = 1.0  # seconds for the events of a packet that was answered or given up
 _SETTLED_WITHIN = 3.0  # seconds for the answer to a packet of real traffic
 _PAUSE = 0.05
+_UDP = Protocol.UDP
 _LONGEST_RULE = 90
 _LOOKED_UP = 16
 """Endpoints whose routes are looked up if it is not known which one was chosen."""
@@ -104,6 +105,14 @@ class TraceAnswer(Answer, frozen=True, kw_only=True, rename="camel"):
         yield Line("")
         if self.connection is not None:
             yield Line(f"connection: {self.connection}")
+        for reply in (False, True) if wide else ():
+            way = [
+                f"{each.device} (dropped)" if each.kind == "dropped" else each.device
+                for each in self.sightings
+                if each.reply is reply
+            ]
+            if way:
+                yield Line(f"{'way back' if reply else 'way':<11} {' > '.join(way)}")
         if self.endpoint:
             yield Line(f"endpoint:   {self.endpoint}")
         if self.reply is not None:
@@ -172,8 +181,8 @@ async def trace_packet(
 ) -> TraceAnswer:
     """Follow one packet through the kernel of this machine, and compare with the plan.
 
-    If something differs, a second packet is also watched on all devices, and the answer is about
-    that one.
+    If something differs, or nobody answers, a second packet is also watched on all devices, and the
+    answer is about that one.
 
     Args:
         world: the plan to compare with.
@@ -192,12 +201,12 @@ async def trace_packet(
         question = replace(question, netns=await _namespace(question))
         flow, seen, reply = await _probe(world, question, make(), watches=False)
     predicted = predict(world, flow)
-    if compare(predicted, seen):
-        if not question.wait:
-            again = await _probe(world, question, make(), watches=True)
-            if compare(predict(world, again[0]), again[1]):
-                flow, seen, reply = again
-                predicted = predict(world, flow)
+    if not question.wait and (seen.answer == "unknown" or compare(predicted, seen)):
+        again = await _probe(world, question, make(), watches=True)
+        if (again[2] and not again[2].answered) or compare(predict(world, again[0]), again[1]):
+            flow, seen, reply = again
+            predicted = predict(world, flow)
+    if seen.sightings or compare(predicted, seen):
         with suppress(OSError):
             client = question.netns or HERE
             seen = await asyncio.to_thread(_look_around, flow, predicted, seen, client)
@@ -244,6 +253,8 @@ async def _probe(world: World, question: TraceQuestion, tracer: Tracer, *, watch
                     async with asyncio.timeout(_SEEN_WITHIN):
                         flow = await tracer.first_packet()
                 flow, seen, _ = await _seen(world, flow, tracer, reply)
+                if reply.kind == "none" and not question.must_answer and flow.protocol is _UDP:
+                    seen = seen._replace(answer="unknown")  # a server need not answer
                 if watching:
                     seen = seen._replace(sightings=watching.sightings(), client=watching.netns)
                 return flow, seen, reply
@@ -302,11 +313,10 @@ async def _seen(
 ) -> _Seen:
     steps = await tracer.steps()
     connection = connection or await tracer.connection(flow)
-    silent = reply is not None and reply.kind == "none" and flow.protocol is Protocol.UDP
     seen = Observation(
         steps,
         connection,
-        "unknown" if reply is None or silent else reply.kind,
+        "unknown" if reply is None else reply.kind,
         reply.text if reply else "",
         world.plan.settings.traits.terminates_connections,
         world.plan.settings.family(flow.family).local_addresses,

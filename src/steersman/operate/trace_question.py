@@ -38,6 +38,8 @@ class TraceQuestion(msgspec.Struct, frozen=True):
     """Wait for a packet of real traffic instead of sending one."""
     timeout: float = 3.0
     """Seconds to wait for an answer, or for the packet."""
+    must_answer: bool = False
+    """Silence is a fault for a datagram, too: others of its way are answered."""
 
 
 async def ask(

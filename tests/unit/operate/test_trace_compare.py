@@ -10,10 +10,13 @@ import pytest
 from msgspec.structs import replace
 
 from steersman.compile.trace import TraceResult
+from steersman.model.drift import Drift, DriftState
 from steersman.model.plan import Endpoint
 from steersman.model.tracing import Sighting, TraceStep, TrackedConnection, WatchedFlow
-from steersman.model.world import World
+from steersman.model.world import Origin, World
 from steersman.modes.tracer import Tracer
+from steersman.operate.answer import QuestionError
+from steersman.operate.drift import DriftAnswer
 from steersman.operate.trace import TraceAnswer, trace_packet
 from steersman.operate.trace_compare import (
     Observation,
@@ -473,3 +476,27 @@ def test_a_packet_that_vanishes_after_our_rule_was_not_left_alone() -> None:
 def test_where_nothing_came_back(what: Observation, code: str) -> None:
     (found,) = compare(FORWARD, what)
     assert found.code == code
+
+
+@pytest.mark.parametrize("drifted", [True, False, None])
+def test_only_the_process_says_whether_rules_have_drifted(
+    drifted: bool | None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def find() -> DriftAnswer:
+        if drifted is None:
+            raise QuestionError("no process answers")
+        return DriftAnswer(state=DriftState("x", differs=Drift(1.0, 1) if drifted else None))
+
+    monkeypatch.setattr("steersman.operate.trace.find_drift", find)
+    before = world_of(service(), slice_(endpoint("10.1.0.5")))
+
+    async def renew(world: World) -> World:
+        return world
+
+    question = TraceQuestion("10.96.0.10", 80, wait=True)
+    process = msgspec.structs.replace(before, origin=Origin("process", "a process"))
+    answer = asyncio.run(trace_packet(process, question, _Waited, renew))
+    (found,) = answer.differences
+    assert found.code == "rules"
+    assert ("are not those of the plan: see" in found.text) is bool(drifted)
+    assert ("are those of the plan: something" in found.text) is (drifted is False)

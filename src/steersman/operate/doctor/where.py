@@ -8,6 +8,8 @@ from __future__ import annotations
 
 from functools import partial
 
+from msgspec.structs import replace
+
 from steersman.model.errors import BusyError
 from steersman.operate.answer import QuestionError
 from steersman.operate.doctor.check import Cause, CheckResult, Context, error, unknown
@@ -30,13 +32,15 @@ async def where_lost(context: Context, question: TraceQuestion) -> CheckResult |
 
     Args:
         context: has the plan, and the mode that follows packets.
-        question: the packet: its destination, and the namespace and address of its client.
+        question: the packet: its destination, and the namespace and address of its client. It must
+            be answered.
 
     Returns:
         An error that names the object and its owner; None if the packet goes as predicted. If it
         cannot be followed, why not.
     """
     make = partial(make_tracer, context.world, context.mode)
+    question = replace(question, must_answer=True)
     try:
         answer = await trace_packet(context.world, question, make, context.renew or world_again)
     except (BusyError, QuestionError) as failure:
