@@ -227,49 +227,125 @@ class Fault(NamedTuple):
     shows: str
     """In the command that shows it."""
     to: tuple[str, int] = (VIP, 80)
-    source: str = CLIENT
+    modes: tuple[str, ...] = ("nftables",)
+    """Elsewhere than in the rules, one mode is like another; ebpf has a tracer of its own."""
 
 
+RULES, TRACERS = ("iptables", "nftables"), ("nftables", "ebpf")
 MODES = ("iptables", "nftables", "ebpf")
-BY_RULES = (earlier_dnat, host_port, cleared_mark, no_track, two_pods)
-"""Faults that only rules meet; and a shared address, which the ebpf mode reaches by itself."""
 FAULTS = (
-    Fault(earlier_dnat, f"the packet went to {OTHER}:8080 instead of to {END}:8080, by a rule of"
-          " another program in chain c of table ip other", "nft -a list chain ip other c"),
-    Fault(host_port, f"the packet went to {OTHER}:8080 instead of to {END}:8080, by a rule of a CNI"
-          " plugin in chain CNI-HOSTPORT-DNAT", "-t nat -S CNI-HOSTPORT-DNAT", (NODE, 30080)),
-    Fault(cleared_mark, "as the packet's mark is changed by a rule of another program in chain c",
-          "nft -a list chain ip other c", (NODE, 30080)),
-    Fault(no_track, "it is not tracked, by a rule of another program in chain c of table ip other",
-          "nft -a list chain ip other c"),
-    Fault(tc_drop, "dropped by a filter or program of tc at the ingress of pod2 of this node",
-          "tc filter show dev pod2 ingress"),
-    Fault(tc_drop_at_the_endpoint, "by a filter or program of tc at the egress of pod0 of this",
-          "tc filter show dev pod0 egress"),
-    Fault(netdev_drop, "dropped at pod2 of this node by a rule of another program in chain c of"
-          " table netdev guard", "nft -a list ruleset"),
-    Fault(netdev_drop_of_answers, "the answer was dropped at pod0 of this node by a rule of another"
-          " program in chain c of table netdev guard", "nft -a list ruleset"),
-    Fault(drop_in_the_pod, f"dropped at eth0 of the namespace of {END} by a rule of another program"
-          " in chain i of table inet pod", "nft -a list ruleset"),
-    Fault(blackhole_in_the_pod, f"the packet arrived at eth0 of the namespace of {END}, which has"
-          f" no route back to {CLIENT}: a blackhole route", f"ip route get {CLIENT}"),
-    Fault(no_route_in_the_pod, f"has no route back to {CLIENT}: Network is unreachable",
-          f"ip route get {CLIENT}"),
-    Fault(no_route_in_the_client, "the client's namespace cannot send the packet: Network is",
-          "ip route"),
-    Fault(blackhole_on_the_node, f"no route for the packet to {END}: a blackhole route",
-          f"ip route get {END}"),
-    Fault(strict_rp_filter, "by rp_filter (net.ipv4.conf.pod2.rp_filter=1): the way back to"
-          f" {CLIENT} is eth1, not pod2", f"ip route get {CLIENT}"),
-    Fault(failed_neighbour, f"the next hop {END} on pod0 of this node does not answer ARP",
-          f"ip neigh show {END}"),
+    Fault(
+        earlier_dnat,
+        f"the packet went to {OTHER}:8080 instead of to {END}:8080, by a rule of"
+        " another program in chain c of table ip other",
+        "nft -a list chain ip other c",
+        modes=RULES,
+    ),
+    Fault(
+        host_port,
+        f"the packet went to {OTHER}:8080 instead of to {END}:8080, by a rule of a CNI"
+        " plugin in chain CNI-HOSTPORT-DNAT",
+        "-t nat -S CNI-HOSTPORT-DNAT",
+        (NODE, 30080),
+        RULES,
+    ),
+    Fault(
+        cleared_mark,
+        "as the packet's mark is changed by a rule of another program in chain c",
+        "nft -a list chain ip other c",
+        (NODE, 30080),
+        RULES,
+    ),
+    Fault(
+        no_track,
+        "it is not tracked, by a rule of another program in chain c of table ip other",
+        "nft -a list chain ip other c",
+        modes=RULES,
+    ),
+    Fault(
+        early_accept,
+        "it does not reach the Service's rules, by a rule of another program in chain"
+        " PREROUTING of table ip nat",
+        "iptables -t nat -S PREROUTING",
+        modes=("iptables",),
+    ),
+    Fault(
+        tc_drop,
+        "dropped by a filter or program of tc at the ingress of pod2 of this node",
+        "tc filter show dev pod2 ingress",
+        modes=TRACERS,
+    ),
+    Fault(
+        tc_drop_at_the_endpoint,
+        "by a filter or program of tc at the egress of pod0 of this",
+        "tc filter show dev pod0 egress",
+        modes=TRACERS,
+    ),
+    Fault(
+        netdev_drop,
+        "dropped at pod2 of this node by a rule of another program in chain c of"
+        " table netdev guard",
+        "nft -a list ruleset",
+    ),
+    Fault(
+        netdev_drop_of_answers,
+        "the answer was dropped at pod0 of this node by a rule of another"
+        " program in chain c of table netdev guard",
+        "nft -a list ruleset",
+        modes=TRACERS,
+    ),
+    Fault(
+        drop_in_the_pod,
+        f"dropped at eth0 of the namespace of {END} by a rule of another program"
+        " in chain i of table inet pod",
+        "nft -a list ruleset",
+    ),
+    Fault(
+        blackhole_in_the_pod,
+        f"the packet arrived at eth0 of the namespace of {END}, which has"
+        f" no route back to {CLIENT}: a blackhole route",
+        f"ip route get {CLIENT}",
+    ),
+    Fault(
+        no_route_in_the_pod,
+        f"has no route back to {CLIENT}: Network is unreachable",
+        f"ip route get {CLIENT}",
+        modes=TRACERS,
+    ),
+    Fault(
+        no_route_in_the_client,
+        "the client's namespace cannot send the packet: Network is",
+        "ip route",
+    ),
+    Fault(
+        blackhole_on_the_node,
+        f"no route for the packet to {END}: a blackhole route",
+        f"ip route get {END}",
+        modes=TRACERS,
+    ),
+    Fault(
+        strict_rp_filter,
+        "by rp_filter (net.ipv4.conf.pod2.rp_filter=1): the way back to"
+        f" {CLIENT} is eth1, not pod2",
+        f"ip route get {CLIENT}",
+    ),
+    Fault(
+        failed_neighbour,
+        f"the next hop {END} on pod0 of this node does not answer ARP",
+        f"ip neigh show {END}",
+        modes=TRACERS,
+    ),
     Fault(policy_rule, "by the policy rule '100: from all fwmark 0x77 lookup 777'", "ip rule"),
-    Fault(policy_rule_to_another_device, "left this node by eth1, and nothing came back; the policy"
-          f" rule '100: from {CLIENT}/32 lookup 778' chose this way", "ip rule"),
+    Fault(
+        policy_rule_to_another_device,
+        "left this node by eth1, and nothing came back; the policy"
+        f" rule '100: from {CLIENT}/32 lookup 778' chose this way",
+        "ip rule",
+        modes=TRACERS,
+    ),
     Fault(other_source, f"the endpoint {END}:8080 answers from 10.244.0.99:8080, by eth0", ""),
     Fault(two_pods, f"{END} is an address of 2 pods of this node", f"ip neigh show {END}"),
-)  # fmt: skip
+)
 
 
 @pytest.mark.parametrize("name", MODES)
@@ -281,9 +357,8 @@ def test_a_packet_that_goes_as_predicted_is_not_lost(lab: Lab, name: str) -> Non
     ("name", "fault"),
     [
         pytest.param(name, fault, id=f"{name}-{fault.do.__name__}")
-        for name in MODES
         for fault in FAULTS
-        if name != "ebpf" or fault.do not in BY_RULES
+        for name in fault.modes
     ],
 )
 def test_a_fault_is_named_with_its_object(lab: Lab, name: str, fault: Fault) -> None:
@@ -296,6 +371,14 @@ def test_a_fault_is_named_with_its_object(lab: Lab, name: str, fault: Fault) -> 
     assert fault.text in found.text
     assert "steersman drift" not in found.text
     assert fault.shows in found.remedy
+
+
+def test_a_node_without_a_route_to_the_address_itself(lab: Lab) -> None:
+    node = serving(lab, mode_of(lab, "nftables", "nft"), SERVICE)
+    lab.run("ip", "route", "del", "default")
+    found = lost(node, source="")
+    assert found is not None
+    assert found.text == "this node cannot send the packet: Network is unreachable"
 
 
 @pytest.mark.parametrize("fault", [tc_drop_at_the_endpoint, blackhole_in_the_pod])

@@ -342,7 +342,8 @@ def _look_around(
     to, back, name = [last.destination], last.source, f"the namespace of {endpoint}"
     if last.netns == node:
         name = "this node"
-        if not last.reply and last.destination == flow.destination:  # received, then translated
+        was_sent = bool(seen.sightings) and not last.reply
+        if was_sent and last.destination == flow.destination:  # received, then translated
             to = [endpoint] if endpoint else [each.ip for each in predicted.endpoints] or to
         elif last.reply and tracked and last.destination == tracked.seen_source:
             to = [tracked.source]
