@@ -134,6 +134,10 @@ def tc_drop_at_the_endpoint(lab: Lab) -> None:
     drop_all(lab, device_of(lab, END), TCX_EGRESS)
 
 
+def blackhole_queue(lab: Lab) -> None:
+    lab.run(*f"tc qdisc add dev {device_of(lab, END)} root blackhole".split())
+
+
 def netdev_drop(lab: Lab) -> None:
     hook = f'filter hook ingress device "{device_of(lab, CLIENT)}" priority 0'
     chain(lab, hook, f"ip saddr {CLIENT} drop", table="netdev guard")
@@ -280,6 +284,11 @@ FAULTS = (
         "by a filter or program of tc at the egress of pod0 of this",
         "tc filter show dev pod0 egress",
         modes=TRACERS,
+    ),
+    Fault(
+        blackhole_queue,
+        "dropped by the queueing discipline (qdisc) of pod0 of this node",
+        "tc -s qdisc show dev pod0",
     ),
     Fault(
         netdev_drop,

@@ -99,6 +99,8 @@ def look_around(
         programs = ""
         if side := TC_SIDES.get(seen.reason):
             programs = output("tc", "filter", "show", "dev", seen.device, side)
+        elif seen.reason == "QDISC_DROP":
+            programs = output("tc", "-s", "qdisc", "show", "dev", seen.device)
         return Surroundings(
             name,
             "" if here else f"nsenter --net={path} ",

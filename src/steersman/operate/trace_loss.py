@@ -67,7 +67,7 @@ class Surroundings(Value, frozen=True):
     drops: tuple[str, ...] = ()
     """Rules of netfilter that drop, and that no trace reports."""
     programs: tuple[str, ...] = ()
-    """Filters and programs of tc at the device."""
+    """Filters and programs of tc at the device, or its queueing disciplines."""
     full: str = ""
     """Entries of the connection table if it is full."""
     holders: tuple[str, ...] = ()
@@ -122,6 +122,10 @@ def explain_drop(drop: Sighting, around: Surroundings) -> Loss:
         shows = f"{around.enter}tc filter show dev {drop.device} {side}"
         shows += f"; {around.enter}bpftool net show dev {drop.device}"
         return Loss("device-program", text, shows, around.programs)
+    if drop.reason == "QDISC_DROP":
+        text = f"{what} by the queueing discipline (qdisc) of {drop.device} of {around.place}"
+        shows = f"{around.enter}tc -s qdisc show dev {drop.device}"
+        return Loss("device-queue", text, shows, around.programs)
     if drop.reason == "XDP":
         text = f"{what} by the XDP program of {drop.device} of {around.place}"
         return Loss("device-program", text, f"{around.enter}ip link show dev {drop.device}")

@@ -89,6 +89,13 @@ def test_the_place_that_explains_a_loss() -> None:
             "tc filter show dev pod9 egress",
         ),
         (
+            replace(FREED, reason="QDISC_DROP"),
+            around(programs=("qdisc blackhole",)),
+            "device-queue",
+            "dropped by the queueing discipline (qdisc) of pod9 of this node",
+            "tc -s qdisc show dev pod9",
+        ),
+        (
             replace(FREED, reason="XDP"),
             around(),
             "device-program",
