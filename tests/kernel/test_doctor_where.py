@@ -21,6 +21,7 @@ from steersman.operate.doctor.where import where_lost
 from steersman.operate.trace_question import TraceQuestion
 from tests.support.builders import nftables_plans as make
 from tests.support.lab.cluster import Lab, Layout, Pod
+from tests.support.lab.ebpf import compiled
 from tests.support.lab.switches import CLIENT, ENDS, NODE, OUTSIDE, mode_of
 from tests.support.lab.traced import (
     FRONTENDS,
@@ -35,6 +36,11 @@ pytestmark = [pytest.mark.kernel, pytest.mark.slow(seconds=60)]
 END = ENDS[0]
 SERVICE = make.port([0], frontends=FRONTENDS)
 OTHER = ENDS[1]
+
+
+@pytest.fixture(autouse=True, scope="module")
+def programs_are_compiled() -> None:
+    compiled()
 
 
 @pytest.fixture
@@ -179,6 +185,11 @@ def failed_neighbour(lab: Lab) -> None:
     device = device_of(lab, END)
     lab.run("ip", "neigh", "del", END, "dev", device)
     within(lab, END, "ip", "link", "set", "eth0", "arp", "off")
+
+
+def silent_gateway(lab: Lab) -> None:
+    within(lab, CLIENT, "ip", "neigh", "del", "169.254.1.1", "dev", "eth0")
+    lab.run("ip", "link", "set", device_of(lab, CLIENT), "arp", "off")
 
 
 def policy_rule(lab: Lab) -> None:
@@ -343,6 +354,11 @@ FAULTS = (
         f"the next hop {END} on pod0 of this node does not answer ARP",
         f"ip neigh show {END}",
         modes=TRACERS,
+    ),
+    Fault(
+        silent_gateway,
+        "the next hop 169.254.1.1 on eth0 of the client's namespace does not answer ARP",
+        "ip neigh show 169.254.1.1",
     ),
     Fault(policy_rule, "by the policy rule '100: from all fwmark 0x77 lookup 777'", "ip rule"),
     Fault(

@@ -17,10 +17,16 @@ from steersman.host.packet_watch import PacketWatch
 from steersman.model.names import Protocol
 from steersman.model.tracing import Sighting, WatchedFlow
 from tests.support.lab.cluster import Lab
+from tests.support.lab.ebpf import compiled
 from tests.support.lab.switches import CLIENT, ENDS, mode_of
 from tests.support.lab.traced import VIP, service_lab, serving
 
 pytestmark = pytest.mark.kernel
+
+
+@pytest.fixture(autouse=True, scope="module")
+def programs_are_compiled() -> None:
+    compiled()
 
 
 @pytest.fixture

@@ -177,6 +177,8 @@ def compare(predicted: TraceResult, seen: Observation) -> tuple[Difference, ...]
     if dropped and (loss := _lost(seen, endpoint)):
         return (Difference.of_loss(loss),)
     if not seen.steps and seen.connection is None and seen.answer != "not-sent":
+        if loss := _lost(seen, endpoint):
+            return (Difference.of_loss(loss),)
         text = "no hook of this node's kernel saw the packet: it took another way"
         return (Difference(text, 0, "unseen"),)
     found = [*_going(predicted, seen)]
@@ -329,7 +331,7 @@ def _lost(seen: Observation, endpoint: str) -> Loss | None:
     around = seen.around
     if around is None or seen.terminates or seen.answer == "answer":
         return None
-    if seen.answer == "not-sent" and not seen.sightings:
+    if not seen.sightings and seen.answer in ("not-sent", "none"):
         return explain_unsent(around)
     found = shared_address(endpoint, around) or other_source(seen.sightings, endpoint)
     if found:

@@ -194,6 +194,8 @@ def explain_silence(
 
 def explain_unsent(around: Surroundings) -> Loss | None:
     """Say why the client could not send the packet; None if nothing tells."""
+    if around.neighbour:
+        return _neighbour(around, "the packet is not sent")
     if not around.to.trouble:
         return None
     text = f"{around.place} cannot send the packet: {around.to}"

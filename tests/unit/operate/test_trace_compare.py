@@ -471,6 +471,9 @@ def test_a_packet_that_vanishes_after_our_rule_was_not_left_alone() -> None:
             "no-route",
         ),
         (lost(steps=(JUMP, DNAT), answer="not-sent", answer_text="x"), "not-sent"),
+        (lost(around=NOWHERE), "no-route"),
+        (lost(SENT), "left"),
+        (lost(answer="unknown"), ""),
     ],
 )  # fmt: skip
 def test_where_nothing_came_back(what: Observation, code: str) -> None:

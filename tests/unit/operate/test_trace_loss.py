@@ -236,6 +236,9 @@ def test_a_packet_that_is_not_sent() -> None:
     found = explain_unsent(around(to=Hop(END, trouble="Network is unreachable")))
     assert found is not None
     assert found.text == "this node cannot send the packet: Network is unreachable"
+    found = explain_unsent(around(neighbour="FAILED"))
+    assert found is not None
+    assert found.code == "neighbour"
 
 
 def test_an_answer_from_another_address() -> None:
