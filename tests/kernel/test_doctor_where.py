@@ -406,6 +406,16 @@ def test_a_node_without_a_route_to_the_address_itself(lab: Lab) -> None:
     assert found.text == "this node cannot send the packet: Network is unreachable"
 
 
+@pytest.mark.parametrize("fault", [blackhole_in_the_pod, two_pods])
+def test_a_packet_to_an_endpoint_itself(lab: Lab, fault: Callable[[Lab], None]) -> None:
+    known = {each.do: each for each in FAULTS}[fault]
+    node = serving(lab, mode_of(lab, "nftables", "nft"), SERVICE)
+    fault(lab)
+    found = lost(node, to=(END, 8080))
+    assert found is not None
+    assert known.text in found.text
+
+
 @pytest.mark.parametrize("fault", [tc_drop_at_the_endpoint, blackhole_in_the_pod])
 def test_a_datagram_is_followed(fault: Callable[[Lab], None]) -> None:
     known = {each.do: each for each in FAULTS}[fault]

@@ -333,7 +333,8 @@ def _look_around(
     Other namespaces than the client's, the endpoint's and this node's count as elsewhere.
     """
     node, tracked = HERE.stat().st_ino, seen.connection
-    endpoint = seen.endpoint.rpartition(":")[0].strip("[]")
+    chosen = seen.endpoint.rpartition(":")[0].strip("[]")
+    endpoint = chosen or flow.destination
     known = {node, seen.client, *(path.stat().st_ino for path in linked_holders(endpoint))}
     seen = seen._replace(sightings=[each for each in seen.sightings if each.netns in known])
     last = last_place(seen.sightings) or Sighting(
@@ -344,7 +345,7 @@ def _look_around(
         name = "this node"
         was_sent = bool(seen.sightings) and not last.reply
         if was_sent and last.destination == flow.destination:  # received, then translated
-            to = [endpoint] if endpoint else [each.ip for each in predicted.endpoints] or to
+            to = [chosen] if chosen else [each.ip for each in predicted.endpoints] or to
         elif last.reply and tracked and last.destination == tracked.seen_source:
             to = [tracked.source]
     elif last.netns == seen.client:

@@ -333,7 +333,8 @@ def _lost(seen: Observation, endpoint: str) -> Loss | None:
         return None
     if not seen.sightings and seen.answer in ("not-sent", "none"):
         return explain_unsent(around)
-    found = shared_address(endpoint, around) or other_source(seen.sightings, endpoint)
+    end = endpoint or join_host_port(*seen.asked)
+    found = shared_address(end, around) or other_source(seen.sightings, endpoint)
     if found:
         return found
     last = last_place(seen.sightings)

@@ -473,7 +473,7 @@ def test_a_packet_that_vanishes_after_our_rule_was_not_left_alone() -> None:
         (lost(steps=(JUMP, DNAT), answer="not-sent", answer_text="x"), "not-sent"),
         (lost(around=NOWHERE), "no-route"),
         (lost(SENT), "left"),
-        (lost(answer="unknown"), ""),
+        (lost(answer="unknown"), "unseen"),
     ],
 )  # fmt: skip
 def test_where_nothing_came_back(what: Observation, code: str) -> None:
