@@ -36,7 +36,7 @@ COMMAND = Command(
     name="doctor",
     summary="check a Service, a connection or the node, and name the likely cause of trouble",
     description=(
-        "Run every check that applies, all at the same time, within 10 s: the Service and its\n"
+        "Run every check that applies, all at the same time, within 15 s: the Service and its\n"
         "endpoints, the process, the rules in the kernel, other firewalls, sysctls, bridges,\n"
         "conntrack, the way to the endpoints, and real connections to them and to the Service,\n"
         "from the node, from pods and from a client outside, which exists only meanwhile. Each\n"

@@ -35,8 +35,9 @@ from steersman.operate.doctor.network import KernelNetwork, Network
 
 T = TypeVar("T")
 
-LONGEST = 10.0
-"""Seconds after which the answer is given, whatever is still unknown."""
+LONGEST = 15.0
+"""Seconds after which the answer is given, whatever is still unknown. Only if a connection fails, a
+check takes more than ten: it is followed."""
 USUAL = 6.0
 """Seconds that one check may take."""
 _INCOMPLETE = 3

@@ -58,9 +58,11 @@ from steersman.operate.trace_question import TraceQuestion
 
 _TIMEOUT = 2.0
 """Seconds for TCP to connect: its second packet is sent after one second."""
+_FOLLOWED = 1.0
+"""Seconds that an answer to a packet that is followed may take."""
 _DIALLING = 5.0
 """Seconds after which no further round begins."""
-_TRACING = 8.5
+_TRACING = 13.5
 """Seconds after which no further packet is followed."""
 _MOST_ROUNDS = 4
 _MOST_TRACED = 2
@@ -162,22 +164,22 @@ async def make_rounds(
     sticky = {p.key for p in context.plans if p.affinity_seconds or p.maglev}
     todo = first_round(choice.ways, most)
     for number in range(_MOST_ROUNDS):
-        if not todo or time.monotonic() - began > _DIALLING:
+        if not todo or (number and time.monotonic() - began > _DIALLING):
             break
         most -= len(todo)
         for tried in await _make(context, todo):
             made[tried.way].append(tried)
-        late = [
-            way
-            for way, tries in made.items()
-            if number == 0 and way.place.kind == "outside" and any(trouble(t, ()) for t in tries)
-        ]
-        if late:  # the device of this client is new
+        bad = {way for way, tries in made.items() if any(trouble(each, ()) for each in tries)}
+        late = [way for way in bad if way.place.kind == "outside"]
+        if number == 0 and len(late) == len(bad) and 0 < len(late) <= most:
+            # Only the client outside fails: its device is new.
             await asyncio.sleep(_SETTLE)
             for way in late:
                 made[way].clear()
             todo = first_round(late, most)
-            continue
+            most -= len(todo)
+            for tried in await _make(context, todo):
+                made[tried.way].append(tried)
         # What fails is followed now; only what works is worth more connections.
         if any(trouble(tried, ()) for tries in made.values() for tried in tries):
             break
@@ -201,9 +203,12 @@ async def tries(context: Context) -> Iterable[CheckResult]:
     async with AsyncExitStack() as stack:
         places, untried = await find_places(context, stack)
         choice = choose(context.world.plan, plans, places, source_to)
-        dials = await context.once(dials_from_node)
-        most = MOST - _RESERVED - len(dials) - MOST_ENDPOINTS * bool(context.question.netns)
-        made = await make_rounds(context, choice, most, began)
+        ends = len({(end.ip, end.port) for plan in plans for end in plan.reachable})
+        dialled = min(ends, MOST_ENDPOINTS) * (2 if context.question.netns else 1)
+        dials, made = await asyncio.gather(
+            context.once(dials_from_node),
+            make_rounds(context, choice, MOST - _RESERVED - dialled, began),
+        )
         answering = {
             str(d.target)
             for d in dials
@@ -274,19 +279,31 @@ async def _explain(
                 cut_off[pair] = group.create_task(_is_cut_off(way))
         for failure in failures:
             way = failure.way
-            evidence = f"{way.target}: {failure.why}"
-            if failure.consequence:
-                text = f"{failure.text}: its endpoint {failure.consequence} does not answer either"
-                out.append(error(text, evidence, cause=Cause.SYMPTOM + 5))
-                continue
             found = None
             if (way.key, way.place.kind) not in traced and len(traced) < _MOST_TRACED:
                 traced.add((way.key, way.place.kind))
                 found = await _follow(context, failure, began)
+            if failure.consequence:
+                out += _consequence(failure, found)
+                continue
             pair = way.key, way.place.name
             unreachable = pair in cut_off and await cut_off[pair]
             out += _results(failure, found, unreachable)
     return out
+
+
+def _consequence(failure: Failure, found: CheckResult | None) -> Iterator[CheckResult]:
+    """Yield the symptom of a failure whose endpoint does not answer either, and who is to blame.
+
+    Args:
+        failure: the failure.
+        found: where a packet left the predicted way; that its endpoint is silent is known.
+    """
+    blamed = found is not None and found.verdict is Verdict.ERROR and REMEDY not in found.text
+    if found is not None and blamed and found.cause < Cause.ENDPOINT:
+        yield replace(found, text=f"{failure.way}: {found.text}")
+    text = f"{failure.text}: its endpoint {failure.consequence} does not answer either"
+    yield error(text, f"{failure.way.target}: {failure.why}", cause=Cause.SYMPTOM + 5)
 
 
 def _results(
@@ -343,7 +360,7 @@ async def _follow(context: Context, failure: Failure, began: float) -> CheckResu
         way.target.protocol,
         way.place.addresses.get(way.key.family, ""),
         way.place.netns,
-        timeout=_TIMEOUT,
+        timeout=_FOLLOWED,
     )
     left = _TRACING - (time.monotonic() - began)
     with suppress(TimeoutError):
@@ -386,6 +403,6 @@ TRY_CHECKS = (
         tries,
         on_the_node,
         Cause.SYMPTOM,
-        seconds=9.8,
+        seconds=14.5,
     ),
 )
