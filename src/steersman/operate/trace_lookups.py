@@ -169,7 +169,14 @@ def _hop(to: str, source: str, device: str, mark: int) -> Hop:
         with suppress(DumpInterruptedError):
             rules = [parse_rule(each) for each in netlink.dump(list_rules(_family(to)))]
         try:
-            reply = netlink.request(get_route(packed, source=from_, device=index, mark=mark))[0]
+            request = get_route(packed, source=from_, device=index, mark=mark)
+            try:
+                reply = netlink.request(request)[0]
+            except OSError as error:
+                # A masqueraded source is the node's own: it is refused as one that was received.
+                if not index or error.errno != errno.EINVAL:
+                    raise
+                reply = netlink.request(get_route(packed, mark=mark))[0]
         except OSError as error:
             code = error.errno or errno.EIO
             trouble = _WORDS.get(code, os.strerror(code))
