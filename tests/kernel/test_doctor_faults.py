@@ -43,7 +43,17 @@ SLOW = "It is slow"
 RESTART = "It broke after a restart"
 CASES = (UNREACHABLE, NODE_PORTS, UNEVEN, SLOW, RESTART)
 
+LOST = (
+    r"\S+ from [^|]*: dropped at eth0 [^|]*table inet other [^|]* tcp dport 8080 drop"
+    r"|\S+ from [^|]*: the packet left this node by eth1, and nothing came back"
+    r"|the pod [^|]*: rules in the pod may drop or redirect packets: table inet other"
+)
+"""Of pods that drop packets: it depends on the pod that the packet that was followed met."""
 VARYING = (
+    (
+        rf"({LOST}|(no endpoint|\S+ \(1 of 3 endpoints\)) [^|]*: no answer at all)",
+        "the rule of a pod that drops packets, where one was lost, or who does not answer",
+    ),
     (r"pid \d+ \(.*?\)(?!\))", "pid PID (COMMAND)"),  # a command may end in parentheses
     (r"pid \d+", "pid PID"),
     (r"\d+ of \d+ entries", "262144 of 262144 entries"),
@@ -403,13 +413,13 @@ FAULTS = (
         UNREACHABLE,
         "the programs in all pods are dead",
         dead(*ENDS),
-        "no endpoint answers .*: refused",
+        "no process of the pod .* listens|no endpoint answers .*: refused",
     ),
     Fault(
         UNREACHABLE,
         "all pods drop the packets",
         black_hole(*ENDS),
-        "no endpoint answers .*: no answer at all",
+        f"no endpoint answers .*: no answer at all|{LOST}",
     ),
     Fault(
         NODE_PORTS,
@@ -569,7 +579,7 @@ FAULTS = (
         SLOW,
         "one of three pods drops the packets",
         black_hole(ENDS[2]),
-        r"10.244.1.7:8080 \(1 of 3 endpoints\) does not answer .*: no answer at all",
+        rf"10.244.1.7:8080 \(1 of 3 endpoints\) does not answer .*: no answer at all|{LOST}",
     ),
 )
 
