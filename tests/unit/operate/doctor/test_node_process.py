@@ -15,7 +15,7 @@ from steersman.model.findings import Finding, Severity
 from steersman.model.inputs import NodeConfig
 from steersman.model.names import ObjectName, Protocol
 from steersman.model.node_state import NodeState, SourceStatus
-from steersman.model.world import Origin
+from steersman.model.world import Origin, World
 from steersman.operate.doctor import node_process
 from steersman.operate.doctor.check import ApiReply, Check, Context, Question, Verdict
 from steersman.run.process.instance import Holder
@@ -47,6 +47,16 @@ def _no_instance(monkeypatch: pytest.MonkeyPatch) -> None:
 def check(check: Check, found: NodeState | None) -> tuple[Verdict, str]:
     result = only(check, of_process(found))
     return result.verdict, result.text
+
+
+def test_a_change_that_came_just_now_is_no_failure(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(node_process, "_MOMENT", 0)
+
+    async def renew(world: World) -> World:
+        return msgspec.structs.replace(world, process=status(synced_at=NOON))
+
+    context = context_of(world={"process": status(synced_at=NOON - 90, owes=True)}, renew=renew)
+    assert only(PROCESS, context).verdict is Verdict.OK
 
 
 @pytest.mark.parametrize(
