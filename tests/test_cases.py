@@ -28,7 +28,7 @@ BY_VARIANT = [
 in_every_mode = pytest.mark.parametrize(("name", "mode"), BY_MODE)
 EVALUATED = [p for p in BY_MODE if p.values[1].evaluator]  # type: ignore[union-attr]
 where_rules_can_be_walked = pytest.mark.parametrize(("name", "mode"), EVALUATED)
-WITHOUT_GOLDEN = {"iptables", "userspace"}
+WITHOUT_GOLDEN = {"ebpf", "iptables", "userspace"}
 """Modes whose golden files would find no mutant that flows do not (scripts/mutants.py)."""
 
 
