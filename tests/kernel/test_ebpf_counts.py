@@ -31,7 +31,6 @@ from tests.support.builders.ebpf_node_plan import (
 from tests.support.lab import ebpf
 from tests.support.lab.cluster import Lab
 from tests.support.lab.ebpf_node import MARKS, Node, programmed, serving
-from tests.support.steps import result_of
 
 pytestmark = MARKS
 ONE = node_plan(ENDPOINTS[:1])
@@ -65,7 +64,7 @@ def totals(node: Node) -> NodeTotals:
 def look(node: Node) -> None:
     tracking = node.modes[0].datapath.tracking
     assert tracking
-    result_of(tracking.expire())
+    asyncio.run(node.modes[0].worker.do_slowly(tracking.expire()))
 
 
 def test_connections_are_counted_by_destination_and_by_endpoint(node: Node) -> None:
