@@ -104,10 +104,14 @@ class Programs:
         tables.node.identify(0, OWN_PORTS)
         own = layout.DEVICE.pack(layout.pack_address(NODE), layout.pack_address(NODE6), 0, 0)
         self.device(own)
-        self.flows = HashMap(self.loaded.maps["flows"])
         tables.presence.allow_new_flows(True)
         if trusting:
             tables.presence.trust(())
+
+    @property
+    def flows(self) -> HashMap:
+        """The map of flows, for the calling thread."""
+        return HashMap(self.loaded.maps["flows"])
 
     def device(self, value: bytes) -> None:
         """Say what the device is that test runs take place on."""
