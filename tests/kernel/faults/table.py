@@ -347,7 +347,7 @@ FAULTS = (
             ),
         ),
         ways.FROM_POD,
-        f"two (pods|namespaces|places).*{ENDS[0]}|{ENDS[0]}.*(two|both|another)",
+        f"two pods.*{ENDS[0]}|{ENDS[0]} is an address of 2 pods|{ENDS[0]}.*(two|both|another)",
     ),
     Fault(
         "a client's pod has the cluster IP itself",
