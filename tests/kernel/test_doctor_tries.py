@@ -56,7 +56,7 @@ def world() -> list[Object]:
     ]
 
 
-@pytest.fixture(scope="module", params=["nftables", "ebpf"])
+@pytest.fixture(scope="module", params=["nftables", "iptables"])
 def node(
     request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
 ) -> Iterator[FaultyNode]:
