@@ -63,7 +63,9 @@ class Process:
     async def ended(self, minutes: float = 4.0) -> int:
         """Wait for its end; return its status."""
         async with asyncio.timeout(minutes * 60):
-            status = await self.process.wait()
+            # `wait` would also wait for the pipe.
+            while (status := self.process.returncode) is None:  # noqa: ASYNC110
+                await asyncio.sleep(0.02)
         # All that it said is in the pipe, which Wine's services may hold for longer.
         await asyncio.wait([self._reader], timeout=5)
         return status

@@ -139,9 +139,8 @@ def test_connections_begin_last_and_end_as_they_should(tmp_path: Path) -> None:
                 said: Counter[bytes] = Counter()
                 for _ in range(10):
                     said.update(await asyncio.gather(*(ask(80, b"!", VIP) for _ in range(100))))
-                # In turn, unless the machine is so busy that a dial times out.
-                assert said.total() == 1000
-                assert min(said[b"1!"], said[b"2!"]) > 400
+                # An endpoint whose dial has timed out comes last, so they may have unlike shares.
+                assert said.total() == said[b"1!"] + said[b"2!"] == 1000
                 # The client ends first, and gets all that the endpoint has to say after that.
                 long = b"x" * 3_000_000
                 assert (await ask(80, long, VIP))[1:] == long
