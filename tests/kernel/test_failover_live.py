@@ -159,7 +159,7 @@ def test_a_check_ejects_without_any_connection(node: Node) -> None:
     [port] = json.loads(node.command("services", "shop/web", "-o", "json"))["ports"]
     [out] = [each for each in port["endpoints"] if not each["used"]]
     assert out["address"] == "10.244.2.13:8080"
-    assert "ejected: it has not answered" in out["reason"]
+    assert "ejected: it has not answered" in out["why"]
     node.heal("pod-3")
     node.until(lambda: "endpoint 10.244.2.13:8080 of Service shop/web answers again" in node.log)
 

@@ -8,10 +8,14 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from tests.kernel.faults.cluster import WAYS, Cluster
-from tests.kernel.faults.table import Fault
+from tests.kernel.faults.table import FAULTS, Fault
 
 PATIENCE = 60.0
 """Seconds for a connection that has to work: a machine under load stands still for some."""
+
+_FEWEST = 40
+_LENGTH = 400
+"""Characters of what is reported for a missed fault."""
 
 
 @contextmanager
@@ -23,6 +27,26 @@ def healthy_cluster(folder: Path, mode: str) -> Iterator[Cluster]:
         found = running.doctor("shop/web")
         assert (found.status, found.cause) == (0, ""), found
         yield running
+
+
+def most_are_named_first(cluster: Cluster, mode: str) -> None:
+    """Check that doctor names nine of ten faults of a mode first.
+
+    Which of two symptoms a client meets first is up to timing, so single ones are missed now and
+    then; all are reported.
+    """
+    faults = [fault for fault in FAULTS if mode in fault.modes]
+    missed = []
+    for fault in faults:
+        try:
+            named_first(cluster, fault)
+        except AssertionError as error:
+            missed.append(f"{fault.name}: {error}"[:_LENGTH])
+            cluster.clear()
+    for line in missed:
+        print(line)
+    assert len(faults) >= _FEWEST
+    assert len(missed) <= len(faults) // 10, missed
 
 
 def named_first(cluster: Cluster, fault: Fault) -> None:

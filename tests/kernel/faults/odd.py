@@ -51,12 +51,12 @@ ODDITIES = (
         ),
     ),
     Oddity("the node has more addresses", ip("addr add 192.0.2.99/24 dev eth0")),
-    Oddity("the node has the cluster IP", ip(f"addr add {VIP}/32 dev lo")),
+    Oddity("the node has the cluster IP", ip(f"addr add {VIP}/32 dev eth0")),
     Oddity(
         "a policy rule is about other sources",
         together(
             ip("route add blackhole default table 200"),
-            ip("rule add from 198.18.0.0/15 lookup 200 pref 60"),
+            ip("rule add from 100.64.0.0/10 lookup 200 pref 60"),
         ),
     ),
     Oddity(

@@ -283,7 +283,8 @@ FAULTS = (
         "the device of a pod is down",
         shell("ip link set pod0 down", "ip link set pod0 up"),
         ways.FROM_POD,
-        "pod0.* down|down.* pod0",
+        # Its pod is a place to try from, too: that packets stop there is the other end of it.
+        "pod0.* down|down.* pod0|no carrier: it or the device at its other end is down",
     ),
     Fault(
         "the device in a pod is down",
