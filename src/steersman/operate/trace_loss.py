@@ -123,6 +123,11 @@ def explain_drop(drop: Sighting, around: Surroundings) -> Loss:
         shows += f"; {around.enter}bpftool net show dev {drop.device}"
         return Loss("device-program", text, shows, around.programs)
     if drop.reason == "QDISC_DROP":
+        if around.programs and around.programs[0].startswith("qdisc noqueue"):
+            text = (
+                f"{what} {where}, which has no carrier: it or the device at its other end is down"
+            )
+            return Loss("no-carrier", text, f"{around.enter}ip link show dev {drop.device}")
         text = f"{what} by the queueing discipline (qdisc) of {drop.device} of {around.place}"
         shows = f"{around.enter}tc -s qdisc show dev {drop.device}"
         return Loss("device-queue", text, shows, around.programs)

@@ -15,7 +15,7 @@ PATIENCE = 60.0
 
 _FEWEST = 40
 _LENGTH = 400
-"""Characters of what is reported for a missed fault."""
+"""Characters of the report of a missed fault."""
 
 
 @contextmanager

@@ -90,6 +90,14 @@ def test_the_place_that_explains_a_loss() -> None:
         ),
         (
             replace(FREED, reason="QDISC_DROP"),
+            around(programs=("qdisc noqueue 0: root refcnt 2", " Sent 0 bytes")),
+            "no-carrier",
+            "dropped at pod9 of this node, which has no carrier: it or the device at its other end"
+            " is down",
+            "ip link show dev pod9",
+        ),
+        (
+            replace(FREED, reason="QDISC_DROP"),
             around(programs=("qdisc blackhole",)),
             "device-queue",
             "dropped by the queueing discipline (qdisc) of pod9 of this node",

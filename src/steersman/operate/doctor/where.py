@@ -21,7 +21,9 @@ _CAUSES = {
     "rules": Cause.RULES,
     **dict.fromkeys(("no-route", "policy-rule", "not-forwarded"), Cause.PATH),
     # These name a place and no object: a check that finds one there explains them.
-    **dict.fromkeys(("unseen", "kernel-drop", "neighbour", "left"), Cause.SYMPTOM - 1),
+    **dict.fromkeys(
+        ("unseen", "kernel-drop", "neighbour", "no-carrier", "left"), Cause.SYMPTOM - 1
+    ),
     **dict.fromkeys(("not-answered", "refused", "answer-source"), Cause.ENDPOINT),
 }
 """Where a problem is, by the code of a difference; that of others is in the node."""
