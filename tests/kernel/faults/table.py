@@ -484,7 +484,7 @@ FAULTS = (
         "the network drops packets to a pod elsewhere",
         nft("filter hook forward priority 0", f"ip daddr {ENDS[2]} drop", where=ELSEWHERE),
         ways.FROM_POD,
-        f"{ENDS[2]}",
+        f"{ENDS[2]}|table inet other",  # doctor can look into this network
     ),
     # The process
     Fault(
