@@ -113,6 +113,8 @@ def explain_drop(drop: Sighting, around: Surroundings) -> Loss:
                 text = f"{what} {where} by a rule of netfilter, likely {around.drops[0]}"
             shows = f"{around.enter}nft -a list ruleset"
             return Loss("foreign-drop", text, shows, around.drops[1:])
+        if found := _no_route(around, what):  # netfilter drops what it cannot route again
+            return found
         text = f"{what} {where} by a rule of netfilter that no trace reports"
         return Loss("foreign-drop", text, f"{around.enter}nft list ruleset")
     if side := TC_SIDES.get(drop.reason):

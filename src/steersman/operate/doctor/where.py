@@ -19,10 +19,11 @@ from steersman.operate.trace_question import TraceQuestion
 
 _CAUSES = {
     "rules": Cause.RULES,
-    **dict.fromkeys(("no-route", "policy-rule", "not-forwarded"), Cause.PATH),
+    **dict.fromkeys(("no-route", "policy-rule"), Cause.PATH),
     # These name a place and no object: a check that finds one there explains them.
     **dict.fromkeys(
-        ("unseen", "kernel-drop", "neighbour", "no-carrier", "left"), Cause.SYMPTOM - 1
+        ("unseen", "kernel-drop", "neighbour", "no-carrier", "not-forwarded", "left"),
+        Cause.SYMPTOM - 1,
     ),
     **dict.fromkeys(("not-answered", "refused", "answer-source"), Cause.ENDPOINT),
 }
