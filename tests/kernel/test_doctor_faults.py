@@ -501,7 +501,7 @@ FAULTS = (
         UNREACHABLE,
         "a firewall drops forwarded packets (iptables)",
         iptables_drop,
-        "a firewall drops packets of .*FORWARD",
+        "dropped by a rule of another program in chain FORWARD of table ip filter",
         mode="iptables",
     ),
     Fault(

@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 
 from steersman.host.exec import SubprocessExec
-from steersman.host.worker import finish
 from steersman.model.connections import ConnectionSearch
 from steersman.modes.base import release
 from tests.support.lab.cluster import Lab
@@ -21,7 +20,7 @@ def test_each_connection_has_its_client_and_endpoint(lab: Lab) -> None:
     live = [connected(lab.socket(way[0], "TCP"), *way) for way in WAYS]
     try:
         search = ConnectionSearch([SERVICE], ONLY_V4)
-        finish(mode.find_connections(search))
+        asyncio.run(mode.worker.do_slowly(mode.find_connections(search)))
         found = {each.client: each for each in search.result("ipvs").rows}
         for way, sock in zip(WAYS, live, strict=True):
             address, port = sock.getsockname()
