@@ -495,7 +495,7 @@ FAULTS = (
         UNREACHABLE,
         "a firewall drops forwarded packets (nftables)",
         other_rules("forward", "ip daddr 10.244.0.0/16 drop"),
-        "a firewall drops packets of pods of this node .*table inet other",
+        "dropped by a rule of another program in chain .* of table inet other",
     ),
     Fault(
         UNREACHABLE,

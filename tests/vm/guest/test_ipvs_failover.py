@@ -231,7 +231,7 @@ def test_what_waits_begins_again_and_what_is_established_stays(node: Node) -> No
                 await failures(watch)
                 # Conntrack forgets them; for IPVS they still are that endpoint's.
                 assert 0 < await watch.cut([BACKEND]) <= 12
-                await asyncio.to_thread(node.serve, of(OTHER, scheduling=hashed))
+                node.serve(of(OTHER, scheduling=hashed))
                 cut, began = await watch.cut([BACKEND]), time.monotonic()
                 assert set(await asyncio.to_thread(waiting.answers)) == {OTHER}
                 print(f"{cut} cut again, all answered {time.monotonic() - began:.1f} s later")
