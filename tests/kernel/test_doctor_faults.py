@@ -54,6 +54,7 @@ VARYING = (
         rf"({LOST}|(no endpoint|\S+ \(1 of 3 endpoints\)) [^|]*: no answer at all)",
         "the rule of a pod that drops packets, where one was lost, or who does not answer",
     ),
+    (r"(node port )?[\d.:]+/TCP( at \S+)? from [^|]*?: dropped by", "one of the ways: dropped by"),
     (r"pid \d+ \(.*?\)(?!\))", "pid PID (COMMAND)"),  # a command may end in parentheses
     (r"pid \d+", "pid PID"),
     (r"\d+ of \d+ entries", "262144 of 262144 entries"),
@@ -524,7 +525,7 @@ FAULTS = (
         NODE_PORTS,
         "a firewall drops the node port",
         other_rules("prerouting", "tcp dport 30080 drop", "-300"),
-        "a firewall drops packets of .*clients outside: table inet other, .* tcp dport 30080 drop",
+        "dropped by a rule of another program in .* table inet other .*tcp dport 30080 drop",
     ),
     Fault(
         SLOW,
