@@ -30,7 +30,13 @@ _MOST_ARGUMENTS, _LONGEST = 16, 600
 _LONGEST_ERROR = 2000
 
 COMMANDS: Mapping[str, Mapping[str, bool]] = {
-    "doctor": {"from": True, "to": True, "from-pod": True, "namespace": True},
+    "doctor": {
+        "from": True,
+        "to": True,
+        "from-pod": True,
+        "namespace": True,
+        "no-dial": False,
+    },
     "dump": {"namespace": True},
     "explain": {
         **{"from": True, "to": True, "node": True, "interface": True, "namespace": True},
