@@ -38,6 +38,7 @@ NEEDS_LINUX = {
         "tests/unit/proxy/test_tcp.py::test_a_reset_by_the_endpoint_resets_the_client",
         "tests/unit/proxy/test_tcp.py::test_a_client_outside_of_the_source_ranges_is_reset",
         "tests/unit/proxy/test_tcp.py::test_every_client_is_dropped_if_the_plan_says_so",
+        "tests/unit/proxy/test_tcp_accept.py::test_at_the_limit_new_clients_are_refused_and_old_ones_served",
     ),
     "/proc": ("tests/unit/modes/userspace/test_relay_tracer.py",),
 }

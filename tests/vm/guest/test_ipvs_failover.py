@@ -255,7 +255,8 @@ def test_counters_tell_where_packets_cannot_be_logged(node: Node) -> None:
     node.serve(of(DEAD, OTHER))
 
     async def body() -> None:
-        watch = CounterWatch(Netns(node.lab.node.path).call, node.mode.worker)
+        worker = node.mode.worker
+        watch = await worker.do(CounterWatch, Netns(node.lab.node.path).call, worker)
         found = set[Failure]()
 
         async def follow() -> None:

@@ -22,7 +22,6 @@ def remove(config: ProxyConfig, *, dry_run: bool = False) -> int:
     """
     from steersman.config import to_mode_options  # noqa: PLC0415
     from steersman.host.exec import SubprocessExec  # noqa: PLC0415
-    from steersman.operate.connectivity import remove_leftovers  # noqa: PLC0415
     from steersman.run.process.instance import running  # noqa: PLC0415
     from steersman.run.process.mode_transition import clean_up  # noqa: PLC0415
 
@@ -39,8 +38,11 @@ def remove(config: ProxyConfig, *, dry_run: bool = False) -> int:
         return int(bool(done.removed or done.problems))
     for mode, removed in done.removed.items():
         print(f"{mode}: {removed} kernel objects removed")
-    for path in remove_leftovers(map(Path, config.steersman.manifests)):
-        print(f"{path} of a test of connectivity that was killed: removed")
+    if sys.platform == "linux":
+        from steersman.operate.connectivity import remove_leftovers  # noqa: PLC0415
+
+        for path in remove_leftovers(map(Path, config.steersman.manifests)):
+            print(f"{path} of a test of connectivity that was killed: removed")
     return int(bool(done.problems))
 
 
