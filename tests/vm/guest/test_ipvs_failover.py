@@ -218,6 +218,12 @@ def test_what_waits_begins_again_and_what_is_established_stays(node: Node) -> No
     hashed = Scheduling("sh", scheduler_flags=("sh-port",))
     node.serve(of(DEAD, OTHER, scheduling=hashed))
 
+    def serve_again(plan: ServicePlan) -> None:
+        mode = mode_behind(SubprocessExec(node.lab.exec_argv(())))  # of this thread
+        assert mode.probe().usable
+        Node(node.lab, mode).serve(plan)
+        mode.close()
+
     async def body() -> None:
         watch = await node.mode.worker.do(node.mode.watch_failures)
         try:
@@ -231,7 +237,7 @@ def test_what_waits_begins_again_and_what_is_established_stays(node: Node) -> No
                 await failures(watch)
                 # Conntrack forgets them; for IPVS they still are that endpoint's.
                 assert 0 < await watch.cut([BACKEND]) <= 12
-                node.serve(of(OTHER, scheduling=hashed))
+                await asyncio.to_thread(serve_again, of(OTHER, scheduling=hashed))
                 cut, began = await watch.cut([BACKEND]), time.monotonic()
                 assert set(await asyncio.to_thread(waiting.answers)) == {OTHER}
                 print(f"{cut} cut again, all answered {time.monotonic() - began:.1f} s later")
