@@ -30,7 +30,7 @@ def healthy_cluster(folder: Path, mode: str) -> Iterator[Cluster]:
 
 
 def most_are_named_first(cluster: Cluster, mode: str) -> None:
-    """Check that doctor names nine of ten faults of a mode first.
+    """Check that doctor names seven of eight faults of a mode first.
 
     Which of two symptoms a client meets first is up to timing, so single ones are missed now and
     then; all are reported.
@@ -46,7 +46,7 @@ def most_are_named_first(cluster: Cluster, mode: str) -> None:
     for line in missed:
         print(line)
     assert len(faults) >= _FEWEST
-    assert len(missed) <= len(faults) // 10, missed
+    assert len(missed) <= len(faults) // 8, missed
 
 
 def named_first(cluster: Cluster, fault: Fault) -> None:
