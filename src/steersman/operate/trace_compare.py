@@ -194,7 +194,7 @@ def _going(predicted: TraceResult, seen: Observation) -> Iterator[Difference]:
     if predicted.verdict == "forward" and endpoint not in ends:
         if seen.terminates and not endpoint and seen.answer == "answer":
             text = "the proxy accepted the connection, but has none to"
-            yield Difference(f"{text} {' or '.join(ends)}: they may refuse it")
+            yield Difference(f"{text} {' or '.join(ends)}: they may refuse it", 0, "refused")
         elif endpoint or seen.answer != "not-sent":
             went = f"went to {endpoint}" if endpoint else "was not translated"
             text = f"the packet {went} instead of to {' or '.join(ends)}"
