@@ -25,8 +25,8 @@ from steersman.operate.doctor.check import (
     on_the_node,
     skipped,
 )
-from steersman.operate.doctor.facts import Path, firewall, paths, requirements, ways
-from steersman.operate.doctor.node_firewall import WHO, Stage, stages
+from steersman.operate.doctor.facts import Path, firewall, paths, requirements
+from steersman.operate.doctor.node_firewall import WHO, Stage, stages_of_paths
 
 _SOURCE_NAT = 100  # NF_IP_PRI_NAT_SRC
 _CONNTRACK = -200  # NF_IP_PRI_CONNTRACK
@@ -53,26 +53,19 @@ async def rule_changes(context: Context) -> Iterable[CheckResult]:
     found = await context.once(paths)
     if not found:
         return [skipped("no packet is forwarded to an endpoint")]
-    rules = await context.once(firewall)
-    needs, to_endpoint = await context.once(requirements), await context.once(ways)
-    settings, flow = context.world.plan.settings, context.question.flow
-    mark = settings.masquerade_mark
+    rules, needs = await context.once(firewall), await context.once(requirements)
+    passed = await stages_of_paths(context, _SIMILAR)
+    mark = context.world.plan.settings.masquerade_mark
 
     def walk() -> dict[tuple[str, ...], tuple[Change, str, dict[str, None]]]:
         hits: dict[tuple[str, ...], tuple[Change, str, dict[str, None]]] = {}
-        seen: dict[object, int] = {}
-        for path in found:
-            way = to_endpoint[path.endpoint.ip]
-            alike = path.plan.key, path.frontend, path.source, way.device
-            seen[alike] = seen.get(alike, 0) + 1
-            if seen[alike] <= _SIMILAR:
-                steps = stages(path, needs, settings, way, flow)
-                for change, effect in _of_path(rules.tables, path, needs, steps, mark):
-                    key = change.table, change.chain, change.place, effect
-                    sure, _, who = hits.setdefault(key, (change, effect, {}))
-                    if change.certain and not sure.certain:
-                        hits[key] = change, effect, who
-                    who[WHO[path.source]] = None
+        for path, steps in passed:
+            for change, effect in _of_path(rules.tables, path, needs, steps, mark):
+                key = change.table, change.chain, change.place, effect
+                sure, _, who = hits.setdefault(key, (change, effect, {}))
+                if change.certain and not sure.certain:
+                    hits[key] = change, effect, who
+                who[WHO[path.source]] = None
         return hits
 
     results = []

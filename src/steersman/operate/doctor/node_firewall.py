@@ -52,26 +52,42 @@ class Stage(NamedTuple):
     """The packet as it is before NAT at this hook."""
 
 
+async def stages_of_paths(context: Context, similar: int) -> Iterator[tuple[Path, Iterator[Stage]]]:
+    """Return the ways of the question with the hooks that their packets pass; for a thread.
+
+    Args:
+        context: has the question.
+        similar: endpoints to look at of those which are reached by one interface. A Service may
+            have hundreds, which rules hardly tell apart.
+    """
+    found, to_endpoint = await context.once(paths), await context.once(ways)
+    needs = await context.once(requirements)
+    settings, flow = context.world.plan.settings, context.question.flow
+
+    def each() -> Iterator[tuple[Path, Iterator[Stage]]]:
+        seen: Counter[object] = Counter()
+        for path in found:
+            way = to_endpoint[path.endpoint.ip]
+            alike = path.plan.key, path.frontend, path.source, way.device
+            seen[alike] += 1
+            if seen[alike] <= similar:
+                yield path, stages(path, needs, settings, way, flow)
+
+    return each()
+
+
 async def firewalls(context: Context) -> Iterable[CheckResult]:
     """Walk the rules of all programs for the packets of the question."""
     found = await context.once(paths)
     if not found:
         return [skipped("no packet is forwarded to an endpoint")]
-    rules = await context.once(firewall)
-    needs, to_endpoint = await context.once(requirements), await context.once(ways)
-    settings, flow = context.world.plan.settings, context.question.flow
+    rules, needs = await context.once(firewall), await context.once(requirements)
+    passed = await stages_of_paths(context, _SIMILAR)
 
     def walk() -> dict[Drop, dict[str, None]]:
         hits: dict[Drop, dict[str, None]] = {}
-        seen: Counter[object] = Counter()
-        for path in found:
-            way = to_endpoint[path.endpoint.ip]
-            # A Service may have hundreds of endpoints, which rules hardly tell apart.
-            alike = path.plan.key, path.frontend, path.source, way.device
-            seen[alike] += 1
-            if seen[alike] > _SIMILAR:
-                continue
-            for stage in stages(path, needs, settings, way, flow):
+        for path, steps in passed:
+            for stage in steps:
                 for drop in drops(rules.tables, stage.hook, stage.packet, stage.before):
                     if needs.own_jumps and drop.chain.startswith(needs.own_jumps):
                         continue  # of the mode itself: source ranges, policy Local
