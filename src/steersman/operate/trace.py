@@ -337,13 +337,20 @@ def _look_around(
     endpoint = chosen or flow.destination
     known = {node, seen.client, *(path.stat().st_ino for path in linked_holders(endpoint))}
     seen = seen._replace(sightings=[each for each in seen.sightings if each.netns in known])
+    arrived = any(step.direction == "original" for step in seen.steps)  # at hooks of this node
     last = last_place(seen.sightings) or Sighting(
-        "sent", seen.client, "", flow.source, flow.source_port, flow.destination, flow.port
+        kind="received" if arrived else "sent",
+        netns=node if arrived else seen.client,
+        device="",
+        source=flow.source,
+        source_port=flow.source_port,
+        destination=flow.destination,
+        port=flow.port,
     )
     to, back, name = [last.destination], last.source, f"the namespace of {endpoint}"
     if last.netns == node:
         name = "this node"
-        was_sent = bool(seen.sightings) and not last.reply
+        was_sent = (arrived or bool(seen.sightings)) and not last.reply
         if was_sent and last.destination == flow.destination:  # received, then translated
             to = [chosen] if chosen else [each.ip for each in predicted.endpoints] or to
         elif last.reply and tracked and last.destination == tracked.seen_source:

@@ -331,7 +331,8 @@ def _lost(seen: Observation, endpoint: str) -> Loss | None:
     around = seen.around
     if around is None or seen.terminates or seen.answer == "answer":
         return None
-    if not seen.sightings and seen.answer in ("not-sent", "none"):
+    refused = seen.answer == "icmp" and any(each in seen.answer_text for each in _REFUSALS)
+    if not seen.sightings and not refused and seen.answer in ("not-sent", "none", "icmp"):
         return explain_unsent(around)
     end = endpoint or join_host_port(*seen.asked)
     found = shared_address(end, around) or other_source(seen.sightings, endpoint)
@@ -340,7 +341,6 @@ def _lost(seen: Observation, endpoint: str) -> Loss | None:
     last = last_place(seen.sightings)
     if last and last.kind == "dropped" and seen.answer in _UNANSWERED:
         return explain_drop(last, around)
-    refused = seen.answer == "icmp" and any(each in seen.answer_text for each in _REFUSALS)
     if last is None or refused or seen.answer not in ("none", "icmp"):
         return None
     return explain_silence(last, around, seen.asked, seen.client)

@@ -472,6 +472,15 @@ def test_a_packet_that_vanishes_after_our_rule_was_not_left_alone() -> None:
         ),
         (lost(steps=(JUMP, DNAT), answer="not-sent", answer_text="x"), "not-sent"),
         (lost(around=NOWHERE), "no-route"),
+        (
+            lost(
+                steps=(JUMP, replace(DNAT, endpoint="")),
+                answer="icmp",
+                answer_text="ICMP host unreachable",
+                around=NOWHERE,
+            ),
+            "no-route",
+        ),
         (lost(SENT), "left"),
         (lost(answer="unknown"), "unseen"),
     ],

@@ -19,7 +19,8 @@ from steersman.operate.trace_question import TraceQuestion
 
 _CAUSES = {
     "rules": Cause.RULES,
-    **dict.fromkeys(("no-route", "policy-rule"), Cause.PATH),
+    # The check of routes and that of policy rules name the endpoint, too.
+    **dict.fromkeys(("no-route", "policy-rule"), Cause.PATH + 1),
     # These name a place and no object: a check that finds one there explains them.
     **dict.fromkeys(
         ("unseen", "kernel-drop", "neighbour", "no-carrier", "not-forwarded", "left"),
