@@ -18,11 +18,10 @@ help: ## Say what there is
 setup: ## Packages, virtual environment, locked dependencies
 	@scripts/setup.sh
 
-check: setup ## Format, lint, types, shape and the tests that need no root
+check: setup ## Format, lint, types and the tests that need no root
 	ruff format --check
 	ruff check
 	mypy
-	python scripts/shape.py
 	@if command -v clang-format >/dev/null; then clang-format --dry-run --Werror $(SOURCES_IN_C); \
 		else echo "clang-format is not installed: the programs in C are not looked at"; fi
 	pytest -q -m "not kernel"

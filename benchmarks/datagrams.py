@@ -125,8 +125,6 @@ def through_modes(modes: Sequence[str], services: int, rounds: int) -> list[Figu
     return measured(TITLE, services, rounds, ways, Datagrams)
 
 
-# -- XDP in generic mode ---------------------------------------------------------------------------
-
 _XDP_DEVICES = ("outside", "server")
 _GENERIC = 2  # XDP_FLAGS_SKB_MODE
 _PROG_TYPE_XDP = 6

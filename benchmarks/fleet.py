@@ -369,9 +369,6 @@ def simulate(
     return in_virtual_time(main)
 
 
-# -- Idle ------------------------------------------------------------------------------------------
-
-
 async def _be_idle(url: str, nodes: int, seconds: float) -> IdleCost:
     """Run Sources in this process; measure it while nothing changes."""
     timing = Timing(

@@ -122,8 +122,6 @@ def test_endpoints_are_equally_likely(mode: ModeUnderTest, variant: str, pool: L
     assert all(50 < count < 150 for count in seen.values()), seen  # more than five sigma
 
 
-# -- the comparison itself ------------------------------------------------------------------
-
 TWO = frozenset({("10.0.0.1:80", False), ("10.0.0.2:80", True)})
 
 

@@ -48,9 +48,6 @@ def node(**spec: Any) -> dict[str, Any]:
     return kube.node(NODE, "192.0.2.1", **spec)
 
 
-# -- signals
-
-
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
 def test_a_signal_before_the_first_sync_ends_it_in_order(tmp_path: Path, number: int) -> None:
     async def body() -> None:
@@ -123,8 +120,6 @@ def test_sighup_without_a_file_is_only_said(tmp_path: Path) -> None:
 
     in_namespace(body)
 
-
-# -- crashes
 
 CRASHING = """
 import asyncio, os, sys
@@ -205,9 +200,6 @@ def test_who_must_bind_and_cannot_says_so_by_an_event_before_the_end(tmp_path: P
     in_namespace(body)
 
 
-# -- commands
-
-
 def test_init_only_sets_the_sysctls_and_writes_no_rule(tmp_path: Path) -> None:
     async def body() -> None:
         flags = ("--init-only", "--conntrack-tcp-timeout-established=2h")
@@ -255,9 +247,6 @@ def test_kube_proxy_says_its_flags() -> None:
     assert text.startswith("Usage: kube-proxy")
     for flag in ("--config", "--proxy-mode", "--cluster-cidr", "--nodeport-addresses", "--cleanup"):
         assert flag in text
-
-
-# -- the node
 
 
 def test_a_new_address_gets_its_node_ports_at_once(tmp_path: Path) -> None:
@@ -316,9 +305,6 @@ def test_a_node_that_is_to_be_deleted_is_unhealthy_to_load_balancers(tmp_path: P
                 await answers("/healthz", 10256)
 
     in_namespace(body)
-
-
-# -- Events
 
 
 def reasons(server: ApiServer) -> set[str]:

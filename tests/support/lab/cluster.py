@@ -188,8 +188,6 @@ class Lab:
             self._pods.get(pod.address, pod) == pod for pod in layout.pods
         )
 
-    # -- building -------------------------------------------------------------------------
-
     def _build(self) -> None:
         self._add_netns(["node", "outside", "remote"])
         ip(
@@ -280,8 +278,6 @@ class Lab:
             lines["node"].append(
                 f"route add {_length(pod.address)} via {_gateway(pod.address)} dev eth1 onlink"
             )
-
-    # -- using ----------------------------------------------------------------------------
 
     def sysctl(self, name: str, value: str) -> None:
         """Write /proc/sys/net/NAME in the node's namespace."""

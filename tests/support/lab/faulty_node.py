@@ -113,8 +113,6 @@ class FaultyNode:
         """A command line that runs on the node."""
         return self.lab.exec_argv(self.mounts.argv(*argv))
 
-    # -- the process ----------------------------------------------------------------------
-
     def start(self, *flags: str) -> None:
         program = [sys.executable, "-m", "steersman"]
         if self.pod:  # the kernel names a script by its file
@@ -148,8 +146,6 @@ class FaultyNode:
                     return
             assert time.monotonic() < end, (self.folder / "log").read_text()
             time.sleep(0.05)
-
-    # -- the cluster ----------------------------------------------------------------------
 
     def serve(self) -> None:
         """Start the servers of all endpoints."""
@@ -209,8 +205,6 @@ class FaultyNode:
     def from_manifests(self) -> tuple[str, ...]:
         """The flags by which doctor reads the objects itself, as without a process."""
         return (*self.flags, *FLAGS, f"--manifests={self.folder / 'objects'}")
-
-    # -- doctor ---------------------------------------------------------------------------
 
     def doctor(self, *words: str, through: Sequence[str] = (), outside: bool = False) -> Diagnosed:
         """Ask, `through` a command that changes what doctor sees, or from outside of the pod."""

@@ -96,9 +96,6 @@ def compare(flow: FlowCase, answer: Answer) -> str:
     return f"{flow}: expected {flow.expected}, got {answer}"
 
 
-# -- trace ---------------------------------------------------------------------------------
-
-
 def by_trace(plan: NodePlan, flow: FlowCase) -> Answer:
     """Ask `steersman.compile.trace`."""
     protocol = Protocol(flow.protocol)
@@ -110,9 +107,6 @@ def by_trace(plan: NodePlan, flow: FlowCase) -> Answer:
         "forward",
         frozenset((name, decision.masquerade or flow.calls_itself(name)) for name in names),
     )
-
-
-# -- rules ---------------------------------------------------------------------------------
 
 
 def by_rules(rules: dict[Family, Rules], flow: FlowCase) -> Answer:
@@ -131,9 +125,6 @@ def by_rules(rules: dict[Family, Rules], flow: FlowCase) -> Answer:
         return Answer(kind, note="but masqueraded")
     forwarded = frozenset((end.endpoint, end.masquerade) for end in ends if end.endpoint)
     return Answer(kind, forwarded)
-
-
-# -- packets -------------------------------------------------------------------------------
 
 
 def by_packets(lab: Lab, flow: FlowCase) -> Answer:

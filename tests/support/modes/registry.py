@@ -77,9 +77,6 @@ def render(plan: NodePlan, mode: Mode) -> Ruleset:
     return ruleset
 
 
-# -- iptables ------------------------------------------------------------------------------
-
-
 def _iptables(exec_: Exec, variant: str) -> Mode:
     return IptablesMode(exec_, IptablesOptions(variant=variant))
 
@@ -130,9 +127,6 @@ IPTABLES = ModeUnderTest(
 )
 
 
-# -- nftables ------------------------------------------------------------------------------
-
-
 def _nftables_golden(plan: NodePlan) -> str:
     mode, out = NFTABLES.offline(), dict[Any, Any]()
     for service in plan.services.values():
@@ -147,9 +141,6 @@ NFTABLES = ModeUnderTest(
     None,
     _nftables_golden,
 )
-
-
-# -- userspace -----------------------------------------------------------------------------
 
 
 def _userspace_golden(plan: NodePlan) -> str:
@@ -170,9 +161,6 @@ USERSPACE = ModeUnderTest(
     _userspace_evaluator,
     _userspace_golden,
 )
-
-
-# -- ebpf ----------------------------------------------------------------------------------
 
 
 def _ebpf_evaluator(plan: NodePlan) -> Ask:

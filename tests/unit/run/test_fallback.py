@@ -99,9 +99,6 @@ def test_nothing_is_said_of_what_was_asked_for() -> None:
     assert recorder._queue.empty()
 
 
-# -- missing features -----------------------------------------------------------------------
-
-
 class Says:
     """Answers every command with what was prepared."""
 

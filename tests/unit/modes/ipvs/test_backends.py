@@ -81,9 +81,6 @@ def test_many_go_in_batches() -> None:
     )
 
 
-# -- virtual servers -----------------------------------------------------------------------
-
-
 def write(key: ServerKey, old: Server | None, new: Server) -> list[Command]:
     kernel = FakeNetlink()
     servers(kernel).write([(key, old, new)])
@@ -146,9 +143,6 @@ def test_a_scheduler_that_is_missing_is_named() -> None:
     kernel = FakeNetlink(n0=errno.ENOENT)
     with pytest.raises(ApplyError, match=r"10\.96\.0\.1 port 80 with the scheduler dice: "):
         servers(kernel).write([(TCP, None, Server("dice"))])
-
-
-# -- ipsets --------------------------------------------------------------------------------
 
 
 def test_ipset_that_refuses() -> None:

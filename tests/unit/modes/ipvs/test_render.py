@@ -129,9 +129,6 @@ def test_no_two_plans_claim_one_object() -> None:
     assert all(len(name) <= 31 for name in names)
 
 
-# -- the node ------------------------------------------------------------------------------
-
-
 def text(settings: NodeSettings) -> str:
     return "\n".join(
         v for k, v in render_node(settings, random_fully=True).items() if type(k) is tuple

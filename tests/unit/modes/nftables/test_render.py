@@ -148,9 +148,6 @@ def test_the_node_part_is_texts_and_node_port_addresses() -> None:
     assert set(node) == {address} | {prefix(k, f) for k in kinds for f in make.BOTH}
 
 
-# -- node ports on loopback -----------------------------------------------------------------
-
-
 def node_port(actions: Actions = PLAIN, port: int = 30080) -> Frontend:
     return Frontend(FrontendKind.NODE_PORT, "", port, *actions)
 

@@ -50,9 +50,6 @@ def test_listeners_are_printed_as_comments() -> None:
     assert text == "# add listener at 127.0.0.1 port 30080: all to 10.244.0.1:8080\n"
 
 
-# -- replacing a table ----------------------------------------------------------------------
-
-
 V4, V6 = Family.IPV4, Family.IPV6
 
 
