@@ -48,17 +48,21 @@ class InForce:
             changes: of the Store, since then, and its revision.
             refused: Services of which an older version stays in force.
         """
-        if writer is not self._writer:
+        replaced = writer is not self._writer
+        if replaced:
             owners = {**dict.fromkeys(owners), **dict.fromkeys(plans), **dict.fromkeys(self.plans)}
             self._writer = writer
         for owner in owners:
             if isinstance(owner, PlanKey):
+                # A writer keeps a plan that does not differ, and names each if the settings do.
                 before, plan = self.plans.get(owner), plans.get(owner)
+                if plan is before:
+                    continue
                 if plan is not None:
                     self.plans[owner] = plan
                 else:
-                    self.plans.pop(owner, None)
-                if plan == before:
+                    del self.plans[owner]
+                if replaced and plan == before:
                     continue
             self.log.touch(owner)
         for change in changes[0]:

@@ -422,32 +422,31 @@ class Sync:
         drift, self.drift = self.drift, None
         if drift is not None:
             drift = msgspec.structs.replace(drift, repaired_at=self._wall())
-        before, unwritten = (
-            self.state,
-            unwritten_findings(self.mode.name, self._ledger.rejected, self.broken),
-        )
-        findings = (*self.store.findings, *plan.findings, *unwritten.listed)
+        before, rejected = self.state, self._ledger.rejected
+        findings, unlisted = (*self.store.findings, *plan.findings), plan.unlisted
+        why: tuple[tuple[str, str], ...] = ()
+        if rejected or self.broken:
+            unwritten = unwritten_findings(self.mode.name, rejected, self.broken)
+            findings += unwritten.listed
+            unlisted = Counter(unlisted) + Counter(unwritten.unlisted)
+            failed = islice(chain(rejected.items(), self.broken.items()), 3)
+            why = tuple((str(owner), text) for owner, text in failed)
         # If nothing differs from before: keep the State, but report the changes as synced.
-        news = bool(written or compared or owners)
-        failed = islice(chain(self._ledger.rejected.items(), self.broken.items()), 3)
-        why = tuple((str(owner), text) for owner, text in failed)
+        news = written or compared or owners or plan.settings != before.plan.settings
+        told = None
+        if news or not before.result or findings != before.findings:
+            told = result
+            self.state = State(
+                revision=result.revision,
+                mode=self.mode.name,
+                snapshot=self.store.snapshot,
+                plan=NodePlan(plan.settings, self.in_force.plans, plan.findings, plan.unlisted),
+                result=result,
+                findings=findings,
+                unlisted=unlisted,
+                objects=self._ledger.objects,
+                slices=self.store.slices,
+                at=self._wall(),
+            )
         arrivals = self.store.take_arrivals(planned)
-        report = SyncReport(before, None, arrivals, written, compared, refused, drift, why)
-        same = (plan.settings, findings) == (before.plan.settings, before.findings)
-        if before.result and same and not news:
-            return report
-        self.state = State(
-            revision=result.revision,
-            mode=self.mode.name,
-            snapshot=self.store.snapshot,
-            plan=NodePlan(plan.settings, self.in_force.plans, plan.findings, plan.unlisted),
-            result=result,
-            findings=findings,
-            unlisted=Counter(plan.unlisted) + Counter(unwritten.unlisted)
-            if unwritten.unlisted
-            else plan.unlisted,
-            objects=self._ledger.objects,
-            slices=self.store.slices,
-            at=self._wall(),
-        )
-        return msgspec.structs.replace(report, state=self.state, result=result)
+        return SyncReport(self.state, told, arrivals, written, compared, refused, drift, why)
