@@ -49,6 +49,8 @@ LOST = (
     r"|the pod [^|]*: rules in the pod may drop or redirect packets: table inet other"
 )
 """Of pods that drop packets: it depends on the pod that the packet that was followed met."""
+NONE_BEHIND_PROXY = "the proxy accepted the connection, but has none to"
+"""What the node meets in userspace mode, if it has seen no process listen in time."""
 VARYING = (
     (
         rf"({LOST}|(no endpoint|\S+ \(1 of 3 endpoints\)) [^|]*: no answer at all)",
@@ -414,7 +416,7 @@ FAULTS = (
         UNREACHABLE,
         "the programs in all pods are dead",
         dead(*ENDS),
-        "no process of the pod .* listens|no endpoint answers .*: refused",
+        f"no process of the pod .* listens|no endpoint answers .*: refused|{NONE_BEHIND_PROXY}",
     ),
     Fault(
         UNREACHABLE,

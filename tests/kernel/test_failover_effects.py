@@ -391,5 +391,5 @@ def test_an_endpoint_whose_udp_port_is_closed_is_ejected(node: Node) -> None:
     node.until(lambda: {node.tried(*way) for way in ways * 4} == set(NAMES))
     node.lab.servers.silence(NAMES[0])
     node.eject(NAMES[0], lambda: [node.tried(*way) for way in ways])
-    node.until(lambda: {node.tried(*way) for way in ways * 4} == {NAMES[1]})
-    assert {node.reached(*way) for way in ways * 10} == {NAMES[1]}
+    # So many that it is not chance, as the log has the ejection before the kernel.
+    node.until(lambda: {node.tried(*way) for way in ways * 10} == {NAMES[1]})

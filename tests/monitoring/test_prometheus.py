@@ -46,6 +46,8 @@ pytestmark = [
 WAIT = 60.0
 PORT, METRICS = 9090, 10249
 HOST, VIP = "192.168.77.2", "10.96.0.10"
+HOSTS = (HOST, "192.168.77.3")
+"""Addresses of the node, and endpoints that all answer: a switch goes back if connections fail."""
 
 MODES = ("nftables", "iptables", "userspace")
 FALLBACK = "steersman_mode_fallback"
@@ -146,7 +148,7 @@ class Traffic:
         while True:
             self.number += 1
             now = datetime.now(UTC).isoformat()
-            ends = [HOST, "192.168.77.3"][: 1 + self.number % 2]
+            ends = HOSTS[: 1 + self.number % 2]
             trigger = {"endpoints.kubernetes.io/last-change-trigger-time": now}
             self.server.add(kube.endpoint_slice("web-1", "web", *ends, annotations=trigger))
             self.server.add(kube.service("more", f"10.96.1.{1 + self.number % 200}"))
@@ -241,9 +243,11 @@ def in_a_cluster(body: Callable[[ApiServer], Awaitable[None]], directory: Path) 
     """Run a coroutine on a node, beside Prometheus and the API server of a small cluster."""
 
     async def inside() -> None:
-        sh(f"ip link add eth0 type bridge && ip link set eth0 up && ip addr add {HOST}/24 dev eth0")
+        sh("ip link add eth0 type bridge && ip link set eth0 up")
+        for host in HOSTS:
+            sh(f"ip addr add {host}/24 dev eth0")
         sh("ip route add default dev eth0")
-        answering = await asyncio.start_server(lambda _, writer: writer.close(), HOST, 8080)
+        answering = await asyncio.start_server(lambda _, writer: writer.close(), HOSTS, 8080)
         world = (
             kube.service("web", VIP),
             kube.service("bad", "not an address"),
