@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import os
+import re
 import shutil
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
@@ -112,6 +113,14 @@ class Node:
             mode = (*mode, f"--manifests={windows_path(self.folder / 'manifests')}")
         async with self.python("-m", "steersman", "run", *mode) as process:
             yield process
+
+    async def commands(self, *each: str) -> list[tuple[int, str]]:
+        """Run commands, whose words are separated by blanks; return their statuses and outputs."""
+        script = windows_path(ROOT / "tests" / "windows" / "commands.py")
+        async with self.python(script, *" then ".join(each).split()) as process:
+            assert await process.ended() == 0, process.log
+        found = re.findall(r"(.*?)^exit status (\d+)\s", process.log, re.DOTALL | re.MULTILINE)
+        return [(int(status), text) for text, status in found]
 
     @property
     def drive(self) -> Path:

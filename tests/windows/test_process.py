@@ -80,9 +80,8 @@ def test_addresses_that_a_kill_left_are_removed(tmp_path: Path) -> None:
             assert node.service_addresses() == {OTHER}
             # Added by somebody else: it stays.
             sh("ip address add 10.96.0.99/32 dev hns0")
-            for flags, status in ((["--dry-run"], 1), ([], 0), (["--dry-run"], 0)):
-                async with node.python("-m", "steersman", "cleanup", *flags) as cleanup:
-                    assert await cleanup.ended() == status, cleanup.log
+            results = await node.commands("cleanup --dry-run", "cleanup", "cleanup --dry-run")
+            assert [status for status, _ in results] == [1, 0, 0], results
             assert node.service_addresses() == {"10.96.0.99"}
 
     on_a_node(tmp_path, body)
@@ -112,27 +111,27 @@ def test_two_thousand_addresses_need_few_processes(tmp_path: Path) -> None:
 
 def test_commands_ask_the_process(tmp_path: Path) -> None:
     async def body(node: Node) -> None:
-        async def command(*words: str) -> tuple[int, str]:
-            async with node.python("-m", "steersman", *words) as process:
-                return await process.ended(), process.log
-
         async with endpoint(answering(b"1"), HOST) as one:
-            manifests(node.folder / "manifests", *world(one))
-            status, said = await command("status")
-            assert (status, "no steersman runs" in said) == (1, True), said
+            silent = kube.endpoint_slice("bad-1", "bad", HOST, ports=[{"name": "http", "port": 9}])
+            bad = kube.service("bad", OTHER, ports=[{"name": "http", "port": 80}])
+            manifests(node.folder / "manifests", *world(one), bad, silent)
+            ((status, said),) = await node.commands("doctor")
+            assert (status, "no steersman runs" in said) == (2, True), said
             async with node.steersman() as process:
                 await process.said("kernel objects")
-                for words, expected in (
-                    (["status"], "winuserspace"),
-                    (["services"], VIP),
-                    (["endpoints"], str(one.port)),
-                    (["explain", "shop/web"], str(one)),
-                    (["problems"], "no problems"),
-                ):
-                    status, said = await command(*words)
-                    assert (status, expected in said) == (0, True), (words, status, said)
-                status, said = await command("doctor")
-                assert (status, "use `status` and `explain`" in said) == (2, True), said
+                expected = {
+                    "status": (0, "winuserspace"),
+                    "services": (0, VIP),
+                    "endpoints": (0, str(one.port)),
+                    "explain shop/web": (0, str(one)),
+                    "problems": (0, "no problems"),
+                    "doctor shop/web": (0, "connections to the Service"),
+                    "doctor shop/bad": (1, "refused"),
+                }
+                results = await node.commands(*expected)
+                for words, (status, said) in zip(expected, results, strict=True):
+                    success, part = expected[words]
+                    assert (status, part in said) == (success, True), (words, status, said)
             # Wine makes the rights of administrators those of the group.
             private = node.drive / "Program Files/steersman/private"
             assert private.stat().st_mode & 0o007 == 0

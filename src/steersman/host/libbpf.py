@@ -101,15 +101,15 @@ def call(name: str, *arguments: object) -> int:
 
 
 _warnings: list[str] = []
-_libc = ctypes.CDLL(None)
-_libc.vsnprintf.argtypes = (ctypes.c_char_p, ctypes.c_size_t, _Pointer, _Pointer)
 
 
 def _keep_warning(level: int, text: int, arguments: int) -> int:
     """Keep warnings for an error message; libbpf writes to stderr otherwise."""
     if level == 0:
         buffer = ctypes.create_string_buffer(1 << 16)
-        _libc.vsnprintf(buffer, len(buffer), text, arguments)
+        vsnprintf = ctypes.CDLL(None).vsnprintf  # not at import: Windows has no libc
+        vsnprintf.argtypes = (ctypes.c_char_p, ctypes.c_size_t, _Pointer, _Pointer)
+        vsnprintf(buffer, len(buffer), text, arguments)
         _warnings.append(buffer.value.decode(errors="replace"))
     return 0
 

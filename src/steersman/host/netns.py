@@ -31,8 +31,6 @@ HERE = Path("/proc/thread-self/ns/net")
 """The namespace of the calling thread."""
 _CLONE_NEWNET = 0x40000000
 
-_libc = ctypes.CDLL(None, use_errno=True)
-
 
 def namespaces(folders: Iterable[Path] = NAMESPACES) -> Iterator[Path]:
     """Yield a path to each network namespace of this machine: named ones, and those of processes.
@@ -63,7 +61,8 @@ def enter(path: Path) -> None:
     """
     opened = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
     try:
-        if _libc.setns(opened, _CLONE_NEWNET):
+        # Not at import: Windows has no libc.
+        if ctypes.CDLL(None, use_errno=True).setns(opened, _CLONE_NEWNET):
             code = ctypes.get_errno()
             raise OSError(code, os.strerror(code), str(path))
     finally:
@@ -102,7 +101,7 @@ def new_namespace() -> int:
     """
 
     def make() -> int:
-        if _libc.unshare(_CLONE_NEWNET):
+        if ctypes.CDLL(None, use_errno=True).unshare(_CLONE_NEWNET):
             code = ctypes.get_errno()
             raise OSError(code, os.strerror(code))
         return os.open("/proc/thread-self/ns/net", os.O_RDONLY | os.O_CLOEXEC)

@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-import sys
 from typing import TYPE_CHECKING
 
 from steersman.cli.command import NAMESPACE, Argument, Command, Example, option
-from steersman.operate.answer import QuestionError
 
 if TYPE_CHECKING:
     from steersman.config import Parsed
@@ -14,8 +12,6 @@ if TYPE_CHECKING:
 
 
 async def _answer(parsed: Parsed) -> Answer:
-    if sys.platform == "win32":
-        raise QuestionError("doctor examines Linux; on Windows, use `status` and `explain`")
     from steersman.operate.doctor.ask import Asked, doctor  # noqa: PLC0415
 
     def flag(name: str) -> str:

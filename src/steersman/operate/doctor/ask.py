@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import sys
 from contextlib import suppress
 from typing import Any
 
@@ -63,7 +64,9 @@ async def doctor(parsed: Parsed, asked: Asked) -> Diagnosis:
     try:
         world = await load_world(parsed)
     except NotRunningError:
-        if asked != Asked(namespace=asked.namespace, dial=asked.dial):
+        # Without a process it is not known which mode is meant on Windows, and not much to check.
+        about_node = asked == Asked(namespace=asked.namespace, dial=asked.dial)
+        if not about_node or sys.platform == "win32":
             raise
         # That no process runs is an answer, too, and the node can be checked.
         world = await world_without_process(parsed.config)
@@ -138,6 +141,8 @@ async def read_question(world: World, asked: Asked) -> Question:
         raise QuestionError("give --to with --from, or --from-pod to dial from a pod")
     if not asked.pod:
         return question
+    if sys.platform == "win32":
+        raise QuestionError("--from-pod: connections from inside a pod need Linux")
     pod = names.client(asked.pod)
     if pod.client is not None or not pod.addresses:
         raise QuestionError(f"--from-pod {asked.pod}: give a pod that runs on this node")

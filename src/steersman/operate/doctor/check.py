@@ -16,6 +16,7 @@ from __future__ import annotations
 
 import asyncio
 import enum
+import sys
 import time
 from collections.abc import Awaitable, Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
@@ -195,6 +196,7 @@ class Context:
         list_tables: Callable[[], list[tuple[str, str]]] = list_tables,
         root: Path = Path("/"),
         here: bool = True,
+        linux: bool = sys.platform == "linux",
         now: Callable[[], float] = time.time,
         ask_api: Callable[[str], Awaitable[ApiReply]] | None = None,
         ask_process: Callable[[str], Awaitable[Any]] | None = None,
@@ -213,6 +215,7 @@ class Context:
             root: of the file system with /proc and /sys.
             here: whether this machine is the node of the World. If not, the checks that look at
                 the machine are skipped.
+            linux: whether this machine runs Linux. If not, the checks that look at it are skipped.
             now: the time, in seconds since 1970.
             ask_api: sends a GET request to the API server; None if it is not known.
             ask_process: returns a page of the running process's local socket, decoded from JSON;
@@ -229,6 +232,7 @@ class Context:
         self.list_tables = list_tables
         self.root = root
         self.here = here
+        self.linux = linux
         self.now = now
         self.ask_api = ask_api
         self.ask_process = ask_process
@@ -333,6 +337,11 @@ def on_the_node(context: Context) -> str:
         return ""
     node = context.world.plan.settings.node_name or "another machine"
     return f"it looks at the machine: run it on {node}"
+
+
+def on_linux(context: Context) -> str:
+    """The check looks at Linux: it applies where the World's node is this machine, and runs it."""
+    return on_the_node(context) or ("" if context.linux else "it looks at Linux")
 
 
 def with_service(context: Context) -> str:

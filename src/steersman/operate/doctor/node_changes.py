@@ -22,7 +22,7 @@ from steersman.operate.doctor.check import (
     Context,
     notice,
     ok,
-    on_the_node,
+    on_linux,
     skipped,
 )
 from steersman.operate.doctor.facts import Path, firewall, paths, requirements
@@ -126,6 +126,6 @@ def _of_path(
 
 
 CHANGE_CHECKS: Final = (
-    Check("rule-changes", "rules that change packets", rule_changes, on_the_node, Cause.NODE, 8.0),
+    Check("rule-changes", "rules that change packets", rule_changes, on_linux, Cause.NODE, 8.0),
 )
 """The check of rules that change packets."""

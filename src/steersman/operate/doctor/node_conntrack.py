@@ -21,7 +21,7 @@ from steersman.operate.doctor.check import (
     both,
     error,
     ok,
-    on_the_node,
+    on_linux,
     skipped,
     unknown,
     warning,
@@ -139,7 +139,7 @@ async def stale_entries(context: Context) -> Iterable[CheckResult]:
     ]
 
 
-_HERE = both(on_the_node, tracks)
+_HERE = both(on_linux, tracks)
 CONNTRACK_CHECKS: Final = (
     Check("conntrack-table", "conntrack table", table, _HERE, Cause.NODE + 1),
     Check("conntrack-failures", "conntrack failures", counters, _HERE, Cause.NODE + 3),
@@ -147,7 +147,7 @@ CONNTRACK_CHECKS: Final = (
         "conntrack-stale",
         "stale conntrack entries",
         stale_entries,
-        both(on_the_node, with_service, tracks),
+        both(on_linux, with_service, tracks),
         Cause.NODE + 3,
     ),
 )

@@ -25,7 +25,7 @@ from steersman.operate.doctor.check import (
     Context,
     error,
     ok,
-    on_the_node,
+    on_linux,
     skipped,
     unknown,
     warning,
@@ -212,7 +212,5 @@ def stages(
     yield Stage("input" if local_process else "forward", answer)
 
 
-FIREWALL_CHECKS: Final = (
-    Check("firewall", "firewalls", firewalls, on_the_node, Cause.NODE + 2, 8.0),
-)
+FIREWALL_CHECKS: Final = (Check("firewall", "firewalls", firewalls, on_linux, Cause.NODE + 2, 8.0),)
 """The check of firewalls."""

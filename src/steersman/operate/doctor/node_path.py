@@ -22,7 +22,7 @@ from steersman.operate.doctor.check import (
     both,
     error,
     ok,
-    on_the_node,
+    on_linux,
     skipped,
     unknown,
     warning,
@@ -217,11 +217,11 @@ async def path_mtu(context: Context) -> Iterable[CheckResult]:
     return results or [unknown("no endpoint answers an echo request (ping)")]
 
 
-_SERVICE = both(on_the_node, with_service)
+_SERVICE = both(on_linux, with_service)
 PATH_CHECKS: Final = (
     Check("route", "routes to endpoints", routes, _SERVICE, Cause.PATH),
     Check("policy-rules", "policy rules", policy_rules, _SERVICE, Cause.PATH - 4),
-    Check("overlay", "MTU of overlays", overlays, on_the_node, Cause.PATH + 1),
+    Check("overlay", "MTU of overlays", overlays, on_linux, Cause.PATH + 1),
     Check("path-mtu", "MTU of the path", path_mtu, _SERVICE, Cause.PATH + 1),
 )
 """Checks of the path."""

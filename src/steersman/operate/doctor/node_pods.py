@@ -31,7 +31,7 @@ from steersman.operate.doctor.check import (
     both,
     notice,
     ok,
-    on_the_node,
+    on_linux,
     skipped,
     unknown,
     warning,
@@ -404,9 +404,9 @@ def _listed(names: Collection[str]) -> str:
     return f"{first} and {more} more" if more > 0 else first
 
 
-_SERVICE = both(on_the_node, with_service)
+_SERVICE = both(on_linux, with_service)
 POD_CHECKS: Final = (
     Check("pod-networks", "networks of the pods", pod_networks, _SERVICE, Cause.PATH - 3),
-    Check("devices", "programs at devices", devices, on_the_node, Cause.NODE + 9),
+    Check("devices", "programs at devices", devices, on_linux, Cause.NODE + 9),
 )
 """The checks of the pods."""

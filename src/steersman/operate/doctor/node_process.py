@@ -18,6 +18,7 @@ from steersman.operate.doctor.check import (
     Context,
     error,
     ok,
+    on_linux,
     on_the_node,
     unknown,
     warning,
@@ -312,7 +313,7 @@ PROCESS_CHECKS: Final = (
     Check("source", "source of objects", source, on_the_node, Cause.PROXY + 1),
     Check("node", "this node", node, cause=Cause.PROXY + 2),
     Check("pods", "pod network", pods, cause=Cause.PROXY + 3),
-    Check("failover", "failing endpoints", failover, on_the_node, Cause.PROXY + 5),
+    Check("failover", "failing endpoints", failover, on_linux, Cause.PROXY + 5),
     Check("api-server", "clock and version", api_server, cause=Cause.PROXY + 4),
     Check("ejected", "ejected endpoints", ejected, cause=Cause.ENDPOINTS + 1),
 )

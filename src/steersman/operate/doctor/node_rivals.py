@@ -20,7 +20,7 @@ from steersman.operate.doctor.check import (
     Context,
     error,
     ok,
-    on_the_node,
+    on_linux,
     unknown,
     warning,
 )
@@ -165,6 +165,6 @@ def _outdated(mode: Mode, plans: Iterable[ServicePlan], have: Ruleset, context: 
 
 
 RIVAL_CHECKS: Final = (
-    Check("other-proxy", "other proxies", other_proxy, on_the_node, Cause.PROXY + 1),
+    Check("other-proxy", "other proxies", other_proxy, on_linux, Cause.PROXY + 1),
 )
 """Checks of programs that do the same work."""

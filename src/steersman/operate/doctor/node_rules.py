@@ -19,6 +19,7 @@ from steersman.operate.doctor.check import (
     Context,
     error,
     ok,
+    on_linux,
     on_the_node,
     skipped,
     unknown,
@@ -295,9 +296,9 @@ async def settings_of_mode(context: Context) -> Iterable[CheckResult]:
 
 RULES_CHECKS: Final = (
     Check("mode", "parts of the mode", probe, on_the_node, Cause.PROXY + 5),
-    Check("rules", "rules in the kernel", rules, on_the_node, Cause.RULES, 9.5),
-    Check("lock", "lock of the rules", lock, on_the_node, Cause.RULES - 2),
-    Check("number-of-rules", "number of rules", number_of_rules, on_the_node, Cause.NODE, 9.5),
-    Check("mode-sysctls", "sysctls of the mode", settings_of_mode, on_the_node, Cause.NODE),
+    Check("rules", "rules in the kernel", rules, on_linux, Cause.RULES, 9.5),
+    Check("lock", "lock of the rules", lock, on_linux, Cause.RULES - 2),
+    Check("number-of-rules", "number of rules", number_of_rules, on_linux, Cause.NODE, 9.5),
+    Check("mode-sysctls", "sysctls of the mode", settings_of_mode, on_linux, Cause.NODE),
 )
 """Checks of the mode."""

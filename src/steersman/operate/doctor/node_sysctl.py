@@ -19,7 +19,7 @@ from steersman.operate.doctor.check import (
     both,
     error,
     ok,
-    on_the_node,
+    on_linux,
     skipped,
     warning,
 )
@@ -221,7 +221,7 @@ def reads_sysctls(context: Context) -> str:
     return "" if context.path("proc/sys/net").exists() else "/proc/sys/net is not there"
 
 
-_HERE = both(on_the_node, reads_sysctls)
+_HERE = both(on_linux, reads_sysctls)
 SYSCTL_CHECKS: Final = (
     Check("forwarding", "IP forwarding", forwarding, _HERE),
     Check("rp-filter", "reverse path filter", reverse_path, _HERE, Cause.NODE + 4),

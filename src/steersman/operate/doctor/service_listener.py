@@ -15,7 +15,7 @@ from steersman.operate.doctor.check import (
     both,
     error,
     ok,
-    on_the_node,
+    on_linux,
     skipped,
     unknown,
     warning,
@@ -82,7 +82,7 @@ LISTENER_CHECKS = (
         "node-port-listener",
         "processes on the node port",
         node_port_listeners,
-        both(with_service, on_the_node),
+        both(with_service, on_linux),
         Cause.NODE + 5,
     ),
 )

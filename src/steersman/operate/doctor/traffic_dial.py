@@ -23,6 +23,7 @@ from typing import Literal, TypeAlias
 import msgspec
 
 from steersman.host.netns import call_inside
+from steersman.host.probe import error_number
 from steersman.host.threads import in_thread
 from steersman.model.addresses import join_host_port
 from steersman.model.names import Protocol
@@ -144,9 +145,13 @@ async def _dial(sock: socket.socket, target: Target, timeout: float) -> Dial:
                 return Dial(target, "connected", time.monotonic() - begin)
             return Dial(target, "timeout", time.monotonic() - begin)
     except OSError as error:
-        outcome = _OUTCOMES.get(error.errno or 0, "failed")
+        outcome = _OUTCOMES.get(error_number(error), "failed")
         by = icmp_sender(sock) if outcome in ("refused", "unreachable") else ""
-        words = os.strerror(error.errno) if error.errno else str(error)
+        # asyncio's own text is no word of the kernel; Windows' numbers have no text in C.
+        if error.errno and sys.platform == "linux":
+            words = os.strerror(error.errno)
+        else:
+            words = error.strerror or str(error)
         return Dial(target, outcome, time.monotonic() - begin, by, reason=words)
     # Elapsed time has the time in which this process did other work: many dials are made at
     # once. The kernel measured the handshake itself, unless a packet was sent again.
@@ -197,6 +202,8 @@ async def _send(sock: socket.socket, target: Target) -> Dial:
 
 def icmp_sender(sock: socket.socket) -> str:
     """Return who sent the ICMP error that a socket failed with; "" if it was no ICMP error."""
+    if sys.platform == "win32":  # its sockets do not say
+        return ""
     try:
         _, ancillary, _, _ = sock.recvmsg(0, 512, _MSG_ERRQUEUE)
     except OSError:  # the queue is empty

@@ -25,7 +25,7 @@ from steersman.operate.doctor.check import (
     Context,
     both,
     ok,
-    on_the_node,
+    on_linux,
     skipped,
     warning,
     with_service,
@@ -77,8 +77,8 @@ async def connections_before(context: Context) -> Mapping[Family, Sequence[Track
     Raises:
         OSError: they cannot be listed.
     """
-    found = {}
-    for family in context.families:
+    found: dict[Family, Sequence[Tracked]] = {}
+    for family in context.families if context.linux else ():
         plans = [plan for plan in context.plans if plan.key.family is family]
         wanted = {(frontend.address, frontend.port) for p in plans for frontend in p.frontends}
         found[family] = await asyncio.to_thread(tracked, family, wanted)
@@ -213,7 +213,7 @@ LOAD_CHECKS = (
         "load",
         "load of the endpoints",
         load_of_endpoints,
-        both(with_service, on_the_node),
+        both(with_service, on_linux),
         Cause.POLICY + 7,
     ),
 )

@@ -100,6 +100,8 @@ class Failure(NamedTuple):
 
 async def find_places(context: Context, stack: AsyncExitStack) -> tuple[list[Place], list[str]]:
     """Return the places to try from, and what cannot be one."""
+    if not context.linux:
+        return [NODE], ["pods and clients outside (only on Linux)"]
     places, untried = [NODE], []
     pods = await asyncio.to_thread(find_pods)
     found = [place for place in pods.found if is_pod(place, context.world)]
@@ -353,6 +355,8 @@ async def _is_cut_off(way: Way) -> bool:
 
 async def _follow(context: Context, failure: Failure, began: float) -> CheckResult | None:
     """Follow a packet of a way that fails; None if none left the predicted way."""
+    if not context.linux:
+        return None
     way = failure.way
     question = TraceQuestion(
         way.target.address,

@@ -25,3 +25,13 @@ def test_off_the_node_nothing_of_this_machine_is_looked_at() -> None:
         assert not [result for result in answer.results if "could not be checked" in result.text]
         skipped = {result.check for result in answer.of(Verdict.SKIPPED)}
         assert {"process", "rules", "firewall", "forwarding", "conntrack-table"} <= skipped
+
+
+def test_on_windows_nothing_of_linux_is_looked_at() -> None:
+    """The context has neither /proc nor a client outside."""
+    context = context_of(service(), linux=False)
+    answer = run_checks(context, *CHECKS)
+    assert not [result for result in answer.results if "could not be checked" in result.text]
+    skipped = {result.check for result in answer.of(Verdict.SKIPPED)}
+    assert {"rules", "firewall", "forwarding", "conntrack-table", "failover", "load"} <= skipped
+    assert skipped.isdisjoint({"process", "source", "service"})
