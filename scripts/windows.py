@@ -147,7 +147,7 @@ def environment(prefix: Path) -> dict[str, str]:
         "WINEPREFIX": str(prefix),
         "WINEDEBUG": "-all",
         "WINEDLLOVERRIDES": "netsh.exe=n;mscoree=;mshtml=;winemenubuilder.exe=",
-        "PYTHONDONTWRITEBYTECODE": "1",
+        "PYTHONPYCACHEPREFIX": str(HOME / "bytecode"),
         "LD_PRELOAD": str(HOME / "python" / f"{_PRELOAD}.so"),
     }
 
