@@ -89,7 +89,7 @@ def test_trace(recording: Recording, mode: str) -> None:
 
 
 @pytest.mark.slow(seconds=5)
-@pytest.mark.parametrize("mode", [MODES["iptables"], MODES["ebpf"]], ids=str)
+@pytest.mark.parametrize("mode", [MODES["iptables"], MODES["nftables"], MODES["ebpf"]], ids=str)
 @pytest.mark.parametrize("recording", RECORDINGS, ids=repr)
 def test_rules(recording: Recording, mode: ModeUnderTest) -> None:
     """What each mode renders decides as upstream's mode of that name, or as the one it is like.

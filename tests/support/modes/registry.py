@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from typing import Any, TypeAlias
 
 from steersman.host.exec import Exec, SubprocessExec
+from steersman.model.addresses import family_of
 from steersman.model.plan import NodePlan, Traits
 from steersman.model.ruleset import Ruleset
 from steersman.modes.base import Mode
@@ -21,6 +22,7 @@ from tests.support.lab.userspace import userspace_behind
 from tests.support.modes.ebpf_entries import Entries
 from tests.support.modes.flows import Answer, FlowCase, by_rules
 from tests.support.modes.iptables_rules import Rules, parse
+from tests.support.modes.nft_rules import NftRules
 from tests.support.modes.userspace_entries import Destinations
 
 Ask: TypeAlias = Callable[[FlowCase], Answer]
@@ -134,11 +136,17 @@ def _nftables_golden(plan: NodePlan) -> str:
     return ruleset_text(out)
 
 
+def _nftables_evaluator(plan: NodePlan) -> Ask:
+    ruleset = render(plan, NFTABLES.offline())
+    rules = {family: NftRules(ruleset, plan, family) for family in plan.settings.families}
+    return lambda flow: rules[family_of(flow.address)].answer(flow)
+
+
 NFTABLES = ModeUnderTest(
     "nftables",
     ("nft",),
     lambda exec_, _: mode_behind(exec_),
-    None,
+    _nftables_evaluator,
     _nftables_golden,
 )
 
