@@ -7,7 +7,7 @@ from collections.abc import Coroutine, Hashable
 from typing import Any
 
 import pytest
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 from steersman.compile.planner import Planner
@@ -184,13 +184,21 @@ def test_without_meddling_and_refusals_no_comparison_has_to_be_asked_for(steps: 
 @given(
     st.lists(st.tuples(st.lists(EVENTS, max_size=3), st.integers(0, 40)), max_size=6),
 )
+@example([([("delete", 1, 0), ("reload", 2, 0)], 9), ([], 16)])  # between kernel and ledger
+@example(
+    [
+        ([("delete", 1, 0), ("reload", 2, 0)], 0),
+        ([("reload", 1, 0), ("service", 1, 1)], 1),
+        ([("delete", 1, 0)], 16),
+    ]
+)
 def test_a_run_can_be_cancelled_at_any_await_while_the_world_moves_on(steps: Any) -> None:
     async def body() -> None:
         world, facts = started(), [FACTS]
         with pytest.MonkeyPatch.context() as patch_:
             patch_.setattr("steersman.compile.planner._SLICE", 0)  # yields after each Service
             patch_.setattr("steersman.run.sync.renderer._SLICE", 0)
-            patch_.setattr("steersman.run.sync.computing._INLINE", 0)
+            patch_.setattr("steersman.host.worker._INLINE", 0)
             for events, when in steps:
                 run = asyncio.ensure_future(world.sync.run())
                 for _ in range(when):

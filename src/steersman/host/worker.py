@@ -36,6 +36,9 @@ P = ParamSpec("P")
 T = TypeVar("T")
 log = logging.getLogger(__name__)
 
+_INLINE = 1000
+"""Values up to which a computation on them is not worth a thread."""
+
 
 class Pause(NamedTuple):
     """What a job waits for: that something can be read, or that a time has come."""
@@ -145,6 +148,13 @@ class KernelWorker:
             yield
 
         return await self._end_of(_Awaited(work()), self._calls)
+
+    async def compute(self, work: Callable[[], T], size: int) -> T:
+        """Run a pure computation in the thread, or at once if it is about few values.
+
+        It has always ended when this returns or raises, so that no other task meets it half done.
+        """
+        return work() if size <= _INLINE else await self.do(work)
 
     async def do_slowly(self, steps: Generator[Pause | None, None, T]) -> T:
         """Run a generator in the thread, one step at a time, while no call waits.

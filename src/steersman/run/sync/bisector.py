@@ -26,7 +26,6 @@ from steersman.host.worker import KernelWorker
 from steersman.model.errors import ApplyError
 from steersman.model.names import NODE, Owner, PlanKey
 from steersman.model.ruleset import Diff, Ruleset
-from steersman.run.sync.computing import in_thread
 from steersman.run.sync.ledger import ADOPTED, STALE, ObjectLedger
 
 _MOST_REJECTIONS = 16
@@ -85,8 +84,8 @@ class Bisector:
             # The more namespaces reject, the sooner it is enough: the limit is shared.
             limit = _MOST_REJECTIONS // max(1, len(rejecting))
             kernel = await self._read()
-            change = await in_thread(
-                self._worker, partial(self._ledger.part, kernel, part), len(kernel)
+            change = await self._worker.compute(
+                partial(self._ledger.part, kernel, part), len(kernel)
             )
             try:
                 await self._apply(change)
@@ -98,13 +97,13 @@ class Bisector:
                     continue
                 untried = f"; with {len(part) - 1} others, not tried alone" if part[1:] else ""
                 why = f"{error}{untried}"
-                await in_thread(
-                    self._worker, partial(self._ledger.reject, part, why, kernel), len(kernel)
+                await self._worker.compute(
+                    partial(self._ledger.reject, part, why, kernel), len(kernel)
                 )
                 consecutive_rejections[first] += 1
                 rejecting.add(first)
             else:
-                await in_thread(self._worker, partial(self._ledger.accept, part), len(kernel))
+                await self._worker.compute(partial(self._ledger.accept, part), len(kernel))
                 written.append(change)
                 if change:
                     rejecting.clear()

@@ -41,7 +41,6 @@ from steersman.model.plan import NodePlan
 from steersman.model.ruleset import Diff, Ruleset, diff
 from steersman.modes.base import ByOthers, Mode
 from steersman.run.sync.bisector import Bisector
-from steersman.run.sync.computing import in_thread
 from steersman.run.sync.in_force import InForce
 from steersman.run.sync.ledger import ADOPTED, ObjectLedger
 from steersman.run.sync.renderer import Renderer
@@ -211,7 +210,7 @@ class Sync:
         """Keep what the last syncs wrote in little memory."""
         async with self._running:
             ledger = self._ledger
-            ledger.use_packed(await in_thread(self.mode.worker, ledger.packed, ledger.unpacked))
+            ledger.use_packed(await self.mode.worker.compute(ledger.packed, ledger.unpacked))
 
     @contextlib.asynccontextmanager
     async def between_runs(self) -> AsyncIterator[Iterable[tuple[Any, Any]] | None]:
@@ -230,8 +229,8 @@ class Sync:
             await self._plan()
             await self._render()
             kernel, ledger = await self._read(), self._ledger
-            return await in_thread(
-                self.mode.worker, lambda: diff(kernel, ledger.wanted()), ledger.objects
+            return await self.mode.worker.compute(
+                lambda: diff(kernel, ledger.wanted()), ledger.objects
             )
 
     def objects(self) -> Iterator[tuple[Any, Any]]:
@@ -289,9 +288,10 @@ class Sync:
         # (then there is no Diff), or the kernel may refuse the batch: both need a comparison.
         if not known.unread:
             number = len(ledger.unwritten)
-            change = await in_thread(self.mode.worker, ledger.changes, number)
+            change = await self.mode.worker.compute(ledger.changes, number)
             if change is not None and (not change or await self._accepts((change,), partial=True)):
-                await in_thread(self.mode.worker, ledger.mark_written, number)
+                with known.writing():  # if it is cancelled, the ledger may not say so
+                    await self.mode.worker.compute(ledger.mark_written, number)
                 return False, Written.by(change)
         return True, await self._write_everything(looks_for_drift)
 
@@ -311,12 +311,10 @@ class Sync:
                 size = len(kernel) + ledger.objects + len(ledger.unwritten)
                 change, parts = Diff(), None
                 if not kernel and self.mode.fill is not None:
-                    parts = await in_thread(
-                        self.mode.worker, lambda: ledger.parts(_PARTS_FROM), size
-                    )
+                    parts = await self.mode.worker.compute(lambda: ledger.parts(_PARTS_FROM), size)
                 if parts is None or looks_for_drift:
-                    change = await in_thread(
-                        self.mode.worker, lambda: diff(kernel, ledger.effective()), size
+                    change = await self.mode.worker.compute(
+                        lambda: diff(kernel, ledger.effective()), size
                     )
             writers: tuple[Writer, ...] = ()
             if self.mode.writers is not None:
@@ -332,14 +330,14 @@ class Sync:
                 if looks_for_drift and change:
                     # Note which part of the Diff repairs what others changed: the rest was owed.
                     # It takes as long as a part of the repair, so clients need not wait for it.
-                    have = await in_thread(
-                        self.mode.worker, lambda: dict(ledger.in_force()), ledger.objects
+                    have = await self.mode.worker.compute(
+                        lambda: dict(ledger.in_force()), ledger.objects
                     )
                     repair = by_others(change, have, self.mode.words.changed_by_others)
                     self.drift = self.drift_of(repair, writers[-_WRITERS:], _EXAMPLES) or self.drift
             if accepts:
                 accepted = ledger.owners - ledger.rejected.keys()
-                await in_thread(self.mode.worker, lambda: ledger.accept(accepted), len(accepted))
+                await self.mode.worker.compute(lambda: ledger.accept(accepted), len(accepted))
                 done = [change, *await self._bisector.retry_rejected()]
             else:
                 done = await self._bisector.write_all()
