@@ -11,6 +11,7 @@ import pytest
 
 from steersman.model.addresses import family_of, split_host_port
 from tests.support.modes.flows import Answer, FlowCase, by_trace
+from tests.support.modes.ipvs import IPVS, Servers, as_ipvs_serves
 from tests.support.modes.registry import MODES, ModeUnderTest
 from tests.upstream.worlds import RECORDINGS, Record, Recording
 
@@ -123,6 +124,27 @@ def test_listeners(recording: Recording) -> None:
             expected = replace(expected, ends=frozenset((end, True) for end, _ in expected.ends))
         if (answer := decide[record.step](flow)) != expected:
             wrong.append(f"{record}: {answer}, not {expected}")
+    assert not wrong
+
+
+@pytest.mark.slow(seconds=5)
+@pytest.mark.parametrize("recording", RECORDINGS, ids=repr)
+def test_virtual_servers(recording: Recording) -> None:
+    """Upstream was not recorded in ipvs mode: what it renders must decide as its README says."""
+    plans = [world.plan(IPVS.traits) for world in recording.worlds("iptables")]
+    servers = [Servers(plan) for plan in plans]
+    wrong = []
+    for record in recording.records("iptables"):
+        flow, plan = recording.flow(record), plans[record.step]
+        told = by_trace(plan, flow)
+        # The node would use the address of the Service, which is its own, as the source.
+        masquerade = record.client == "node" and not recording.is_of_node(record.address)
+        masquerade |= any(masq for end, masq in told.ends if not flow.calls_itself(end))
+        ends = frozenset(end for end, _ in told.ends)
+        flow = replace(flow, kind=told.kind, endpoints=ends, masquerade=masquerade)
+        (served,) = as_ipvs_serves((flow,), plan)
+        if (answer := servers[record.step].answer(flow)) != served.expected:
+            wrong.append(f"{record}: {answer}, not {served.expected}")
     assert not wrong
 
 

@@ -20,8 +20,8 @@ from tests.support.builders.worlds import LabPool, World
 from tests.support.lab.cluster import Lab
 from tests.support.lab.ipvs_node import bring
 from tests.support.modes.flows import by_packets, compare
-from tests.support.modes.ipvs import IPVS, mode_behind
-from tests.vm.guest.ipvs import ALL, DIFFERENT, as_ipvs_serves
+from tests.support.modes.ipvs import IPVS, as_ipvs_serves, mode_behind
+from tests.vm.guest.ipvs import ALL, DIFFERENT
 
 SELECTED = (
     "cluster-ip",
