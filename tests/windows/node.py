@@ -6,7 +6,7 @@ import asyncio
 import os
 import re
 import shutil
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from contextlib import asynccontextmanager
 from pathlib import Path
 
@@ -37,6 +37,10 @@ def windows_path(path: Path) -> str:
     return "Z:" + str(path).replace("/", "\\")
 
 
+CONTROLLED = (windows_path(ROOT / "tests" / "windows" / "controlled.py"),)
+"""A program for Node.steersman that can be told what to do."""
+
+
 class Process:
     """A running program of Windows, and what it has said."""
 
@@ -60,6 +64,11 @@ class Process:
                     await asyncio.sleep(0.02)
         except TimeoutError:
             raise AssertionError(f"{text!r} is not in the log:\n{self.log}") from None
+
+    def tell(self, what: str) -> None:
+        """Write a line to its standard input; see controlled.py."""
+        assert self.process.stdin
+        self.process.stdin.write(f"{what}\n".encode())
 
     async def ended(self, minutes: float = 4.0) -> int:
         """Wait for its end; return its status."""
@@ -106,12 +115,14 @@ class Node:
             await process.kill()
 
     @asynccontextmanager
-    async def steersman(self, *flags: str) -> AsyncIterator[Process]:
+    async def steersman(
+        self, *flags: str, program: Sequence[str] = ("-m", "steersman")
+    ) -> AsyncIterator[Process]:
         """Run the daemon on the manifests of `folder`."""
         mode = ("--proxy-mode=winuserspace", "--hostname-override=win-1", *flags)
         if not any(flag.startswith("--kubeconfig") for flag in flags):
             mode = (*mode, f"--manifests={windows_path(self.folder / 'manifests')}")
-        async with self.python("-m", "steersman", "run", *mode) as process:
+        async with self.python(*program, "run", *mode) as process:
             yield process
 
     async def commands(self, *each: str) -> list[tuple[int, str]]:

@@ -12,7 +12,7 @@ from tests.support.builders import kube
 from tests.support.lab.namespace import sh
 from tests.support.modes.userspace_proxy import PATIENCE, answering, ask, endpoint, until
 from tests.support.processes.steersman import get, manifests
-from tests.windows.node import HOST, OTHER, ROOT, VIP, Node, on_a_node, windows_path, world
+from tests.windows.node import CONTROLLED, HOST, OTHER, VIP, Node, on_a_node, world
 
 pytestmark = [pytest.mark.kernel, pytest.mark.slow(seconds=40)]
 
@@ -30,6 +30,9 @@ def test_it_serves_follows_changes_and_ends_in_order(tmp_path: Path) -> None:
                 await until(lambda: node.service_addresses() == {OTHER})
                 assert await ask(80, b"!", OTHER) == b"2!"
                 assert (await get("/healthz", 10256))[0] == 200
+                page = (await get("/metrics"))[1]
+                used = float(page.partition("\nprocess_resident_memory_bytes ")[2].split()[0])
+                assert 10e6 < used < 1e9
                 async with asyncio.timeout(PATIENCE):  # the sync may not have ended yet
                     counted = f'endpoint="{two}"'
                     while counted not in (await get("/metrics/services"))[1]:  # noqa: ASYNC110
@@ -48,14 +51,11 @@ def test_it_serves_follows_changes_and_ends_in_order(tmp_path: Path) -> None:
 def test_ctrl_break_ends_it_in_order(tmp_path: Path) -> None:
     async def body(node: Node) -> None:
         async with endpoint(answering(b"1"), HOST) as one:
-            folder = manifests(node.folder / "manifests", *world(one))
-            script = windows_path(ROOT / "tests/windows/ctrl_break.py")
-            flags = ("--proxy-mode=winuserspace", f"--manifests={windows_path(folder)}")
-            async with node.python(script, "run", *flags) as process:
+            manifests(node.folder / "manifests", *world(one))
+            async with node.steersman(program=CONTROLLED) as process:
                 await process.said("kernel objects")
                 assert node.service_addresses() == {VIP}
-                assert process.process.stdin
-                process.process.stdin.write(b"\n")
+                process.tell("break")
                 assert await process.ended() == 0, process.log
             assert node.service_addresses() == set()
 

@@ -33,7 +33,8 @@ _MASK = (
     | 0x01000000  # IN_ONLYDIR
 )
 _EVENT = struct.Struct("iIII")  # struct inotify_event: wd, mask, cookie, len; then the name
-_WORK_TO_PAUSE, _LONGEST_POLL = 50, 2.0  # without inotify; the second one in seconds
+_RARELY, _AT_MOST = 50, 10  # pauses without inotify, in times of the work
+_QUICK = 2.0  # seconds, up to which the first one holds
 
 
 def read_file(path: str | os.PathLike[str], limit: int) -> bytes:
@@ -199,8 +200,8 @@ class Inotify:
 class Polling:
     """The interface of `Inotify` without inotify: time passes, and there are no events.
 
-    Looking at many files takes long, so it is done less often then: at most for a fiftieth of the
-    time, but every two seconds.
+    Looking at many files takes long, so it is done less often then: for a fiftieth of the time, or
+    every two seconds, but never for more than a tenth of the time.
     """
 
     def __init__(self, seconds: float, clock: Callable[[], float] = time.monotonic) -> None:
@@ -219,8 +220,8 @@ class Polling:
     async def wait(self, seconds: float) -> None:
         """Return when it is time to look again."""
         took = self._clock() - self._woke
-        longest = max(self._seconds, _LONGEST_POLL)
-        await asyncio.sleep(min(seconds, max(self._seconds, _WORK_TO_PAUSE * took), longest))
+        pause = max(self._seconds, min(_RARELY * took, _QUICK), _AT_MOST * took)
+        await asyncio.sleep(min(seconds, pause))
         self._woke = self._clock()
 
     def read(self) -> list[FileEvent]:

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import TypeAlias
 
 from steersman.config.features import GATES, enabled
+from steersman.host.process import cpu_seconds, windows_usage
 from steersman.model.node_state import NodeState
 from steersman.run.observe.metric_table import MetricTable
 from steersman.run.observe.prometheus import Counter, Declared, Metric
@@ -108,6 +109,10 @@ def process_state(state: NodeState, waiting: float) -> Iterator[Metric]:
 def process_metrics(proc: Path = Path("/proc")) -> Iterator[Metric]:
     """Yield what every Prometheus client says of its process; nothing without a /proc."""
     if sys.platform == "win32":
+        usage = windows_usage()
+        yield MetricTable.resident_memory.at(usage.resident)
+        yield MetricTable.cpu_seconds.at(cpu_seconds())
+        yield MetricTable.open_fds.at(usage.handles)
         return
     try:
         stat = (proc / "self/stat").read_bytes().rpartition(b")")[2].split()
