@@ -279,6 +279,8 @@ class SimMode(Mode):
         self.carrier = SimCarrier(kernel, table, self._enter)
         self._closed = False
         self.worker = SimWorker(kernel)
+        # Whoever begins with a mode does not know what a refused Service had before.
+        kernel.unknown |= kernel.poison
 
     def _enter(self, operation: str) -> None:
         """Begin a system call of a mode that was not released yet."""

@@ -244,7 +244,6 @@ class Node:
         self.starts += 1
         number = self.starts
         self._replaced |= set(self.processes) if take_over else set()
-        self.kernel.unknown |= self.kernel.poison
         self.on_start()
         POOL._servers.clear()
         self._last = None

@@ -594,6 +594,24 @@ async def test_a_restart_keeps_the_last_version_of_what_the_kernel_refuses() -> 
     assert world.sync.state.objects == len(world.mode.kernel)
 
 
+async def test_what_a_refused_service_may_have_had_goes_with_it() -> None:
+    world = World()
+    world.store.upsert(slice_("s1-x", "s1", ("10.1.0.1", "10.1.0.2", "10.1.0.3")))
+    await world.run()
+    world.start()
+    world.store.upsert(slice_("s1-x", "s1", ("10.1.0.1", "10.1.0.9")))
+    world.mode.poison = {"shop/s1 (TCP, IPv4)"}
+    await world.run()
+    assert world.mode.kernel != world.fresh()
+    world.store.delete("Service", ObjectName("shop", "s1"))
+    await world.run()
+    assert world.sync.owes
+    await world.run()
+    assert not world.sync.owes
+    assert world.mode.kernel == world.fresh()
+    assert world.sync.state.objects == len(world.mode.kernel)
+
+
 def spread(namespace: str, name: str, ip: str) -> KubeObject:
     meta = {"namespace": namespace, "name": name}
     return make("Service", {"metadata": meta, "spec": {"clusterIP": ip, "ports": [{"port": 80}]}})

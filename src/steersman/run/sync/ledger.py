@@ -259,7 +259,7 @@ class ObjectLedger:
         """Drop the adopted objects if every owner that may need them is in force or gone.
 
         Returns:
-            Whether there are some to remove from the kernel now, as leftovers.
+            Whether there are some to remove from the kernel now, by a comparison.
         """
         self._adopters.intersection_update(self.rejected)
         if self._adopters or ADOPTED not in self.rejected:

@@ -292,6 +292,7 @@ class Sync:
             if change is not None and (not change or await self._accepts((change,), partial=True)):
                 with known.writing():  # if it is cancelled, the ledger may not say so
                     await self.mode.worker.compute(ledger.mark_written, number)
+                known.unread = ledger.release_adopted()
                 return False, Written.by(change)
         return True, await self._write_everything(looks_for_drift)
 
@@ -341,7 +342,6 @@ class Sync:
                 done = [change, *await self._bisector.retry_rejected()]
             else:
                 done = await self._bisector.write_all()
-            # Adopted objects that no owner needs any more are removed by another comparison.
             ledger.mark_compared()
             known.unread = ledger.release_adopted()
         return Written(added=ledger.objects) if parts and accepts else Written.by(*done)
