@@ -29,7 +29,7 @@ from steersman.run.observe.metric_table import DECLARED
 
 ANSWERS = {
     "bugreport": ("bugreport.BugReport",),
-    "connectivity": ("connectivity.Connectivity",),
+    "connectivity": ("connectivity.answer.Connectivity",),
     "connections": ("connections.Connections",),
     "doctor": ("doctor.check.Diagnosis",),
     "drift": ("drift.DriftAnswer",),

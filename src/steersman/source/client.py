@@ -14,7 +14,7 @@ from collections.abc import AsyncIterator, Iterator, Mapping, Sequence
 from contextlib import asynccontextmanager, contextmanager
 from copy import copy
 from types import TracebackType
-from typing import Self
+from typing import Self, TypeVar
 from urllib.parse import urlsplit
 
 import msgspec
@@ -29,9 +29,19 @@ from steersman.source.protobuf import NATIVE
 from steersman.source.proxies import environment_proxy
 from steersman.source.stats import SourceStats
 from steersman.source.tls import TlsContexts, TlsError
-from steersman.source.wire import MAX_LINE, ApiError, Status, decode_status, shown
+from steersman.source.wire import (
+    MAX_LINE,
+    ApiError,
+    Status,
+    decode_list,
+    decode_status,
+    shown,
+)
 
 JSON = "application/json"
+T = TypeVar("T")
+_MAX_PAGE = 256 << 20
+"""Bytes of a page of `list_all`; 500 pods are some megabytes."""
 MAX_ERROR_BODY = 64 << 10
 """Bytes of an error's body that are read."""
 
@@ -157,6 +167,36 @@ class ApiClient:
                 await self._check(response, server)
             yield response
 
+    async def list_all(
+        self,
+        kind: str,
+        path: str,
+        decoder: msgspec.json.Decoder[list[T]],
+        params: Mapping[str, str] | None = None,
+    ) -> list[T]:
+        """Return all objects of a list in JSON, read a page at a time.
+
+        Raises:
+            ApiError: they cannot be listed.
+        """
+        found: list[T] = []
+        params = {**(params or {}), "limit": "500"}
+        while True:
+            body = bytearray()
+            async with self.get(path, params, self._timing.answer) as response:
+                async for chunk in response.chunks():
+                    body += chunk
+                    if len(body) > _MAX_PAGE:
+                        raise ApiError("too_long", f"the answer to {path} is too long")
+            try:
+                page = decode_list(kind, body)
+                found += decoder.decode(page.items)
+            except msgspec.DecodeError as error:
+                raise ApiError("malformed", f"unexpected answer: {error}") from error
+            if not page.metadata.continue_:
+                return found
+            params["continue"] = page.metadata.continue_
+
     async def post(self, path: str, body: object) -> bytes:
         """Create an object; return it, in JSON, as the server completed it.
 
@@ -182,6 +222,19 @@ class ApiClient:
             response.close()
         await self.post(path, body)
 
+    async def delete(self, path: str) -> None:
+        """Delete an object, and what it owns; it may be gone already.
+
+        Raises:
+            ApiError: no server can be reached, or it refuses.
+        """
+        params = {"propagationPolicy": "Background"}
+        response, server = await self._first_answer(
+            path, params, self._timing.answer, method="DELETE"
+        )
+        with _reading(response):
+            await self._check(response, server, (200, 202, 404))
+
     async def _created(
         self, path: str, response: Response, server: str, types: Sequence[str]
     ) -> bytes:
@@ -202,10 +255,15 @@ class ApiClient:
         idle_timeout: float,
         body: object = None,
         more: Sequence[tuple[str, str]] = (),
+        *,
+        method: str = "",
     ) -> tuple[Response, str]:
-        """Try each server once, starting with the current one, until one answers."""
+        """Try each server once, starting with the current one, until one answers.
+
+        The method is GET, or POST with a body, if it is not given.
+        """
         access, timing = self._access, self._timing
-        headers, method = list(more), "GET" if body is None else "POST"
+        headers, method = list(more), method or ("GET" if body is None else "POST")
         if body is not None and not isinstance(body, bytes):
             headers.append(("Content-Type", JSON))
             body = msgspec.json.encode(body)
@@ -232,6 +290,7 @@ class ApiClient:
                         params=params,
                         headers=[*own, *headers],
                         body=body,
+                        method=method,
                         patience=idle_timeout,
                         tls=tls,
                         server_name=access.tls_server_name,

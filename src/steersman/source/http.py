@@ -127,6 +127,7 @@ class HttpClient:
         params: Mapping[str, str] | None = None,
         headers: Headers = (),
         body: bytes | None = None,
+        method: str = "",
         patience: float,
         tls: ssl.SSLContext | None = None,
         server_name: str = "",
@@ -137,6 +138,7 @@ class HttpClient:
         Args:
             url: of http or https, with or without a query.
             headers: beside those of the client.
+            method: another one, which may be sent twice without harm.
             patience: seconds without a byte after which the server counts as silent.
             tls: for https, of the server or of the proxy.
             server_name: that the server's certificate must have; "" for its host.
@@ -149,7 +151,7 @@ class HttpClient:
             route = Route.of(url, tls, server_name, proxy)
         except ValueError as error:
             raise HttpError("connect", str(error)) from None
-        request = self._request(route, url, params or {}, headers, body)
+        request = self._request(route, url, params or {}, headers, body, method=method)
         connection, used = await self._connection(route, fresh=False)
         try:
             return Response(await connection.ask(request, patience))
@@ -162,7 +164,14 @@ class HttpClient:
         return Response(await connection.ask(request, patience))
 
     def _request(
-        self, route: Route, url: str, params: Mapping[str, str], own: Headers, body: bytes | None
+        self,
+        route: Route,
+        url: str,
+        params: Mapping[str, str],
+        own: Headers,
+        body: bytes | None,
+        *,
+        method: str,
     ) -> Request:
         """Return a request."""
         parts = urlsplit(url)
@@ -182,7 +191,7 @@ class HttpClient:
                 why = f"the value of {name} has a line break or another control character"
                 raise HttpError("credentials", why)
         return Request(
-            method="GET" if body is None else "POST",
+            method=method or ("GET" if body is None else "POST"),
             scheme="https" if route.server.tls else "http",
             host=route.server.header,
             target=target,

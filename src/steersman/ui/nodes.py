@@ -27,6 +27,7 @@ from steersman.host.peers import CONTROL
 from steersman.model.addresses import join_host_port, without_password
 from steersman.operate.answer import QuestionError
 from steersman.operate.client import check_server
+from steersman.operate.connectivity.cluster import SELECTOR
 from steersman.source.client import ApiClient, Connections
 from steersman.source.http import HttpClient, Response
 from steersman.source.http_connection import HttpError
@@ -34,16 +35,12 @@ from steersman.source.kubeconfig import ClusterAccess, Material
 from steersman.source.pace import Backoff, Timing
 from steersman.source.stats import SourceStats
 from steersman.source.tls import TlsContexts, TlsError
-from steersman.source.wire import ApiError, decode_list, shown
+from steersman.source.wire import ApiError, shown
 
 TOKEN_HEADER = "X-Steersman-Token"
-SELECTOR = "app.kubernetes.io/name=steersman"
-"""Label of steersman's pods, in the chart and in the kustomization."""
 PORT_NAME = "state"
 """Name of the container's port that serves the state."""
 _MAX_TOKEN = 64 << 10
-_MAX_LIST = 256 << 20
-"""Bytes of a page of pods; 500 of them are some megabytes."""
 _CONNECT = 10.0
 _ANSWER = 30.0
 """Seconds until the next bytes of a list."""
@@ -376,7 +373,9 @@ class PodNodes:
             cluster = _Cluster(client, self._token, self._secure, http, self._tls, self._direct)
             while True:
                 try:
-                    pods = await list_pods(client, self._path, self._selector)
+                    pods = await client.list_all(
+                        "Pod", self._path, _PODS, {"labelSelector": self._selector}
+                    )
                 except ApiError as error:
                     use(last, f"the pods of steersman cannot be listed: {error}")
                     await self._timing.sleep(backoff.next(error.retry_after))
@@ -388,31 +387,6 @@ class PodNodes:
                     problem = f"no pod with the label {self._selector} runs"
                 use(last, problem)
                 await self._timing.sleep(_RELIST)
-
-
-async def list_pods(client: ApiClient, path: str, selector: str) -> list[_Pod]:
-    """Return the pods with a label, a page at a time.
-
-    Raises:
-        ApiError: they cannot be listed.
-    """
-    found: list[_Pod] = []
-    params = {"labelSelector": selector, "limit": "500"}
-    while True:
-        body = bytearray()
-        async with client.get(path, params, _ANSWER) as response:
-            async for chunk in response.chunks():
-                body += chunk
-                if len(body) > _MAX_LIST:
-                    raise ApiError("too_long", "the list of pods is too long")
-        try:
-            page = decode_list("Pod", body)
-            found += _PODS.decode(page.items)
-        except msgspec.DecodeError as error:
-            raise ApiError("malformed", f"unexpected answer: {error}") from error
-        if not page.metadata.continue_:
-            return found
-        params["continue"] = page.metadata.continue_
 
 
 def ways_of(pods: Sequence[_Pod], cluster: _Cluster, port: int) -> list[Way]:

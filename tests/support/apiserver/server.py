@@ -63,6 +63,7 @@ from tests.support.apiserver.world import (
     status,
     watch_event,
 )
+from tests.support.apiserver.writing import Writing
 
 OPERATIONS = (
     *("add", "update", "apply", "delete", "load", "objects", "requests", "configure"),
@@ -140,6 +141,7 @@ class ApiServer:
         self.pods: dict[tuple[str, str], str] = {}
         """URL behind `[https:]NAME:PORT` of a pod in a namespace, for its proxy."""
         self.reviews = Reviews()
+        self.writing = Writing(self.world)
         self.tokens: frozenset[str] = frozenset()
         """Accepted bearer tokens; empty: no authentication."""
         self.forbidden: frozenset[str] = frozenset()
@@ -168,6 +170,7 @@ class ApiServer:
         app.router.add_post(apiserver_events.PATH, self._take_event)
         app.router.add_post(TOKENS, self.reviews.token)
         app.router.add_post(RIGHTS, self.reviews.right)
+        self.writing.add_routes(app.router)
         app.router.add_route("*", "/{rest:.*}", _not_found)
         self._runner = web.AppRunner(app, access_log=None, shutdown_timeout=0.1)
         await self._runner.setup()

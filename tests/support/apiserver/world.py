@@ -41,6 +41,7 @@ KINDS = {
         ),
         Kind("Node", "v1", "/api/v1/nodes", {"spec": {}, "status": {}}),
         Kind("Pod", "v1", "/api/v1/pods", {"spec": {}, "status": {}}),
+        Kind("Namespace", "v1", "/api/v1/namespaces", {"spec": {}, "status": {}}),
         Kind(
             "ServiceCIDR",
             "networking.k8s.io/v1",

@@ -19,10 +19,11 @@ from steersman.model.world import World
 from steersman.operate import load
 from steersman.operate.answer import QuestionError
 from steersman.operate.client import NotRunningError
+from steersman.operate.connectivity.cluster import SELECTOR
 from steersman.operate.fleet_view import HEALTHS, SORTS
 from steersman.operate.problems import LEVELS, Problems
 from steersman.source.kubeconfig import KubeconfigError
-from steersman.ui.nodes import SELECTOR, Finder, FixedNodes, PodNodes
+from steersman.ui.nodes import Finder, FixedNodes, PodNodes
 from tests.support.builders import kube
 from tests.support.builders.asked import DEMO, asked
 from tests.support.fleet import SimulatedNodes

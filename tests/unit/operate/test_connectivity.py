@@ -10,12 +10,10 @@ from pathlib import Path
 import pytest
 
 from steersman.model.names import Family
-from steersman.operate.answer import Line, QuestionError
+from steersman.operate.answer import Line, QuestionError, Table
 from steersman.operate.client import Client
-from steersman.operate.connectivity import (
-    NAMESPACE,
-    Connectivity,
-    Tried,
+from steersman.operate.connectivity.answer import NAMESPACE, Connectivity, Tried
+from steersman.operate.connectivity.node import (
     find_folder,
     new_services,
     objects_of,
@@ -90,3 +88,22 @@ def test_one_failure_is_enough_for_the_exit_status() -> None:
     assert worse.exit_code == 1
     *_, verdict = worse.blocks(wide=False)
     assert verdict == Line("1 ok, 1 failed, 0 not tried", "bad")
+
+
+def test_nodes_with_the_same_result_share_a_row() -> None:
+    what, family = "pod to cluster IP, TCP", "IPv4"
+    tried = [Tried(what, family, "ok", node=node) for node in ("a", "b", "c")]
+    fine = Connectivity(tried=tuple(tried))
+    title, table, _ = fine.blocks(wide=False)
+    assert title == Line("3 nodes", "title")
+    assert isinstance(table, Table)
+    assert table.rows == [(what, family, "all", ("ok", "good"), "")]
+
+    tried[1] = Tried(what, family, "failed", "no answer", "b")
+    _, table, verdict = Connectivity(tried=tuple(tried)).blocks(wide=False)
+    assert isinstance(table, Table)
+    assert table.rows == [
+        (what, family, "a c", ("ok", "good"), ""),
+        (what, family, "b", ("failed", "bad"), "no answer"),
+    ]
+    assert verdict == Line("2 ok, 1 failed, 0 not tried", "bad")

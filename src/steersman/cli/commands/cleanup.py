@@ -39,7 +39,7 @@ def remove(config: ProxyConfig, *, dry_run: bool = False) -> int:
     for mode, removed in done.removed.items():
         print(f"{mode}: {removed} kernel objects removed")
     if sys.platform == "linux":
-        from steersman.operate.connectivity import remove_leftovers  # noqa: PLC0415
+        from steersman.operate.connectivity.node import remove_leftovers  # noqa: PLC0415
 
         for path in remove_leftovers(map(Path, config.steersman.manifests)):
             print(f"{path} of a test of connectivity that was killed: removed")

@@ -1,4 +1,4 @@
-"""Try Services of our own on this node, by real packets (`steersman connectivity`).
+"""Try Services of our own on this node, with pods that are namespaces of this process.
 
     client pod ----+                  +---- pod one      answers with its address, and with
     client outside +---- this node ---+---- pod two      the address of whoever asked
@@ -13,20 +13,17 @@ run, or by `steersman cleanup`.
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import json
 import os
 import re
 import secrets
 import socket
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Iterator, Mapping
+from collections.abc import AsyncIterator, Iterable, Iterator
 from contextlib import AsyncExitStack, asynccontextmanager, suppress
 from functools import partial
 from ipaddress import ip_address, ip_network
 from pathlib import Path
-from typing import Any, Literal, NamedTuple, TypeAlias, cast
-
-import msgspec
+from typing import Any, NamedTuple
 
 from steersman.config import ProxyConfig
 from steersman.host.exec import SubprocessExec
@@ -34,68 +31,26 @@ from steersman.host.netns import call_inside
 from steersman.model.addresses import is_loopback, special_range
 from steersman.model.names import Family
 from steersman.model.world import World
-from steersman.operate.answer import Answer, Block, Cell, Line, QuestionError, Style, Table
+from steersman.operate.answer import QuestionError
 from steersman.operate.client import Client
+from steersman.operate.connectivity.answer import NAMESPACE, Connectivity, Tried
+from steersman.operate.connectivity.pod import TIMES, Check, answering, try_check
 from steersman.operate.dump import mode_of
 from steersman.operate.load import world_of_process
 from steersman.operate.names import Names
 from steersman.operate.places import NODE, Place, client_outside, pod_of_ours
 
-NAMESPACE = "steersman-connectivity"
-"""Of the Services; and the beginning of the name of the file."""
 _OWN_FILE = re.compile(rf"{NAMESPACE}-(\d+)\.yaml")
 _TARGET_PORT, _PORT = 8080, 80
-_SERVED_SECONDS, _TRY_SECONDS, _CHECK_SECONDS = 20.0, 3.0, 8.0
+_ONE = "pod one"
+_SERVED_SECONDS = 20.0
 _ALL_SECONDS = 50.0
 """After that nothing more is tried, so that a run ends within a minute."""
 _LOOK = 0.1  # seconds between two looks whether the Services are served
-_TIMES = 8  # connections that must all reach the same endpoint
-_MOST_TRIES = 8  # of addresses and ports that nobody has
 _ELSEWHERE = {Family.IPV4: "198.18.255.254", Family.IPV6: "2001:2:0:ffff::fe"}
 """Endpoints on another node, which a policy Local must leave alone; nobody has these addresses."""
 _VIPS = {Family.IPV4: 0xC6120000, Family.IPV6: 0x2001000200000001 << 64}
 """198.18.0.0/16 and 2001:2:0:1::/64, reserved for tests of networks (RFC 2544, RFC 5180)."""
-
-Result: TypeAlias = Literal["ok", "failed", "not tried"]
-_STYLES: Mapping[Result, Style] = {"ok": "good", "failed": "bad", "not tried": "dim"}
-
-
-class Tried(msgspec.Struct, frozen=True, rename="camel"):
-    """One kind of connection that was tried."""
-
-    what: str
-    """Such as `pod to cluster IP, TCP`."""
-    family: str
-    """IPv4 or IPv6."""
-    result: Result
-    reason: str = ""
-    """Why it failed or was not tried."""
-
-
-class Connectivity(Answer, frozen=True, kw_only=True, rename="camel"):
-    """What became of connections to Services of our own."""
-
-    node: str
-    mode: str
-    tried: tuple[Tried, ...]
-
-    @property
-    def exit_code(self) -> int:
-        """1 if one failed."""
-        return int(any(each.result == "failed" for each in self.tried))
-
-    def blocks(self, wide: bool) -> Iterator[Block]:  # noqa: ARG002 - every column fits
-        """Yield the table and a verdict."""
-        yield Line(f"Node {self.node} ({self.mode} mode)", "title")
-        rows: list[tuple[Cell, ...]] = [
-            (each.what, each.family, (each.result, _STYLES[each.result]), each.reason)
-            for each in self.tried
-        ]
-        yield Table(("CONNECTION", "FAMILY", "RESULT", ""), rows, empty="nothing could be tried")
-        failed = sum(each.result == "failed" for each in self.tried)
-        fine = sum(each.result == "ok" for each in self.tried)
-        style: Style = "bad" if failed else "good"
-        yield Line(f"{fine} ok, {failed} failed, {len(rows) - fine - failed} not tried", style)
 
 
 class _Services(NamedTuple):
@@ -110,13 +65,6 @@ class _Services(NamedTuple):
     node_port: int
     """Of `plain`."""
     local_node_port: int
-
-
-class _Said(NamedTuple):
-    """What a pod of ours answered."""
-
-    server: str
-    client: str
 
 
 async def try_connections(config: ProxyConfig, client: Client | None = None) -> Connectivity:
@@ -152,8 +100,8 @@ async def try_connections(config: ProxyConfig, client: Client | None = None) -> 
                 else:
                     reason = "this node has no address of its own in this family"
                     tried.append(Tried("all", family.kubernetes, "not tried", reason))
-            for pod in (one, two):
-                await stack.enter_async_context(answering(pod))
+            for pod, name in ((one, _ONE), (two, "pod two")):
+                await stack.enter_async_context(_answering(pod, name))
             services = {family: new_services(world, family) for family in families}
             documents = [
                 each for f in families for each in objects_of(services[f], f, node, one, two)
@@ -197,8 +145,8 @@ def find_folder(manifests: tuple[str, ...], client: Client) -> Path:
         manifests = tuple((document.get("steersman") or {}).get("manifests") or ())
     if not manifests:
         raise QuestionError(
-            "the running process reads an API server, where this command makes no Services yet: "
-            "it works with a process that watches --manifests"
+            "the running process reads an API server: --kubeconfig (or --in-cluster) tries the "
+            "nodes of its cluster; only a process that watches --manifests can be tried alone"
         )
     path = Path(manifests[0])
     pid = client.server_pid()
@@ -364,46 +312,13 @@ async def served(names: Iterable[str], client: Client) -> None:
 # Pods that answer
 
 
-class _Datagrams(asyncio.DatagramProtocol):
-    """Answers datagrams with its own address and that of the sender."""
-
-    def __init__(self, address: str) -> None:
-        self._address = address
-        self._transport: asyncio.DatagramTransport | None = None
-
-    def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        self._transport = cast(asyncio.DatagramTransport, transport)
-
-    def datagram_received(self, data: bytes, addr: tuple[Any, ...]) -> None:
-        del data
-        assert self._transport is not None
-        self._transport.sendto(json.dumps([self._address, addr[0]]).encode(), addr)
-
-
 @asynccontextmanager
-async def answering(pod: Place) -> AsyncIterator[None]:
+async def _answering(pod: Place, name: str) -> AsyncIterator[None]:
     """Have a pod answer by TCP and UDP for a while."""
-    loop = asyncio.get_running_loop()
-    async with AsyncExitStack() as stack:
-        for address in pod.addresses.values():
-
-            async def answer(
-                reader: asyncio.StreamReader, writer: asyncio.StreamWriter, own: str = address
-            ) -> None:
-                del reader
-                writer.write(json.dumps([own, writer.get_extra_info("peername")[0]]).encode())
-                with suppress(OSError):
-                    await writer.drain()
-                writer.close()
-
-            stream = await asyncio.to_thread(_bound, pod, address, socket.SOCK_STREAM)
-            server = await asyncio.start_server(answer, sock=stream)
-            stack.callback(server.close)
-            datagrams = await asyncio.to_thread(_bound, pod, address, socket.SOCK_DGRAM)
-            transport, _ = await loop.create_datagram_endpoint(
-                partial(_Datagrams, address), sock=datagrams
-            )
-            stack.callback(transport.close)
+    kinds = (socket.SOCK_STREAM, socket.SOCK_DGRAM)
+    wanted = [(address, kind) for address in pod.addresses.values() for kind in kinds]
+    sockets = [await asyncio.to_thread(_bound, pod, *each) for each in wanted]
+    async with answering(sockets, name, ""):
         yield
 
 
@@ -414,9 +329,7 @@ def _bound(pod: Place, address: str, kind: socket.SocketKind) -> socket.socket:
     def make() -> socket.socket:
         sock = socket.socket(family, kind)
         sock.setblocking(False)
-        if family == socket.AF_INET6:  # usable at once, before duplicate address detection
-            sock.setsockopt(socket.IPPROTO_IPV6, 78, 1)  # IPV6_FREEBIND
-        sock.bind((address, _TARGET_PORT))
+        _bind(sock, address, _TARGET_PORT)
         return sock
 
     return call_inside(pod.netns, make)
@@ -425,42 +338,12 @@ def _bound(pod: Place, address: str, kind: socket.SocketKind) -> socket.socket:
 # Connections
 
 
-class _Asking(NamedTuple):
-    """Questions to our Services of one family; each returns what went wrong, or ""."""
-
-    family: Family
-    own: _Services
-    places: Places
-
-    async def answers(self, place: Place, address: str, port: int, protocol: str = "TCP") -> str:
-        """Check that pod one answers."""
-        said = await ask(place, self.family, address, port, protocol)
-        right = self.places.one.addresses[self.family]
-        return "" if said.server == right else f"{said.server} answered instead of {right}"
-
-    async def same_endpoint(self) -> str:
-        """Check that a client gets the same pod each time."""
-        servers = set()
-        for _ in range(_TIMES):
-            said = await ask(self.places.asking, self.family, self.own.sticky, _PORT)
-            servers.add(said.server)
-        return "" if len(servers) == 1 else f"one client reached {' and '.join(sorted(servers))}"
-
-    async def stays_here(self, place: Place, address: str, port: int, source: str = "") -> str:
-        """Check that no connection leaves for the endpoint elsewhere, and which client is seen."""
-        for _ in range(_TIMES):
-            said = await ask(place, self.family, address, port)
-            if source and said.client != source:
-                return f"the endpoint saw {said.client} instead of {source}"
-        return ""
-
-
 async def try_family(
     world: World, family: Family, own: _Services, places: Places, end: float
 ) -> list[Tried]:
     """Try all kinds of connections of one family, as long as there is time (of the loop)."""
     asking, one, outside, at_socket = places
-    questions, node_address = _Asking(family, own, places), _node_address(world, family)
+    node_address = _node_address(world, family)
     without = "" if node_address else f"the node has no {family.kubernetes} address for node ports"
     if not outside.has(family):
         without = f"no client with {family.kubernetes} can be made"
@@ -470,70 +353,53 @@ async def try_family(
     elif at_socket:
         hidden = without or "a client on this machine counts as a pod in this mode"
 
-    checks: list[tuple[str, str, Callable[[], Awaitable[str]]]] = []
+    checks: list[tuple[str, str, Place, Check]] = []
     for who, place, impossible, address, port in (
         ("pod to cluster IP", asking, "", own.plain, _PORT),
         ("node to cluster IP", NODE, "", own.plain, _PORT),
         ("outside to node port", outside, without, node_address, own.node_port),
     ):
         for protocol in ("TCP", "UDP"):
-            check = partial(questions.answers, place, address, port, protocol)
-            checks.append((f"{who}, {protocol}", impossible, check))
-    seen = (outside, node_address, own.local_node_port, outside.addresses.get(family, ""))
+            check = Check(address, port, protocol, server=_ONE)
+            checks.append((f"{who}, {protocol}", impossible, place, check))
+    sticky = Check(own.sticky, _PORT, times=TIMES, same=True)
+    local = Check(own.local, _PORT, times=TIMES, server=_ONE)
+    seen = Check(node_address, own.local_node_port, times=TIMES, server=_ONE, seen=True)
     checks += [
-        ("pod to itself by its Service", "", partial(questions.answers, one, own.plain, _PORT)),
-        ("session affinity", "", questions.same_endpoint),
-        ("internal policy Local", "", partial(questions.stays_here, asking, own.local, _PORT)),
-        ("external policy Local, client seen", hidden, partial(questions.stays_here, *seen)),
+        ("pod to itself by its Service", "", one, Check(own.plain, _PORT, server=_ONE)),
+        ("session affinity", "", asking, sticky),
+        ("internal policy Local", "", asking, local),
+        ("external policy Local, client seen", hidden, outside, seen),
     ]
-    return [await _tried(*each, family=family, end=end) for each in checks]
+    tried = []
+    for what, impossible, place, check in checks:
+        late = asyncio.get_running_loop().time() > end
+        if reason := impossible or (f"{_ALL_SECONDS:g} s are over" if late else ""):
+            tried.append(Tried(what, family.kubernetes, "not tried", reason))
+        else:
+            reason = await try_check(check, partial(_socket_in, place))
+            tried.append(Tried(what, family.kubernetes, "failed" if reason else "ok", reason))
+    return tried
 
 
-async def _tried(
-    what: str, impossible: str, check: Callable[[], Awaitable[str]], *, family: Family, end: float
-) -> Tried:
-    """Carry out a check, which returns why it failed; "" if it did not."""
-    late = asyncio.get_running_loop().time() > end
-    if impossible or late:
-        reason = impossible or f"{_ALL_SECONDS:g} s are over"
-        return Tried(what, family.kubernetes, "not tried", reason)
-    try:
-        async with asyncio.timeout(_CHECK_SECONDS):
-            wrong = await check()
-    except TimeoutError:
-        wrong = f"no answer within {_TRY_SECONDS:g} s"
-    except OSError as error:
-        wrong = os.strerror(error.errno) if error.errno else str(error)
-    return Tried(what, family.kubernetes, "failed" if wrong else "ok", wrong)
-
-
-async def ask(
-    place: Place, family: Family, address: str, port: int, protocol: str = "TCP"
-) -> _Said:
-    """Connect from a place, and return what the pod answers.
-
-    Raises:
-        TimeoutError: there is no answer.
-        OSError: the connection was refused, or there is no route.
-    """
-    loop = asyncio.get_running_loop()
-    number = socket.AF_INET6 if family is Family.IPV6 else socket.AF_INET
-    kind = socket.SOCK_STREAM if protocol == "TCP" else socket.SOCK_DGRAM
+async def _socket_in(place: Place, number: int, kind: int) -> socket.socket:
+    """Return a socket in a place, with its address if it has one of the family."""
+    family = Family.IPV6 if number == socket.AF_INET6 else Family.IPV4
     sock = await asyncio.to_thread(call_inside, place.netns, partial(socket.socket, number, kind))
-    with contextlib.closing(sock):
-        sock.setblocking(False)
-        async with asyncio.timeout(_TRY_SECONDS):
-            if own := place.addresses.get(family):
-                if number == socket.AF_INET6:
-                    sock.setsockopt(socket.IPPROTO_IPV6, 78, 1)  # IPV6_FREEBIND
-                sock.bind((own, 0))
-            await loop.sock_connect(sock, (address, port))
-            if protocol != "TCP":
-                await loop.sock_sendall(sock, b"?")
-            answer = await loop.sock_recv(sock, 1024)
-    if not answer:
-        raise ConnectionResetError(104, "the connection was closed without an answer")
-    return _Said(*json.loads(answer))
+    sock.setblocking(False)
+    if own := place.addresses.get(family):
+        try:
+            _bind(sock, own, 0)
+        except OSError:
+            sock.close()
+            raise
+    return sock
+
+
+def _bind(sock: socket.socket, address: str, port: int) -> None:
+    if sock.family == socket.AF_INET6:  # usable at once, before duplicate address detection
+        sock.setsockopt(socket.IPPROTO_IPV6, 78, 1)  # IPV6_FREEBIND
+    sock.bind((address, port))
 
 
 def _node_address(world: World, family: Family) -> str:
