@@ -1,7 +1,7 @@
 """The form of every answer: typed data, an exit code, and what people see of it.
 
 A library function returns a subclass of Answer. The command line prints its blocks as text or as
-tables, or the struct as JSON or YAML; pages use the same struct.
+tables, or the struct as JSON or YAML; pages use the same struct. What only a page shows is a View.
 """
 
 from __future__ import annotations
@@ -64,11 +64,15 @@ class Chart(msgspec.Struct, frozen=True, rename="camel"):
     """Whether values are drawn on top of each other."""
 
 
-class Answer(msgspec.Struct, frozen=True, kw_only=True, rename="camel"):
-    """Base of all answers."""
+class View(msgspec.Struct, frozen=True, kw_only=True, rename="camel"):
+    """Base of what a page shows, by its template."""
 
     source: str = ""
     """The place that the World of this answer was read from, for people."""
+
+
+class Answer(View, frozen=True, kw_only=True, rename="camel"):
+    """Base of what a command answers."""
 
     @property
     def exit_code(self) -> int:

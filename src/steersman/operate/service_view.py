@@ -15,7 +15,7 @@ from steersman.model.kube import Service
 from steersman.model.names import ObjectName
 from steersman.model.plan import FrontendKind
 from steersman.model.world import World
-from steersman.operate.answer import Answer, Block, Line, QuestionError, Table
+from steersman.operate.answer import QuestionError, View
 from steersman.operate.explain_flow import ExplainedFlow, FlowExplainer
 from steersman.operate.explain_service import ServiceAnswer, explain_service
 from steersman.operate.names import Names
@@ -60,7 +60,7 @@ class Differing(msgspec.Struct, frozen=True, rename="camel"):
     reason: str = ""
 
 
-class ServiceView(Answer, frozen=True, kw_only=True):
+class ServiceView(View, frozen=True, kw_only=True):
     """One Service as a node serves it, and the way of one connection to it."""
 
     service: str
@@ -83,28 +83,6 @@ class ServiceView(Answer, frozen=True, kw_only=True):
     """Why nothing can be said about the Service; "" if something can."""
     advice: str = ""
     """What to do about it."""
-
-    @property
-    def exit_code(self) -> int:
-        """1 if it is not known, has an error, or serves nobody."""
-        return int(bool(self.problem) or (self.served is not None and self.served.exit_code > 0))
-
-    def blocks(self, wide: bool) -> Iterator[Block]:
-        """Yield the Service, what it asks for, and the connection."""
-        if self.problem:
-            yield Line(self.problem, "bad")
-            yield Line(self.advice)
-        if self.served is not None:
-            yield from self.served.blocks(wide)
-        if self.settings:
-            rows = [(each.name, each.value, each.meaning) for each in self.settings]
-            yield Table(("FIELD", "VALUE", "MEANING"), rows)
-        for each in self.differing:
-            yield Line(f"node {each.node} differs: {each.reason}", "warn")
-        if self.flow is not None:
-            yield from self.flow.blocks()
-        elif self.way_problem:
-            yield Line(self.way_problem, "warn")
 
     @property
     def selected(self) -> str:

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 
 import msgspec
 
 from steersman.model.names import ObjectName
 from steersman.model.world import World
-from steersman.operate.answer import Answer, Block, Cell, Line, Table
+from steersman.operate.answer import View
 from steersman.operate.fleet_view import PAGE_SIZE
 from steersman.operate.list_rows import Lists
 from steersman.operate.served import ServedPort
@@ -35,7 +35,7 @@ class ServiceRow(msgspec.Struct, frozen=True, rename="camel"):
     """Why this proxy does not serve it; "" if it does."""
 
 
-class ServicesView(Answer, frozen=True, kw_only=True, rename="camel"):
+class ServicesView(View, frozen=True, kw_only=True, rename="camel"):
     """A page of the Services of a node."""
 
     node: str
@@ -50,18 +50,6 @@ class ServicesView(Answer, frozen=True, kw_only=True, rename="camel"):
     page: int = 1
     pages: int = 1
     rows: tuple[ServiceRow, ...] = ()
-
-    def blocks(self, wide: bool) -> Iterator[Block]:
-        """Yield a row for each Service of the page."""
-        which = "Services in trouble" if self.trouble else "Services"
-        yield Line(f"{self.matching} of {self.total} {which}, as node {self.node} serves them")
-        rows: list[list[Cell]] = []
-        for row in self.rows:
-            some = row.frontends if wide else row.frontends[:3]
-            state = row.unserved or row.problem or "; ".join(row.findings[:1]) or "ok"
-            ends = f"{row.used} in" + (f", {row.unused} out" if row.unused else "")
-            rows.append([row.service, row.type, ", ".join(some), ends, state])
-        yield Table(["SERVICE", "TYPE", "FRONTENDS", "ENDPOINTS", "STATUS"], rows)
 
 
 class Chosen(msgspec.Struct, frozen=True):

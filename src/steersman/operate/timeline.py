@@ -8,7 +8,7 @@ never changes again.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Literal, TypeAlias
 
 import msgspec
@@ -16,16 +16,11 @@ import msgspec
 from steersman.model.findings import clipped, printable
 from steersman.model.history import History, SyncRecord
 from steersman.operate.answer import (
-    Answer,
-    Block,
-    Cell,
     Chart,
-    Line,
     QuestionError,
     Series,
     Style,
-    Table,
-    age_text,
+    View,
 )
 
 PHASES = ("plan", "render", "read", "diff", "apply")
@@ -74,7 +69,7 @@ class Spread(msgspec.Struct, frozen=True, rename="camel"):
     most: float
 
 
-class Timeline(Answer, frozen=True, kw_only=True):
+class Timeline(View, frozen=True, kw_only=True):
     """The last hour of syncs of a node."""
 
     node: str
@@ -118,31 +113,6 @@ class Timeline(Answer, frozen=True, kw_only=True):
     def pages(self) -> int:
         """The number of pages."""
         return max(1, -(-self.matching // PER_PAGE))
-
-    @property
-    def exit_code(self) -> int:
-        """1 if a sync failed or was refused in part."""
-        return int(bool(self.verdicts.get("failed") or self.verdicts.get("refused")))
-
-    def blocks(self, wide: bool) -> Iterator[Block]:
-        """Yield a summary and the rows, newest first."""
-        ago = age_text(self.now - self.since)
-        yield Line(f"node {self.node}: {self.syncs} syncs in the last {ago}", "title")
-        yield Line(f"{self.changes} changes, {self.written} kernel objects written", indent=2)
-        columns = ["AGO", "REASON", "CHANGED", "TOOK", "LAG", *(["PHASES"] if wide else [])]
-        rows: list[list[Cell]] = [
-            [
-                age_text(self.now - row.record.until),
-                row.record.reason,
-                row.what,
-                (_milliseconds(row.record.seconds), STYLES[row.verdict]),
-                _milliseconds(row.record.lag),
-                *([phase_words(row.record)] if wide else []),
-                row.note,
-            ]
-            for row in self.rows
-        ]
-        yield Table((*columns, "NOTE"), rows, empty="no sync is remembered")
 
 
 class Asked(msgspec.Struct, frozen=True):
@@ -241,11 +211,6 @@ def charts(records: Iterable[SyncRecord], since: float, now: float) -> tuple[Cha
     return Chart(times, phases, "s", "bars", stacked=True), Chart(times, (lag,), "s", "points")
 
 
-def phase_words(record: SyncRecord) -> str:
-    """Return the phases of a sync in words: `plan 1.2 ms, apply 8.0 ms`."""
-    return ", ".join(f"{name} {_milliseconds(took)}" for name, took in record.phases.items())
-
-
 def row_of(record: SyncRecord) -> Row:
     """Return the row of a sync."""
     verdict: Verdict = "ok"
@@ -291,7 +256,3 @@ def _spread(values: Sequence[float]) -> Spread | None:
     ordered = sorted(values)
     last = len(ordered) - 1
     return Spread(ordered[last // 2], ordered[math.ceil(last * 0.99)], ordered[last])
-
-
-def _milliseconds(seconds: float | None) -> str:
-    return "-" if seconds is None else f"{seconds * 1e3:.1f} ms"

@@ -14,8 +14,7 @@ from math import isnan, nan
 from typing import Literal, NamedTuple
 
 from steersman.model.top import TopRow, TopSample
-from steersman.operate.answer import Answer, Block, Cell, Chart, Line, Series, Table
-from steersman.operate.top_model import duration, number
+from steersman.operate.answer import Chart, Series, View
 
 KEPT_SECONDS = 600.0
 MOST_SAMPLES = 300
@@ -109,7 +108,7 @@ class RateHistory:
         return Chart([round(s.at, 1) for s in self._samples], series, "/s")
 
 
-class ServiceRates(Answer, frozen=True, kw_only=True):
+class ServiceRates(View, frozen=True, kw_only=True):
     """Connections to the endpoints of a Service through one node."""
 
     service: str
@@ -126,25 +125,6 @@ class ServiceRates(Answer, frozen=True, kw_only=True):
     """The pod of each endpoint, by the name of its row."""
     problem: str = ""
     """Why there are no rates."""
-
-    def blocks(self, wide: bool) -> Iterator[Block]:  # noqa: ARG002
-        """Yield a table of the endpoints."""
-        yield Line(f"Service {self.service}, through node {self.node}", "title")
-        if self.problem:
-            yield Line(self.problem, "warn")
-        columns = ("ENDPOINT", "POD", "PER S", "CONNECTIONS", "FAILED/S", "SET-UP")
-        rows: list[tuple[Cell, ...]] = [
-            (
-                row.name,
-                self.pods.get(row.name, ""),
-                number(row.rate),
-                number(row.connections),
-                number(row.failure_rate),
-                duration(row.latency),
-            )
-            for row in self.rows
-        ]
-        yield Table(columns, rows, empty="no endpoint")
 
 
 def service_rates(service: str, at: float, sample: TopSample, history: RateHistory) -> ServiceRates:

@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Literal, NamedTuple, TypeAlias
 from urllib.parse import quote
 
 import msgspec
 
 from steersman.model.top import TopSample
-from steersman.operate.answer import Answer, Block, Cell, Line, Table
-from steersman.operate.top_model import number
+from steersman.operate.answer import View
 from steersman.operate.traffic import Rate
 
 PointKind: TypeAlias = Literal["node", "service", "endpoint"]
@@ -44,7 +43,7 @@ class Graph(msgspec.Struct, frozen=True, rename="camel"):
     streams: tuple[Stream, ...] = ()
 
 
-class TrafficMap(Answer, frozen=True, kw_only=True):
+class TrafficMap(View, frozen=True, kw_only=True):
     """Which nodes send connections through which Services to which endpoints."""
 
     node: str = ""
@@ -56,17 +55,6 @@ class TrafficMap(Answer, frozen=True, kw_only=True):
     graph: Graph = Graph()
     problems: tuple[str, ...] = ()
     """Nodes that tell nothing, and why."""
-
-    def blocks(self, wide: bool) -> Iterator[Block]:  # noqa: ARG002
-        """Yield a table of the streams."""
-        labels = {point.id: point.label for point in self.graph.points}
-        rows: list[tuple[Cell, ...]] = [
-            (labels[each.source], labels[each.target], number(each.rate), number(each.failures))
-            for each in self.graph.streams
-        ]
-        yield Table(("FROM", "TO", "PER S", "FAILED/S"), rows, empty="no connections now")
-        for problem in self.problems:
-            yield Line(problem, "warn")
 
 
 class Passing(NamedTuple):

@@ -28,7 +28,7 @@ import jinja2
 import msgspec
 
 from steersman import __version__
-from steersman.operate.answer import Answer, QuestionError
+from steersman.operate.answer import QuestionError, View
 from steersman.operate.fleet_view import FleetQuery, FleetView
 from steersman.operate.services_view import ServicesView
 from steersman.run.serve import http
@@ -75,7 +75,7 @@ class Page(msgspec.Struct, frozen=True):
     """Route, such as `/services/{namespace}/{name}`."""
     template: str
     """File in `templates/`; it gets `answer`, `query`, `page` and `site`."""
-    answer: Callable[[Site, Query], Awaitable[Answer]]
+    answer: Callable[[Site, Query], Awaitable[View]]
     title: str
     nav: str = ""
     """Word in the navigation; "" for pages that others link to."""
@@ -142,7 +142,7 @@ class Site:
         self,
         request: http.Request,
         page: Page,
-        answer: Answer,
+        answer: View,
         *,
         query: Query | None = None,
         status: int = 200,
@@ -261,7 +261,7 @@ class Site:
             self._readers -= 1
 
     def _changed_blocks(
-        self, page: Page, answer: Answer, query: Query, shown: dict[str, int]
+        self, page: Page, answer: View, query: Query, shown: dict[str, int]
     ) -> Iterator[bytes]:
         """Yield an event for each live block that differs from what was shown; note it there."""
         template = self._templates.get_template(page.template)

@@ -14,10 +14,7 @@ from steersman.model.inputs import HostFacts, NodeConfig
 from steersman.model.names import ObjectName
 from steersman.model.plan import Traits
 from steersman.model.world import Origin, World
-from steersman.operate.answer import Line, Table
 from steersman.operate.services_view import (
-    ServiceRow,
-    ServicesView,
     choose,
     names_of,
     rows_of,
@@ -98,22 +95,3 @@ def test_pages_together_are_everything_that_was_found(
 
 def test_names() -> None:
     assert names_of(["shop/web"]) == (ObjectName("shop", "web"),)
-
-
-def test_as_text() -> None:
-    rows = (
-        ServiceRow("shop/a", "ClusterIP", ("1", "2", "3", "4"), (), 2, 1),
-        ServiceRow("shop/b", problem="no endpoint", findings=("f",)),
-        ServiceRow("shop/c", findings=("f", "g")),
-        ServiceRow("shop/d", unserved="headless"),
-    )
-    view = ServicesView(node="n", total=9, matching=4, rows=rows)
-    line, table = view.blocks(wide=False)
-    assert isinstance(line, Line)
-    assert line.text == "4 of 9 Services, as node n serves them"
-    assert isinstance(table, Table)
-    assert table.rows[0] == ["shop/a", "ClusterIP", "1, 2, 3", "2 in, 1 out", "ok"]
-    assert [row[-1] for row in table.rows] == ["ok", "no endpoint", "f", "headless"]
-    _, wide = view.blocks(wide=True)
-    assert isinstance(wide, Table)
-    assert wide.rows[0][2] == "1, 2, 3, 4"

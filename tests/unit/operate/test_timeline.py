@@ -6,16 +6,14 @@ import msgspec
 import pytest
 
 from steersman.model.history import History, Refusal, SyncRecord
-from steersman.operate.answer import Chart, Line, QuestionError, Table
+from steersman.operate.answer import Chart, QuestionError
 from steersman.operate.timeline import (
     BIN,
     PER_PAGE,
     Asked,
     Spread,
-    Timeline,
     charts,
     fits,
-    phase_words,
     read_asked,
     timeline,
 )
@@ -45,12 +43,7 @@ def test_a_node_without_syncs() -> None:
     answer = timeline(history(started=NOW - 5, since=0.0))
     assert (answer.syncs, answer.duration, answer.lag, answer.busy) == (0, None, None, 0.0)
     assert answer.since == NOW - 5
-    assert answer.exit_code == 0
     assert answer.pages == 1
-    title, _, table = answer.blocks(wide=False)
-    assert title == Line("node worker-1: 0 syncs in the last 5s", "title")
-    assert isinstance(table, Table)
-    assert table.empty == "no sync is remembered"
 
 
 def test_the_summary() -> None:
@@ -71,9 +64,6 @@ def test_syncs_of_more_than_an_hour_ago_are_left_out() -> None:
 def test_it_says_since_when_syncs_are_known() -> None:
     answer = timeline(history(sync(600), sync(10), since=NOW - 600))
     assert answer.since == NOW - 600
-    assert next(answer.blocks(wide=False)) == Line(
-        "node worker-1: 2 syncs in the last 10m", "title"
-    )
     assert answer.phases.times[0] >= NOW - 600
 
 
@@ -99,7 +89,6 @@ def test_the_worst_of_a_sync(fields: dict[str, object], verdict: str, note: str)
     (row,) = answer.rows
     assert (row.verdict, row.note) == (verdict, note)
     assert answer.verdicts[verdict] == 1
-    assert answer.exit_code == (verdict in ("refused", "failed"))
 
 
 @pytest.mark.parametrize(
@@ -174,25 +163,6 @@ def test_columns_that_are_over_do_not_move() -> None:
     assert len(common) > 170
     assert [old[time] for time in common] == [new[time] for time in common]
     assert len(before.times) <= 3600 // BIN + 1
-
-
-def test_blocks() -> None:
-    answer: Timeline = timeline(history(sync(10, 0.02, failure="timed out")))
-    *_, table = answer.blocks(wide=True)
-    assert isinstance(table, Table)
-    assert table.rows[0] == [
-        "10s",
-        "changes",
-        "1 Service: shop/cart",
-        ("20.0 ms", "bad"),
-        "20.0 ms",
-        "plan 5.0 ms, apply 15.0 ms",
-        "failed: timed out",
-    ]
-    *_, narrow = answer.blocks(wide=False)
-    assert isinstance(narrow, Table)
-    assert len(narrow.columns) == len(narrow.rows[0]) == 6
-    assert phase_words(sync(1, 0.004)) == "plan 1.0 ms, apply 3.0 ms"
 
 
 def test_what_is_asked_is_read_from_the_address() -> None:

@@ -14,12 +14,9 @@ from aiohttp import FormData
 
 from steersman.host.exec import Result
 from steersman.model.node_state import NodeState
-from steersman.operate.answer import Line, QuestionError
-from steersman.operate.plan_answer import PlanAnswer
+from steersman.operate.answer import QuestionError
 from steersman.operate.plan_text import MOST_BYTES, PlanQuestion
 from steersman.ui.pages import PAGES
-from steersman.ui.pages.plan import PlanPage
-from steersman.ui.pages.plan import Result as Result_
 from steersman.ui.plan_process import answer_of, plan_in_process
 from steersman.ui.site import Site
 from tests.support.builders.pasted import CART, SERVICE, SLICE, USER, encoded, world
@@ -177,14 +174,3 @@ async def test_a_node_that_cannot_be_asked() -> None:
         form = {"csrf": site.access.token, "text": NEW}
         twin = await (await client.post("/plan", data=form, headers=JSON)).json()
     assert [each["problem"] for each in twin["results"]] == ["", "other: no page /world"]
-
-
-def test_the_answer_in_words() -> None:
-    plan = PlanAnswer(before="m mode", after="m mode", compared_with="rules")
-    page = PlanPage(
-        results=(Result_(("a", "b"), 3, plan), Result_(("c",), 0, problem="gone")), problem="bad"
-    )
-    lines = [each.text for each in page.blocks(wide=False) if isinstance(each, Line)]
-    assert lines[:2] == ["bad", "a, b and 3 like them"]
-    assert lines[-2:] == ["c", "gone"]
-    assert page.exit_code == 0

@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from pathlib import Path
 
 import msgspec
 
-from steersman.operate.answer import Answer, Block, Line, Table
+from steersman.operate.answer import View
 from steersman.ui.site import Page, Query, Site
 
 _STATIC = Path(__file__).parents[1] / "static"
@@ -26,20 +25,12 @@ class Asset(msgspec.Struct, frozen=True):
     sha256: str
 
 
-class About(Answer, frozen=True, kw_only=True):
+class About(View, frozen=True, kw_only=True):
     """This server."""
 
     version: str
     nodes: int
     assets: tuple[Asset, ...]
-
-    def blocks(self, wide: bool) -> Iterator[Block]:  # noqa: ARG002
-        """Yield the version and the assets."""
-        yield Line(f"steersman {self.version}, {self.nodes} nodes")
-        yield Table(
-            ("FILE", "PROJECT", "LICENCE"),
-            [(each.file, f"{each.name} {each.version}", each.licence) for each in self.assets],
-        )
 
 
 async def _answer(site: Site, _: Query) -> About:

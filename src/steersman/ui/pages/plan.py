@@ -9,13 +9,13 @@ from __future__ import annotations
 import asyncio
 import time
 from collections import defaultdict
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 
 import msgspec
 
 from steersman.model.node_state import NodeState
 from steersman.modes.specs import SPECS
-from steersman.operate.answer import Answer, Block, Line, QuestionError
+from steersman.operate.answer import QuestionError, View
 from steersman.operate.plan_answer import PlanAnswer
 from steersman.operate.plan_text import MOST_BYTES, PlanQuestion, check_question
 from steersman.run.serve import http
@@ -38,7 +38,7 @@ class Result(msgspec.Struct, frozen=True, rename="camel"):
     """Why there is no plan."""
 
 
-class PlanPage(Answer, frozen=True, kw_only=True):
+class PlanPage(View, frozen=True, kw_only=True):
     """A question about a change, and what it would do."""
 
     asked: PlanQuestion = PlanQuestion()
@@ -51,23 +51,6 @@ class PlanPage(Answer, frozen=True, kw_only=True):
     problem: str = ""
     """Why nothing was planned."""
     seconds: float = 0.0
-
-    @property
-    def exit_code(self) -> int:
-        """1 if something would change."""
-        return int(any(each.plan and each.plan.exit_code for each in self.results))
-
-    def blocks(self, wide: bool) -> Iterator[Block]:
-        """Yield the plan of each kind of nodes."""
-        if self.problem:
-            yield Line(self.problem, "bad")
-        for each in self.results:
-            like = f" and {each.like} like {'it' if len(each.nodes) == 1 else 'them'}"
-            yield Line(f"{', '.join(each.nodes)}{like if each.like else ''}", "title")
-            if each.plan is None:
-                yield Line(each.problem, "bad")
-            else:
-                yield from each.plan.blocks(wide)
 
 
 async def empty_form(site: Site, _: Query) -> PlanPage:

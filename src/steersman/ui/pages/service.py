@@ -7,13 +7,12 @@ open; what costs the node a process (doctor, dump, trace) only if somebody press
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Iterator
 from urllib.parse import quote, urlencode
 
 import msgspec
 
 from steersman.model.names import ObjectName
-from steersman.operate.answer import Answer, Block, QuestionError
+from steersman.operate.answer import QuestionError, View
 from steersman.operate.doctor.check import Diagnosis
 from steersman.operate.dump import KernelDump, KernelStep, lines_by_step
 from steersman.operate.names import KnownPod, Names, UnknownNameError
@@ -38,7 +37,7 @@ _ANSWERS: dict[str, type[Diagnosis | KernelDump | TraceAnswer]] = {
 """What a page may ask a node to run."""
 
 
-class RunView(Answer, frozen=True, kw_only=True):
+class RunView(View, frozen=True, kw_only=True):
     """The answer of a command that ran on a node."""
 
     service: str
@@ -51,11 +50,6 @@ class RunView(Answer, frozen=True, kw_only=True):
     """The lines of a dump, by the steps of the way."""
     problem: str = ""
     """Why there is no answer."""
-
-    def blocks(self, wide: bool) -> Iterator[Block]:
-        """Yield what the command prints."""
-        if self.answer is not None:
-            yield from self.answer.blocks(wide)
 
 
 def _name(query: Query) -> ObjectName:
