@@ -8,7 +8,7 @@ import sys
 
 import pytest
 
-SEEDS, SHARE = 200, 50
+SEEDS, SHARE = 100, 50
 HOURS = 0.25
 
 

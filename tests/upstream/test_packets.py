@@ -65,8 +65,8 @@ def difference(lab: Lab, flow: FlowCase) -> str:
 
 
 @pytest.mark.slow(seconds=20)
-@pytest.mark.parametrize("mode", ["iptables", "nftables"])
 @pytest.mark.parametrize("recording", RECORDINGS, ids=repr)
+@pytest.mark.parametrize("mode", ["iptables", "nftables"])
 def test_packets(recording: Recording, mode: str, pool: LabPool) -> None:
     under_test = MODES[mode]
     worlds = recording.worlds(mode)

@@ -13,7 +13,7 @@ import subprocess
 import sys
 import tempfile
 import threading
-from collections.abc import Iterator, Sequence
+from collections.abc import Container, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import IO
@@ -25,7 +25,9 @@ QEMU = "qemu-system-x86_64"
 MARK = "STEERSMAN_VM"
 """Set in the environment of the command."""
 EVERYTHING = "STEERSMAN_VM_ALL"
-"""Set it to run every test of tests/vm/guest, which takes long, not the selection."""
+"""Set it to run every test of tests/vm/guest, which takes 20 minutes, not the selection."""
+SHARE, SHARES = "STEERSMAN_VM_SHARE", 12
+"""Which share of the cases runs beside the selection; by default it rotates by commit."""
 FAILED, TIMED_OUT = 125, 124
 """Exit statuses of the machine itself: it ended without a status; it was stopped."""
 UNAVAILABLE = 69
@@ -37,7 +39,7 @@ _BOOT = (
     "no_timer_check "
     "rcupdate.rcu_cpu_stall_timeout=120 watchdog_thresh=60 random.trust_cpu=on"
 )
-_ENVIRONMENT = ("HOME", "LANG", "LC_ALL", "PYTHONPATH", "TERM", EVERYTHING)
+_ENVIRONMENT = ("HOME", "LANG", "LC_ALL", "PYTHONPATH", "TERM", EVERYTHING, SHARE)
 
 
 def missing() -> str:
@@ -85,13 +87,33 @@ def _prepare(work: Path, kernel: Kernel, argv: Sequence[str]) -> None:
     control = work / "control"
     control.mkdir()
     kept = {name: os.environ[name] for name in _ENVIRONMENT if name in os.environ}
-    exports = {**kept, MARK: "1", "PYTHONDONTWRITEBYTECODE": "1"}
+    exports = {SHARE: str(_rotated()), **kept, MARK: "1", "PYTHONDONTWRITEBYTECODE": "1"}
     lines = [f"export {name}={shlex.quote(value)}" for name, value in exports.items()]
     lines += [f"cd {shlex.quote(str(Path.cwd()))} || exit 126", f"exec {shlex.join(argv)}", ""]
     (control / "command").write_text("\n".join(lines))
     (control / "start").write_text(START)
     (control / "modules").write_text(str(kernel.modules))
     (work / "initramfs").write_bytes(initramfs(kernel))
+
+
+def _rotated() -> int:
+    """Return which share of the cases this commit runs; the first one if there is no commit."""
+    if shutil.which("git") is None:
+        return 0
+    argv = ["git", "rev-parse", "HEAD"]
+    done = subprocess.run(argv, capture_output=True, text=True, check=False)
+    return int(done.stdout.strip() or "0", 16) % SHARES
+
+
+def chosen(names: Sequence[str], selected: Container[str]) -> list[str]:
+    """Return the names of the cases that run: the selection, and a share of the others."""
+    share = int(os.environ.get(SHARE, "0"))
+    everything = bool(os.environ.get(EVERYTHING))
+    return [
+        name
+        for number, name in enumerate(names)
+        if everything or name in selected or number % SHARES == share
+    ]
 
 
 def _boot(work: Path, kernel: Kernel, memory: str, timeout: float, out: IO[bytes] | None) -> int:

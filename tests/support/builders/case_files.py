@@ -17,13 +17,14 @@ arrive where they were sent. A flow with `where` counts only for modes with (or 
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
+from functools import cache
 from pathlib import Path
 from typing import Any
 
 import yaml
 
 from steersman.model.addresses import canonical_ip, in_cidr, split_host_port
-from steersman.model.inputs import DetectLocalMode, HostFacts, NodeConfig
+from steersman.model.inputs import DetectLocalMode, HostFacts, NodeConfig, Snapshot
 from steersman.model.names import Family
 from steersman.model.plan import Traits
 from tests.support.builders import kube
@@ -62,6 +63,7 @@ def names() -> list[str]:
     return sorted(path.parent.name for path in CASES.glob("*/case.yaml"))
 
 
+@cache  # every mode has several tests of each case
 def read(name: str) -> dict[str, Any]:
     """A case's case.yaml."""
     case: dict[str, Any] = yaml.safe_load((CASES / name / "case.yaml").read_text())
@@ -70,17 +72,23 @@ def read(name: str) -> dict[str, Any]:
     return case
 
 
+@cache
 def world(name: str, traits: Traits) -> World:
     """A case as a World, with the flows that count for a mode of these traits."""
     case = read(name)
-    node = case.get("node") or {}
-    objects = yaml.safe_load_all((CASES / name / "objects.yaml").read_text())
-    snapshot, malformed = snapshot_of(NODE, [_node_object(node), *objects])
-    assert not malformed, malformed
-    config = _config(node)
+    config = _config(case.get("node") or {})
     flows = tuple(_flows(case["flows"], config, traits))
     facts = HostFacts(hostname=NODE, interfaces=INTERFACES)
-    return World(name, snapshot, config, facts, flows)
+    return World(name, _snapshot(name), config, facts, flows)
+
+
+@cache
+def _snapshot(name: str) -> Snapshot:
+    node = _node_object(read(name).get("node") or {})
+    objects = yaml.safe_load_all((CASES / name / "objects.yaml").read_text())
+    snapshot, malformed = snapshot_of(NODE, [node, *objects])
+    assert not malformed, malformed
+    return snapshot
 
 
 def _node_object(node: Mapping[str, Any]) -> dict[str, Any]:

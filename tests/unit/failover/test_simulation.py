@@ -16,8 +16,9 @@ RATE = 50
 
 
 @pytest.mark.parametrize("sees_answers", [False, True])
-@pytest.mark.parametrize(("number", "dead"), [(3, 1), (9, 1), (9, 2), (30, 1)])
-@pytest.mark.parametrize("seed", SEEDS)
+@pytest.mark.parametrize(
+    ("number", "dead", "seed"), [(3, 1, 0), (3, 1, 1), (9, 1, 0), (9, 2, 0), (9, 2, 1), (30, 1, 0)]
+)
 def test_a_dead_node_costs_two_seconds(
     number: int, dead: int, seed: int, sees_answers: bool
 ) -> None:
@@ -102,8 +103,7 @@ def test_flapping_is_held_longer_each_time(seed: int) -> None:
 
 
 @pytest.mark.parametrize("sees_answers", [False, True])
-@pytest.mark.parametrize("dead", [0, 6])
-@pytest.mark.parametrize("seed", SEEDS)
+@pytest.mark.parametrize(("dead", "seed"), [(0, 0), (6, 1)])
 def test_too_much_load_does_not_spread(dead: int, seed: int, sees_answers: bool) -> None:
     members = endpoints(10, nodes=10)
     gone = on_node(members, *(f"node-{index}" for index in range(dead)))

@@ -22,6 +22,7 @@ from tests.support.lab.ipvs_node import bring
 from tests.support.modes.flows import by_packets, compare
 from tests.support.modes.ipvs import IPVS, as_ipvs_serves, mode_behind
 from tests.vm.guest.ipvs import ALL, DIFFERENT
+from tests.vm.machine import chosen
 
 SELECTED = (
     "cluster-ip",
@@ -35,7 +36,7 @@ SELECTED = (
     "source-ranges",
 )
 """One case of each kind: in an emulated machine a case takes five seconds."""
-NAMES = [name for name in case_files.names() if ALL or name in SELECTED]
+NAMES = chosen(case_files.names(), SELECTED)
 FLOWS: list[Case] = list(load("packetflow_common")) if ALL else []
 
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import os
 import subprocess
 from collections.abc import Iterator
 
@@ -18,12 +17,11 @@ from tests.support.lab.cluster import Lab
 from tests.support.lab.nft import mode_behind
 from tests.support.modes.flows import by_packets, compare
 from tests.support.modes.registry import NFTABLES, answered, render
-from tests.vm.machine import EVERYTHING
+from tests.vm.machine import chosen
 
-ALL = bool(os.environ.get(EVERYTHING))
 SELECTED = ("both-policies-local", "session-affinity", "source-ranges")
 """Each is brought about by a change of the one before; in an emulated machine it takes long."""
-CASES = [name for name in case_files.names() if ALL or name in SELECTED]
+CASES = chosen(case_files.names(), SELECTED)
 
 
 class Node:
