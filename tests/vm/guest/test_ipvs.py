@@ -126,11 +126,12 @@ def test_connections_are_counted(nodes: Nodes) -> None:
     """At a port of its own: an endpoint that comes back to a virtual server within two minutes is
     the same to the kernel, and counts what it had not counted yet."""
     world = case_files.world("cluster-ip", IPVS.traits)
-    plan = at_own_port(world.plan(IPVS.traits))
+    plan = world.plan(IPVS.traits)
+    flows, plan = as_ipvs_serves(world.flows, plan), at_own_port(plan)
     lab = nodes.pool.lab(world)
     mode = nodes.mode(lab)
     bring(plan, mode)
-    for flow in as_ipvs_serves(world.flows, plan):
+    for flow in flows:
         if flow.kind == "forward":
             assert compare(flow, by_packets(lab, replace_fields(flow, port=OWN_PORT))) == ""
     made = asyncio.run(counted(mode, plan))
