@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import os
 import subprocess
 from collections.abc import Iterator
@@ -13,11 +14,12 @@ from steersman.host.exec import SubprocessExec
 from steersman.model.names import Protocol
 from steersman.model.plan import NodePlan, ServicePlan
 from steersman.model.ruleset import Ruleset, diff
+from steersman.modes.base import release
 from steersman.modes.ipvs.mode import IpvsMode
 from steersman.modes.ipvs.objects import Server, ServerKey
 from steersman.modes.specs import IpvsOptions
 from tests.support.builders.plans import SETTINGS, cluster_ip, endpoints, key, plan
-from tests.support.modes.ipvs import mode_behind
+from tests.support.modes.ipvs import call, mode_behind
 from tests.support.modes.registry import render
 
 VIP = ServerKey(Protocol.TCP, "10.96.0.1", 80)
@@ -38,16 +40,16 @@ class Node:
 
     def again(self, options: IpvsOptions | None = None) -> IpvsMode:
         """A fresh process, as far as the mode knows."""
-        self.mode.close()
+        asyncio.run(release(self.mode))
         self.mode = mode_in(self.name, options)
         return self.mode
 
     def bring(self, *plans: ServicePlan) -> int:
         """Bring the kernel to these plans; how many objects that changed."""
         wanted = self.rendered(*plans)
-        change = diff(self.mode.read(), wanted)
-        self.mode.apply(change)
-        assert not diff(self.mode.read(), wanted)
+        change = diff(call(self.mode, self.mode.read), wanted)
+        call(self.mode, self.mode.apply, change)
+        assert not diff(call(self.mode, self.mode.read), wanted)
         return len(change)
 
     def rendered(self, *plans: ServicePlan) -> Ruleset:
@@ -55,10 +57,11 @@ class Node:
 
     def apply(self, *plans: ServicePlan) -> None:
         """Carry out what leads to these plans, and do not look afterwards."""
-        self.mode.apply(diff(self.mode.read(), self.rendered(*plans)))
+        change = diff(call(self.mode, self.mode.read), self.rendered(*plans))
+        call(self.mode, self.mode.apply, change)
 
     def servers(self) -> dict[ServerKey, Server]:
-        ruleset = self.mode.read()
+        ruleset = call(self.mode, self.mode.read)
         return {k: v for k, v in ruleset.items() if isinstance(k, ServerKey)}
 
     def sh(self, *argv: str) -> str:
@@ -77,7 +80,7 @@ def node() -> Iterator[Node]:
     subprocess.run(["ip", "-n", name, "link", "set", "lo", "up"], check=True)  # or: no local table
     node = Node(name, mode_in(name))
     yield node
-    node.mode.close()
+    asyncio.run(release(node.mode))
     subprocess.run(["ip", "netns", "del", name], check=True)
 
 
@@ -91,5 +94,5 @@ def table(node: Node) -> str:
 
 def bring(plan: NodePlan, mode: IpvsMode) -> None:
     """Bring the kernel to a plan; nothing is left to do afterwards."""
-    mode.apply(diff(mode.read(), render(plan, mode)))
-    assert not diff(mode.read(), render(plan, mode))
+    call(mode, mode.apply, diff(call(mode, mode.read), render(plan, mode)))
+    assert not diff(call(mode, mode.read), render(plan, mode))

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections import defaultdict
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import replace
-from typing import Any
+from pathlib import Path
+from typing import Any, ParamSpec, TypeVar
 
 from steersman.host.exec import Exec, SubprocessExec
+from steersman.host.worker import KernelWorker
 from steersman.model.addresses import family_of, in_cidr, join_host_port
 from steersman.model.names import Protocol
 from steersman.model.plan import Frontend, FrontendKind, NodePlan, ServicePlan, SourceClass, Verdict
@@ -25,10 +28,11 @@ from steersman.modes.ipvs.objects import (
 )
 from steersman.modes.ipvs.render import node_port_addresses
 from steersman.modes.specs import IpvsOptions
-from tests.support.lab.sockets import Netns
 from tests.support.modes.flows import Answer, FlowCase
 from tests.support.modes.registry import ModeUnderTest, render
 
+P = ParamSpec("P")
+T = TypeVar("T")
 _FLAGS = {Protocol.TCP: "-t", Protocol.UDP: "-u", Protocol.SCTP: "--sctp-service"}
 
 
@@ -36,7 +40,14 @@ def mode_behind(execute: Exec, options: IpvsOptions | None = None) -> IpvsMode:
     """The mode, in the namespace that an Exec's prefix enters (`nsenter --net=PATH`)."""
     assert isinstance(execute, SubprocessExec)
     (path,) = (w.removeprefix("--net=") for w in execute.prefix if w.startswith("--net="))
-    return IpvsMode(execute, options, Netns(path).call)
+    mode = IpvsMode(execute, options)
+    mode.worker = KernelWorker(Path(path))
+    return mode
+
+
+def call(mode: Mode, method: Callable[P, T], /, *args: P.args, **kwargs: P.kwargs) -> T:
+    """Call a method of a mode in the mode's thread."""
+    return asyncio.run(mode.worker.do(method, *args, **kwargs))
 
 
 def _make(execute: Exec, _variant: str) -> Mode:

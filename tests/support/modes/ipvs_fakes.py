@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 
 from steersman.host.exec import Result
 from steersman.host.netlink import NetlinkError
@@ -34,11 +34,15 @@ class FakeNetlink:
         return [Command(request.payload[0]) for request in self.seen]
 
 
-def servers(netlink: FakeNetlink, table: str = "") -> VirtualServers:
-    def inside(_function: Callable[[], str]) -> str:
-        return table
+class FakeServers(VirtualServers):
+    """Virtual servers of a table that is given."""
 
-    return VirtualServers(netlink, 99, inside)  # type: ignore[arg-type]
+    def __init__(self, netlink: FakeNetlink, table: str = "") -> None:
+        super().__init__(netlink, 99)  # type: ignore[arg-type]
+        self._listed = table
+
+    def table(self) -> str:
+        return self._listed
 
 
 class FakeIpset(InThread):

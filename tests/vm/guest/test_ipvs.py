@@ -12,6 +12,7 @@ from msgspec.structs import replace
 from steersman.host.exec import SubprocessExec
 from steersman.model.plan import NodePlan
 from steersman.model.stats import ConnectionStats
+from steersman.modes.base import release
 from steersman.modes.ipvs.mode import IpvsMode
 from tests.conformance.runner import Case, flow_world
 from tests.conformance.world import load
@@ -20,7 +21,7 @@ from tests.support.builders.worlds import LabPool, World
 from tests.support.lab.cluster import Lab
 from tests.support.lab.ipvs_node import bring
 from tests.support.modes.flows import by_packets, compare
-from tests.support.modes.ipvs import IPVS, as_ipvs_serves, mode_behind
+from tests.support.modes.ipvs import IPVS, as_ipvs_serves, call, mode_behind
 from tests.vm.guest.ipvs import ALL, DIFFERENT
 from tests.vm.machine import chosen
 
@@ -49,14 +50,15 @@ class Nodes:
 
     def close(self) -> None:
         for mode in self._modes.values():
-            mode.close()
+            asyncio.run(release(mode))
         self.pool.close()
 
     def mode(self, lab: Lab) -> IpvsMode:
         """The mode of a lab's node."""
         if lab.node.path not in self._modes:
             self._modes[lab.node.path] = mode_behind(SubprocessExec(lab.exec_argv(())))
-            assert self._modes[lab.node.path].probe().usable
+            mode = self._modes[lab.node.path]
+            assert call(mode, mode.probe).usable
         return self._modes[lab.node.path]
 
     def wrong(self, world: World) -> list[str]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import random
 import socket
 import struct
@@ -14,6 +15,7 @@ import pytest
 from steersman.host.exec import SubprocessExec
 from steersman.model.plan import NodePlan
 from steersman.model.ruleset import diff
+from steersman.modes.base import release
 from steersman.modes.ipvs.mode import IpvsMode
 from steersman.modes.specs import IpvsOptions
 from tests.support.builders.ebpf_node_plan import (
@@ -28,7 +30,7 @@ from tests.support.builders.ebpf_node_plan import (
 )
 from tests.support.lab.cluster import Lab
 from tests.support.lab.frames import ACK, FIN, RST, SCTP, SYN, TCP, UDP, packet
-from tests.support.modes.ipvs import mode_behind
+from tests.support.modes.ipvs import call, mode_behind
 from tests.support.modes.registry import render
 
 NAMES = {str(end) for end in ENDPOINTS}
@@ -53,15 +55,15 @@ def mode(lab: Lab, request: pytest.FixtureRequest) -> Iterator[IpvsMode]:
     made = mode_behind(SubprocessExec(lab.exec_argv(())), options)
     bring(made, node_plan())
     yield made
-    made.close()
+    asyncio.run(release(made))
 
 
 def bring(mode: IpvsMode, plan: NodePlan) -> None:
-    mode.apply(diff(mode.read(), render(plan, mode)))
+    call(mode, mode.apply, diff(call(mode, mode.read), render(plan, mode)))
 
 
 def unchanged(mode: IpvsMode) -> bool:
-    return not diff(mode.read(), render(node_plan(), mode))
+    return not diff(call(mode, mode.read), render(node_plan(), mode))
 
 
 def serves(lab: Lab) -> bool:

@@ -20,16 +20,16 @@ from steersman.host.exec import SubprocessExec
 from steersman.model.failover import Backend, Observation
 from steersman.model.names import Family, Protocol
 from steersman.model.plan import NodePlan, Scheduling, ServicePlan
+from steersman.modes.base import release
 from steersman.modes.ipvs.failures import CounterWatch
 from steersman.modes.ipvs.mode import IpvsMode
 from tests.support.builders.kube import endpoint_slice, service
 from tests.support.builders.plans import SETTINGS, cluster_ip, endpoints, key, node_port, plan
 from tests.support.lab.cluster import Lab, Layout, Pod
 from tests.support.lab.ipvs_node import bring
-from tests.support.lab.sockets import Netns
 from tests.support.lab.switches import CLIENT, NODE, OUTSIDE
 from tests.support.lab.traced import inside
-from tests.support.modes.ipvs import mode_behind
+from tests.support.modes.ipvs import call, mode_behind
 from tests.support.processes.steersman import manifests, steersman, until
 
 LONGEST = 120.0
@@ -125,9 +125,9 @@ def node() -> Iterator[Node]:
     with Lab(Layout({"eth0": (f"{NODE}/24",)}, (OUTSIDE,), pods)) as lab:
         serve(lab)
         mode = mode_behind(SubprocessExec(lab.exec_argv(())))
-        assert mode.probe().usable
+        assert call(mode, mode.probe).usable
         yield Node(lab, mode)
-        mode.close()
+        asyncio.run(release(mode))
 
 
 SOURCES = ((CLIENT, VIP, 80), ("", VIP, 80), (OUTSIDE, NODE, 30080), (CLIENT6, VIP6, 80))
@@ -219,10 +219,10 @@ def test_what_waits_begins_again_and_what_is_established_stays(node: Node) -> No
     node.serve(of(DEAD, OTHER, scheduling=hashed))
 
     def serve_again(plan: ServicePlan) -> None:
-        mode = mode_behind(SubprocessExec(node.lab.exec_argv(())))  # of this thread
-        assert mode.probe().usable
+        mode = mode_behind(SubprocessExec(node.lab.exec_argv(())))  # of this thread's loop
+        assert call(mode, mode.probe).usable
         Node(node.lab, mode).serve(plan)
-        mode.close()
+        asyncio.run(release(mode))
 
     async def body() -> None:
         watch = await node.mode.worker.do(node.mode.watch_failures)
@@ -262,7 +262,7 @@ def test_counters_tell_where_packets_cannot_be_logged(node: Node) -> None:
 
     async def body() -> None:
         worker = node.mode.worker
-        watch = await worker.do(CounterWatch, Netns(node.lab.node.path).call, worker)
+        watch = await worker.do(CounterWatch, worker)
         found = set[Failure]()
 
         async def follow() -> None:

@@ -14,6 +14,7 @@ from steersman.modes.ipvs.wire import resolve
 from steersman.modes.specs import IpvsOptions
 from tests.support.lab.ipvs_node import BOTH, ONE, OTHER, VIP, Node, node, of, table
 from tests.support.lab.sockets import Netns
+from tests.support.modes.ipvs import call
 from tests.vm.guest.ipvs import only_with_all
 
 __all__ = ["node"]
@@ -37,7 +38,7 @@ def test_a_removed_endpoint_drains_at_weight_zero(node: Node) -> None:
 def test_an_endpoint_that_returns_while_it_drains(node: Node) -> None:
     node.bring(of(ONE[0], OTHER[0]))
     node.apply(of(ONE[0]))
-    node.mode.apply(diff(node.rendered(of(ONE[0])), node.rendered(of(*BOTH))))
+    call(node.mode, node.mode.apply, diff(node.rendered(of(ONE[0])), node.rendered(of(*BOTH))))
     assert node.servers()[VIP].targets == (ONE, OTHER)
     assert table(node).count("Masq    1") == 2
 
@@ -53,7 +54,7 @@ def test_every_scheduler(node: Node) -> None:
     netns = Netns(f"/run/netns/{node.name}")
     with netns.call(lambda: Netlink(NETLINK_GENERIC)) as netlink:
         family = resolve(netlink)
-        wrong = {s: check_scheduler(netlink, family, s, netns.call) for s in SCHEDULERS}
+        wrong = {s: check_scheduler(netlink, family, s) for s in SCHEDULERS}
     assert not any(wrong.values()), wrong
     netns.close()
 
@@ -67,7 +68,8 @@ def test_the_flags_of_a_scheduler(node: Node) -> None:
 
 @only_with_all
 def test_an_unknown_scheduler_is_named(node: Node) -> None:
-    support = node.again(IpvsOptions(scheduler="dice")).probe()
+    mode = node.again(IpvsOptions(scheduler="dice"))
+    support = call(mode, mode.probe)
     assert not support.usable
     assert "modprobe ip_vs_dice" in " ".join(support.missing)
 
@@ -92,7 +94,7 @@ def test_servers_of_ours_where_others_have_theirs(node: Node) -> None:
     node.sh("ipvsadm", "-a", "-t", "10.96.0.1:443", "-r", "10.244.0.9:443", "-m", "-w", "0")
     node.again(options)
     node.bring(of(*BOTH))
-    assert node.mode.fingerprint() is not None, "what others drain is theirs"
+    assert call(node.mode, node.mode.fingerprint) is not None, "what others drain is theirs"
     assert node.bring(of(*BOTH)) == 0
     node.again(options)
     node.apply(of(OTHER[0]))  # while no process was there, an endpoint has gone
@@ -118,7 +120,7 @@ def test_drift_is_mended(node: Node) -> None:
 def test_nothing_is_left(node: Node) -> None:
     node.bring(of(ONE[0]))
     assert IpvsOptions().scheduler in table(node)
-    node.mode.apply(diff(node.mode.read(), {}))
+    call(node.mode, node.mode.apply, diff(call(node.mode, node.mode.read), {}))
     assert "0A600001" not in table(node)
     assert node.sh("ipset", "save") == ""
     assert "KUBE" not in node.sh("iptables-save") + node.sh("ip6tables-save")
@@ -128,11 +130,11 @@ def test_nothing_is_left(node: Node) -> None:
 @needs_ipvsadm
 def test_the_tools_carry_out_the_scripts_of_a_change(node: Node) -> None:
     node.bring(of(ONE[0]))
-    have = node.mode.read()
+    have = call(node.mode, node.mode.read)
     want = node.rendered(of(*BOTH))
     scripts = node.mode.words.scripts(have, diff(have, want))
     assert {script.tool for script in scripts} >= {"ipvsadm"}
     for script in scripts:
         text = script.text.replace("'", "")
         node.sh("sh", "-c", f"printf '%s' '{text}' | {' '.join(script.argv)}")
-    assert diff(node.mode.read(), want) == Diff()
+    assert diff(call(node.mode, node.mode.read), want) == Diff()

@@ -16,6 +16,7 @@ from steersman.modes.specs import IpvsOptions
 from tests.support.builders.plans import cluster_ip, endpoints, key, node_port, plan
 from tests.support.lab.ipvs_node import BOTH, ONE, OTHER, VIP, Node, node, of, table
 from tests.support.lab.sockets import Netns
+from tests.support.modes.ipvs import call
 from tests.vm.guest.ipvs import only_with_all
 
 __all__ = ["node"]
@@ -84,7 +85,7 @@ def test_a_look_for_drift(node: Node) -> None:
     node.bring(of(*BOTH))
 
     def token() -> object:
-        return node.mode.fingerprint()
+        return call(node.mode, node.mode.fingerprint)
 
     first = token()
     assert first is not None

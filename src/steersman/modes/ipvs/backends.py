@@ -13,7 +13,7 @@ from contextlib import contextmanager
 from functools import partial
 from hashlib import blake2b
 from pathlib import Path
-from typing import Any, NamedTuple, TypeAlias, TypeVar
+from typing import NamedTuple
 
 from steersman.host.exec import RunTool, tool_result
 from steersman.host.netlink import Netlink, NetlinkError
@@ -45,10 +45,6 @@ from steersman.modes.ipvs.wire import (
 )
 from steersman.netfilter.iptables.tool import Iptables
 
-_T = TypeVar("_T")
-InNamespace: TypeAlias = Callable[[Callable[[], Any]], Any]
-"""Runs a function in the network namespace to program, and returns its result."""
-
 
 @contextmanager
 def busy(what: str) -> Iterator[None]:
@@ -57,32 +53,6 @@ def busy(what: str) -> Iterator[None]:
         yield
     except OSError as error:
         raise BusyError(f"{what}: {error}") from error
-
-
-def here(function: Callable[[], _T]) -> _T:
-    """Run a function in the network namespace of this process."""
-    return function()
-
-
-class NamespaceSockets:
-    """One socket for each netlink protocol, opened in a network namespace when first needed."""
-
-    def __init__(self, inside: InNamespace = here) -> None:
-        """Create an empty collection; inside: enters the network namespace."""
-        self.inside = inside
-        self._open: dict[int, Netlink] = {}
-
-    def get(self, protocol: int) -> Netlink:
-        """Return the socket of a protocol (NETLINK_GENERIC and so on)."""
-        if protocol not in self._open:
-            self._open[protocol] = self.inside(lambda: Netlink(protocol))
-        return self._open[protocol]
-
-    def close(self) -> None:
-        """Close all sockets; the next `get` opens another one."""
-        for netlink in self._open.values():
-            netlink.close()
-        self._open.clear()
 
 
 # Sending
@@ -141,24 +111,21 @@ class VirtualServers:
     `read` lists real servers of weight 0 without connections, and `end_drained` deletes them.
     """
 
-    def __init__(self, netlink: Netlink, family: int, inside: InNamespace) -> None:
+    def __init__(self, netlink: Netlink, family: int) -> None:
         """Create an accessor.
 
         Args:
-            netlink: a socket of generic netlink.
+            netlink: a socket of generic netlink, in the network namespace of the calling thread.
             family: the number of the IPVS family.
-            inside: enters the socket's network namespace, to read files there.
         """
         self._netlink = netlink
         self._family = family
-        self._inside = inside
         self._drained: dict[ServerKey, list[RealServer]] = {}
         self._draining: set[tuple[ServerKey, Target]] = set()
 
     def table(self) -> str:
         """Return /proc/net/ip_vs: virtual and real servers with their connections."""
-        text: str = self._inside(_TABLE.read_text)
-        return text
+        return _TABLE.read_text()
 
     def connections(self) -> int:
         """Return the number of established TCP and SCTP connections."""
@@ -168,7 +135,7 @@ class VirtualServers:
     def find_connections(self, search: ConnectionSearch) -> Generator[None, None, None]:
         """Add the connections that a search wants, in steps."""
         limits = get_timeouts(self._netlink, self._family)
-        with self._inside(_CONNECTIONS.open) as lines:
+        with _CONNECTIONS.open() as lines:
             for number, line in enumerate(lines, 1):
                 each = parse_connection(line, limits)
                 if each is not None and search.wants(each.destination):

@@ -22,7 +22,7 @@ from steersman.model.stats import (
     TrafficCounters,
     frontend_label,
 )
-from steersman.modes.ipvs.backends import InNamespace, busy
+from steersman.modes.ipvs.backends import busy
 from steersman.modes.ipvs.objects import ServerKey, Target
 from steersman.modes.ipvs.wire import ServerStats, list_destinations, list_services, resolve
 
@@ -105,9 +105,8 @@ class MonotonicStats:
 class ServerCounters:
     """Reads the kernel's counters; one scrape at a time."""
 
-    def __init__(self, inside: InNamespace) -> None:
-        """Create a reader; inside: enters the network namespace."""
-        self._inside = inside
+    def __init__(self) -> None:
+        """Start at zero."""
         self._running = False
         self._totals = MonotonicStats()
 
@@ -132,7 +131,7 @@ class ServerCounters:
 
     def _read(self, owners: ServerOwners) -> Generator[None, None, dict[Counted, ServerStats]]:
         counts: dict[Counted, ServerStats] = {}
-        with self._inside(lambda: Netlink(NETLINK_GENERIC, buffer=1 << 20)) as netlink:
+        with Netlink(NETLINK_GENERIC, buffer=1 << 20) as netlink:
             family = resolve(netlink)
             for number, listed in enumerate(list_services(netlink, family)):
                 if number % STEP == 0:
@@ -147,7 +146,7 @@ class ServerCounters:
     def totals(self) -> NodeTotals:
         """Return the kernel's sums over all virtual servers, foreign ones included."""
         try:
-            return parse_totals(self._inside(_STATS.read_text))
+            return parse_totals(_STATS.read_text())
         except (OSError, IndexError, ValueError) as error:
             raise BusyError(f"{_STATS} cannot be read: {error}") from error
 

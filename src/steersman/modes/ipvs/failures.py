@@ -29,7 +29,6 @@ from steersman.host.worker import KernelWorker, Pause, finish
 from steersman.model.errors import BusyError
 from steersman.model.failover import Backend, Observation
 from steersman.model.names import Protocol
-from steersman.modes.ipvs.backends import InNamespace
 from steersman.modes.ipvs.counters import STEP
 from steersman.modes.ipvs.objects import ServerKey, Target
 from steersman.modes.ipvs.wire import ServerStats, list_destinations, list_services, resolve
@@ -44,38 +43,34 @@ _RST = {False: 40, True: 60}
 _ZERO = ServerStats(0, 0, 0, 0, 0)
 
 
-def watch_servers(inside: InNamespace, worker: KernelWorker) -> FailureWatch:
+def watch_servers(worker: KernelWorker) -> FailureWatch:
     """Return the best watch that this kernel offers.
 
     Args:
-        inside: enters the network namespace.
-        worker: the thread that reads counters.
+        worker: this thread, which reads packets or counters.
 
     Raises:
         BusyError: none can be had; the message says why.
     """
     try:
-        watch: FailureWatch = inside(lambda: FailureLog(worker, translated=False))
+        return FailureLog(worker, translated=False)
     except BusyError as error:
         log.warning("%s; reading the counters of real servers instead", error)
-        return CounterWatch(inside, worker)
-    return watch
+        return CounterWatch(worker)
 
 
 class CounterWatch(FailureWatch):
     """Failures of TCP connections, told from the counters of real servers."""
 
-    def __init__(self, inside: InNamespace, worker: KernelWorker) -> None:
+    def __init__(self, worker: KernelWorker) -> None:
         """Open a socket.
 
         Args:
-            inside: enters the network namespace.
-            worker: the thread that reads counters.
+            worker: this thread, which reads counters.
 
         Raises:
             BusyError: the kernel does not answer.
         """
-        self._inside = inside
         self._worker = worker
         self._servers: dict[ServerKey, ServerStats] = {}
         """The counters of virtual servers at the last look."""
@@ -83,7 +78,7 @@ class CounterWatch(FailureWatch):
         """The counters of their real servers."""
         self._looked = False
         try:
-            self._netlink: Netlink = inside(lambda: Netlink(NETLINK_GENERIC, buffer=1 << 20))
+            self._netlink = Netlink(NETLINK_GENERIC, buffer=1 << 20)
         except OSError as error:
             raise BusyError(f"no netlink socket for ip_vs: {error.strerror}") from error
         try:
@@ -107,7 +102,7 @@ class CounterWatch(FailureWatch):
 
     async def cut(self, backends: Collection[Backend]) -> int:
         """Delete conntrack entries that endpoints have not answered."""
-        return await self._worker.do(self._inside, lambda: finish(delete_unanswered(backends)))
+        return await self._worker.do(lambda: finish(delete_unanswered(backends)))
 
     async def aclose(self) -> None:
         """Close the socket."""

@@ -6,6 +6,7 @@ import logging
 import os
 import re
 from collections.abc import Callable, Collection, Generator, Hashable, Iterable
+from contextlib import ExitStack
 from functools import cached_property
 
 import msgspec
@@ -13,7 +14,7 @@ import msgspec
 from steersman.failover.watch import FailureWatch
 from steersman.host.exec import Exec
 from steersman.host.facts import has_interface
-from steersman.host.netlink import NETLINK_GENERIC, NETLINK_NETFILTER, NETLINK_ROUTE
+from steersman.host.netlink import NETLINK_GENERIC, NETLINK_NETFILTER, NETLINK_ROUTE, Netlink
 from steersman.host.sysctl import SysctlError, apply, ipvs_settings
 from steersman.model.connections import ConnectionSearch
 from steersman.model.errors import ApplyError, BusyError
@@ -26,12 +27,9 @@ from steersman.modes.capabilities import Carrier
 from steersman.modes.ipvs.backends import (
     AddressDevice,
     Backends,
-    InNamespace,
     Ipsets,
-    NamespaceSockets,
     VirtualServers,
     busy,
-    here,
 )
 from steersman.modes.ipvs.changes import rule_steps
 from steersman.modes.ipvs.counters import ServerCounters
@@ -75,15 +73,12 @@ class IpvsMode(Mode):
         one_health_check_port=True,
     )
 
-    def __init__(
-        self, execute: Exec, options: IpvsOptions | None = None, inside: InNamespace = here
-    ) -> None:
+    def __init__(self, execute: Exec, options: IpvsOptions | None = None) -> None:
         """Create the mode; no socket is opened before `probe`.
 
         Args:
             execute: runs ipset and iptables.
             options: operator settings.
-            inside: enters the network namespace to program (another one, in tests).
         """
         self._execute = execute
         self._options = options or IpvsOptions()
@@ -91,9 +86,9 @@ class IpvsMode(Mode):
         self._random_fully = True
         self._kernel: IpvsKernel | None = None
         """None before a successful `probe`."""
-        self._sockets = NamespaceSockets(inside)
+        self._sockets = ExitStack()
         self._prepared = False
-        self._counters = ServerCounters(inside)
+        self._counters = ServerCounters()
         self.carrier = IpvsConnections(self._probed)
 
     # Start and end
@@ -101,18 +96,17 @@ class IpvsMode(Mode):
     def probe(self) -> Support:
         """Check for ip_vs, its scheduler, ipset, iptables and its matches; open the sockets."""
         self.close()
-        netlink, options = self._sockets.get(NETLINK_GENERIC), self._options
+        netlink, options = self._open(NETLINK_GENERIC), self._options
         loads = options.load_modules
         family, missing = find_family(self._execute, netlink, loads=loads)
         missing = missing or check_ipset(self._execute)
-        missing = missing or check_scheduler(
-            netlink, family, options.scheduler, self._sockets.inside
-        )
+        missing = missing or check_scheduler(netlink, family, options.scheduler)
         if missing:
             self.close()
             return Support(usable=False, missing=(missing,))
         choice = choose_tool(self._execute, options.iptables_variant, leftovers=not loads)
         if choice.tool is None:
+            self.close()
             return Support(usable=False, missing=choice.missing)
         iptables = Iptables(self._execute, choice.tool)
         if loads and (missing := check_matches(self._execute, iptables)):
@@ -122,11 +116,11 @@ class IpvsMode(Mode):
         self._families = choice.families
         self._random_fully = choice.tool.random_fully
         backends = Backends(
-            VirtualServers(netlink, family, self._sockets.inside),
-            AddressDevice(self._sockets.get(NETLINK_ROUTE), DEVICE),
+            VirtualServers(netlink, family),
+            AddressDevice(self._open(NETLINK_ROUTE), DEVICE),
             Ipsets(self._execute.run_tool),
             iptables,
-            self._sockets.get(NETLINK_NETFILTER),
+            self._open(NETLINK_NETFILTER),
         )
         self._kernel = IpvsKernel(backends, choice.families, options.exclude_cidrs)
         log.info("ip_vs %s, %d buckets for connections", *get_info(netlink, family))
@@ -134,6 +128,9 @@ class IpvsMode(Mode):
         if any(idle):
             netlink.request(timeouts(family, *idle))
         return Support(usable=True, missing=choice.missing)
+
+    def _open(self, protocol: int) -> Netlink:
+        return self._sockets.enter_context(Netlink(protocol))
 
     def close(self) -> None:
         """Close the sockets; the kernel keeps its virtual servers."""
@@ -154,7 +151,7 @@ class IpvsMode(Mode):
             return
         settings = self.requirements().settings
         try:
-            for warning in self._sockets.inside(lambda: apply(settings)):
+            for warning in apply(settings):
                 log.warning("%s", warning)
         except SysctlError as error:
             raise BusyError(f"{error.strerror}; ipvs needs it") from error
@@ -259,7 +256,7 @@ class IpvsMode(Mode):
         """Watch packets; where that is not possible, the counters of real servers."""
         from steersman.modes.ipvs.failures import watch_servers  # noqa: PLC0415 - rarely used
 
-        return watch_servers(self._sockets.inside, self.worker)
+        return watch_servers(self.worker)
 
     # Tracing
 

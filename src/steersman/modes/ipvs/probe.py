@@ -10,7 +10,7 @@ from steersman.host.exec import Exec, failure_reason, tool_result
 from steersman.host.netlink import Netlink, NetlinkError
 from steersman.model.errors import ApplyError, BusyError
 from steersman.model.names import Family, Protocol
-from steersman.modes.ipvs.backends import InNamespace, VirtualServers
+from steersman.modes.ipvs.backends import VirtualServers
 from steersman.modes.ipvs.objects import Server, ServerKey
 from steersman.modes.ipvs.wire import list_services, resolve
 from steersman.netfilter.iptables.restore import Run
@@ -109,9 +109,9 @@ def check_matches(execute: Exec, iptables: Iptables) -> str:
     return missing
 
 
-def check_scheduler(netlink: Netlink, family: int, scheduler: str, inside: InNamespace) -> str:
+def check_scheduler(netlink: Netlink, family: int, scheduler: str) -> str:
     """Return why no virtual server can have a scheduler, or ""."""
-    servers = VirtualServers(netlink, family, inside)
+    servers = VirtualServers(netlink, family)
     try:
         known = list(list_services(netlink, family))
         if any(listed.scheduler == scheduler for listed in known):

@@ -12,7 +12,7 @@ from steersman.model.names import Protocol
 from steersman.modes.ipvs.backends import Ipsets, TolerantRequest, send
 from steersman.modes.ipvs.objects import Server, ServerKey
 from steersman.modes.ipvs.wire import Command
-from tests.support.modes.ipvs_fakes import FakeIpset, FakeNetlink, servers
+from tests.support.modes.ipvs_fakes import FakeIpset, FakeNetlink, FakeServers
 
 TCP = ServerKey(Protocol.TCP, "10.96.0.1", 80)
 UDP = ServerKey(Protocol.UDP, "10.96.0.1", 53)
@@ -63,9 +63,9 @@ def test_a_change_that_was_cut_short_can_be_sent_again(failing: int) -> None:
     old, new = Server("rr", targets=(ONE,)), Server("wlc", targets=(TWO,))
     changes = [(TCP, old, new), (UDP, None, new)]
     whole = FakeNetlink()
-    servers(whole).write(changes)
+    FakeServers(whole).write(changes)
     broken = FakeNetlink(**{f"n{failing}": errno.ENOMEM})
-    virtual = servers(broken)
+    virtual = FakeServers(broken)
     if failing < len(whole.seen):
         with pytest.raises(BusyError):
             virtual.write(changes)
@@ -83,7 +83,7 @@ def test_many_go_in_batches() -> None:
 
 def write(key: ServerKey, old: Server | None, new: Server) -> list[Command]:
     kernel = FakeNetlink()
-    servers(kernel).write([(key, old, new)])
+    FakeServers(kernel).write([(key, old, new)])
     return kernel.commands
 
 
@@ -108,7 +108,7 @@ def test_an_endpoint_drains_but_not_for_udp(key: ServerKey, command: Command) ->
 def test_one_that_returns_while_it_drains_gets_its_weight_back() -> None:
     both, one = Server("rr", targets=(ONE, TWO)), Server("rr", targets=(ONE,))
     kernel = FakeNetlink(n3=errno.ENOENT)
-    virtual = servers(kernel)
+    virtual = FakeServers(kernel)
     virtual.write([(TCP, both, one)])
     virtual.write([(TCP, one, both)])
     assert kernel.commands == [Command.SET_DEST] * 2
@@ -130,7 +130,7 @@ def test_only_what_is_drained_and_ours_is_ended(monkeypatch: pytest.MonkeyPatch)
         "  -> 0AF40009:1F90 Masq 0 0 0",
     ]
     kernel = FakeNetlink()
-    virtual = servers(kernel, "\n".join(["", "", "", *lines]))
+    virtual = FakeServers(kernel, "\n".join(["", "", "", *lines]))
     monkeypatch.setattr("steersman.modes.ipvs.backends.list_services", lambda *_: iter(()))
     virtual.read()
     virtual.end_drained([TCP])
@@ -142,7 +142,7 @@ def test_only_what_is_drained_and_ours_is_ended(monkeypatch: pytest.MonkeyPatch)
 def test_a_scheduler_that_is_missing_is_named() -> None:
     kernel = FakeNetlink(n0=errno.ENOENT)
     with pytest.raises(ApplyError, match=r"10\.96\.0\.1 port 80 with the scheduler dice: "):
-        servers(kernel).write([(TCP, None, Server("dice"))])
+        FakeServers(kernel).write([(TCP, None, Server("dice"))])
 
 
 def test_ipset_that_refuses() -> None:

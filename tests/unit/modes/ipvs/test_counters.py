@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import errno
 from collections.abc import Generator, Iterator
-from contextlib import nullcontext
-from functools import partial
+from contextlib import AbstractContextManager, nullcontext
+from pathlib import Path
 from typing import Any, NamedTuple, cast
 
 import pytest
@@ -111,7 +111,8 @@ def test_real_servers_are_listed_only_of_virtual_ones_that_have_counted(
     monkeypatch.setattr(counters, "list_services", lambda *_: listed)
     monkeypatch.setattr(counters, "list_destinations", destinations)
     monkeypatch.setattr(counters, "resolve", lambda _: 7)
-    made = ends(ServerCounters(lambda _: nullcontext()).stats([PLAN]))
+    monkeypatch.setattr(counters, "Netlink", unused_socket)
+    made = ends(ServerCounters().stats([PLAN]))
     assert asked == [VIP]
     assert made.endpoints[NAME, "10.244.0.1:8080"] == 4
 
@@ -126,7 +127,8 @@ def test_a_scrape_waits_for_the_end_of_another(monkeypatch: pytest.MonkeyPatch) 
     monkeypatch.setattr(counters, "list_services", listed)
     monkeypatch.setattr(counters, "list_destinations", lambda *_: ())
     monkeypatch.setattr(counters, "resolve", lambda _: 7)
-    counted = ServerCounters(lambda _: nullcontext())
+    monkeypatch.setattr(counters, "Netlink", unused_socket)
+    counted = ServerCounters()
     first, second = counted.stats([PLAN]), counted.stats([PLAN])
     next(first)
     count = 6
@@ -149,20 +151,29 @@ def ends(steps: Generator[None, None, ConnectionStats]) -> ConnectionStats:
             return cast(ConnectionStats, end.value)
 
 
-def test_sums_that_cannot_be_read_are_tried_again_later() -> None:
-    for text in ("", "nonsense"):
-        counters_of = ServerCounters(partial(_answer, text))
-        with pytest.raises(BusyError, match="ip_vs_stats"):
-            counters_of.totals()
+def unused_socket(_protocol: int, *, buffer: int) -> AbstractContextManager[None]:
+    """A socket that nobody uses."""
+    assert buffer
+    return nullcontext()
 
 
-def test_counters_that_cannot_be_read_are_tried_again_later() -> None:
-    def refuse(_function: object) -> None:
+@pytest.mark.parametrize("text", ["", "nonsense", None])
+def test_sums_that_cannot_be_read_are_tried_again_later(
+    text: str | None, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    if text is not None:
+        (tmp_path / "ip_vs_stats").write_text(text)
+    monkeypatch.setattr(counters, "_STATS", tmp_path / "ip_vs_stats")
+    with pytest.raises(BusyError, match="ip_vs_stats"):
+        ServerCounters().totals()
+
+
+def test_counters_that_cannot_be_read_are_tried_again_later(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    def refuse(*_: object, **__: object) -> None:
         raise OSError(errno.EMFILE, "no descriptors")
 
+    monkeypatch.setattr(counters, "Netlink", refuse)
     with pytest.raises(BusyError, match="no descriptors"):
-        ends(ServerCounters(refuse).stats([PLAN]))
-
-
-def _answer(text: str, _function: object) -> str:
-    return text
+        ends(ServerCounters().stats([PLAN]))

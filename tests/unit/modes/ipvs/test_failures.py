@@ -87,7 +87,7 @@ class Kernel:
         yield from self.counts[key].items()
 
     def watch(self) -> CounterWatch:
-        return CounterWatch(lambda function: function(), Inline())
+        return CounterWatch(Inline())
 
     async def looked(self, times: int) -> None:
         wanted = self.looks + times
@@ -169,14 +169,14 @@ def test_packets_are_preferred_to_counters(
         return "packets"
 
     monkeypatch.setattr(failures, "FailureLog", opened)
-    found: Any = watch_servers(lambda function: function(), Inline())
+    found: Any = watch_servers(Inline())
     assert found == "packets"
 
     def refused(_worker: object, *, translated: bool) -> None:
         raise BusyError(f"Linux is too old ({translated})")
 
     monkeypatch.setattr(failures, "FailureLog", refused)
-    assert isinstance(watch_servers(lambda function: function(), Inline()), CounterWatch)
+    assert isinstance(watch_servers(Inline()), CounterWatch)
     assert "too old (False); reading the counters of real servers instead" in caplog.text
 
 

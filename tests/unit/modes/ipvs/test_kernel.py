@@ -15,7 +15,7 @@ from steersman.modes.ipvs.kernel import IpvsKernel
 from steersman.modes.ipvs.mode import IpvsMode
 from steersman.modes.ipvs.objects import DEVICE, DeviceKey, MemberKey, Server, ServerKey, SetKey
 from tests.support.builders.plans import SETTINGS
-from tests.support.modes.ipvs_fakes import FakeIpset, FakeNetlink, servers
+from tests.support.modes.ipvs_fakes import FakeIpset, FakeNetlink, FakeServers
 
 TCP = ServerKey(Protocol.TCP, "10.96.0.1", 80)
 UDP = ServerKey(Protocol.UDP, "10.96.0.1", 53)
@@ -44,7 +44,13 @@ class Node:
 
     def __init__(self) -> None:
         self.device, self.ipset = Device(), FakeIpset()
-        parts: Any = (servers(FakeNetlink()), self.device, Ipsets(self.ipset.run_tool), None, None)
+        parts: Any = (
+            FakeServers(FakeNetlink()),
+            self.device,
+            Ipsets(self.ipset.run_tool),
+            None,
+            None,
+        )
         self.kernel = IpvsKernel(Backends(*parts), (Family.IPV4,))
 
     def carry_out(self, change: Diff) -> tuple[list[Any], list[str]]:
@@ -92,7 +98,7 @@ def test_a_server_in_an_excluded_range_stays_ours_until_it_is_deleted() -> None:
     node.kernel._excluded = ("10.96.0.0/24",)
     node.carry_out(diff({}, {TCP: SERVER}))
     assert node.kernel.is_ours(TCP)
-    node.kernel.servers = servers(FakeNetlink(n0=errno.ENOMEM))
+    node.kernel.servers = FakeServers(FakeNetlink(n0=errno.ENOMEM))
     with pytest.raises(BusyError):
         node.carry_out(diff({TCP: SERVER}, {}))
     assert node.kernel.is_ours(TCP)
@@ -148,7 +154,7 @@ TCP  0A600001:0050 rr
 
 def test_established_connections_are_counted() -> None:
     node = Node()
-    node.kernel.servers = servers(FakeNetlink(), TABLE)
+    node.kernel.servers = FakeServers(FakeNetlink(), TABLE)
     mode = IpvsMode(FakeIpset())
     mode._kernel = node.kernel
     assert mode.carrier.connections() == 5
