@@ -18,6 +18,7 @@ from steersman.host.netlink import NETLINK_NETFILTER, Netlink
 from steersman.host.nlmsg import Message, Request
 from steersman.model.plan import ServicePlan
 from steersman.model.ruleset import Ruleset, diff
+from steersman.modes.nftables.apply import KernelTables
 from steersman.modes.nftables.layout import affinity_map_name, base_name
 from steersman.modes.nftables.mode import NftablesMode, subscribe
 from steersman.modes.nftables.read import learned_entries
@@ -72,8 +73,17 @@ class Meddled(Netlink):
                 meddler.act()
 
 
-def meddled(meddler: Meddler) -> NftablesMode:
-    return NftablesMode(SubprocessExec(), meddler.connect)
+class MeddledMode(NftablesMode):
+    """A mode, with the socket of which is meddled."""
+
+    def __init__(self, meddler: Meddler) -> None:
+        super().__init__(SubprocessExec())
+        self._meddler = meddler
+
+    def _opened(self) -> KernelTables:
+        if self._tables is None:
+            self._tables = KernelTables(self._meddler.connect(), self._nft)
+        return self._tables
 
 
 def sync_with(mode: NftablesMode) -> Sync:
@@ -103,13 +113,13 @@ def test_a_flush_at_any_moment_fails_no_sync_and_is_healed(amidst: bool) -> None
     async def body() -> None:
         assert await sync_with(NftablesMode(SubprocessExec())).run()
         counting = Meddler()
-        mode = meddled(counting)
+        mode = MeddledMode(counting)
         assert (await mode.worker.do(mode.probe)).usable
         last = counting.lists - 1
         for moment in (*range(1, last, 6), last):
             meddler = Meddler(amidst=amidst)
             meddler.moment = moment
-            mode = meddled(meddler)
+            mode = MeddledMode(meddler)
             assert (await mode.worker.do(mode.probe)).usable
             sync = sync_with(mode)
             report = await sync.run()
@@ -141,7 +151,7 @@ def test_others_do_not_disturb_the_loading_of_the_skeleton(moment: int) -> None:
     async def body() -> None:
         meddler = Meddler(OTHER)
         meddler.moment = moment
-        await program(meddled(meddler), [make.port()])
+        await program(MeddledMode(meddler), [make.port()])
         assert meddler.done
 
     in_namespace(body)
@@ -164,7 +174,7 @@ def listing() -> str:
 def test_no_entry_is_missed_if_others_disturb_the_list_of_entries() -> None:
     async def body() -> None:
         meddler = Meddler(OTHER)
-        mode = meddled(meddler)
+        mode = MeddledMode(meddler)
         want = await program(mode, [make.port([1, 3, 5], affinity=600)])
         remember(5000, "10.244.0.1")
         meddler.moment = meddler.lists  # the next list is the one of entries

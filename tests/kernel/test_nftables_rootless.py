@@ -10,7 +10,7 @@ import pytest
 
 from steersman.compile.planner import Planner
 from steersman.host.exec import SubprocessExec
-from steersman.host.netlink import NETLINK_NETFILTER, Netlink
+from steersman.modes.nftables import sender
 from steersman.modes.nftables.mode import NftablesMode
 from steersman.run.sync.sync import Sync
 from steersman.source.store import Store
@@ -19,11 +19,6 @@ from tests.support.lab.nft import elements, nft
 
 pytestmark = pytest.mark.kernel
 SERVICES = 1000
-
-
-def small() -> Netlink:
-    """What `wmem_max` of most machines leaves, and less."""
-    return Netlink(NETLINK_NETFILTER, buffer=1 << 16)
 
 
 async def program() -> None:
@@ -40,7 +35,8 @@ async def program() -> None:
     store.replace("EndpointSlice", [objects.slice_(end, name=n, owner=n) for n in names])
     for table in ("ip", "ip6"):
         nft(f"flush ruleset; add table {table} kube-proxy")
-        mode = NftablesMode(SubprocessExec(), small)
+        sender.BUFFER = 1 << 16  # what `wmem_max` of most machines leaves, and less
+        mode = NftablesMode(SubprocessExec())
         assert (await mode.worker.do(mode.probe)).usable
         sync = Sync(store, Planner(objects.CONFIG, mode.traits), mode)
         report = await sync.run()

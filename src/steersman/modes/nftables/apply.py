@@ -87,20 +87,16 @@ class KernelTables:
         self,
         netlink: Netlink,
         nft: Callable[[Sequence[str], bytes], Result],
-        *,
-        patient: bool = False,
     ) -> None:
         """Initialize without reading.
 
         Args:
             netlink: socket for all transactions; closed with this object.
             nft: runs it to its end, with this standard input; may raise BusyError.
-            patient: put up with transactions while reading (read.py).
         """
         self.netlink = netlink
         self.changes = 0
         """Transactions that came during the last `read`."""
-        self._patient = patient
         self.sender = Sender(netlink)
         self._nft = nft
         self._markers: dict[Family, Marker | None] = {}
@@ -128,7 +124,7 @@ class KernelTables:
         counts: Counts = {}
         for family in Family:
             ours = text_hash(foundation(family))
-            table = read_table(self.netlink, family, ours, patient=self._patient)
+            table = read_table(self.netlink, family, ours)
             if table is None:
                 continue
             markers[family] = table.marker

@@ -16,7 +16,7 @@ from __future__ import annotations
 
 import re
 import struct
-from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
+from collections.abc import Generator, Iterator, Mapping, Sequence
 
 from steersman.host.netlink import DumpInterruptedError, Netlink, NetlinkError
 from steersman.host.nlmsg import attributes, text
@@ -37,6 +37,7 @@ from steersman.modes.nftables.layout import (
     prefix,
 )
 from steersman.modes.nftables.read import set_contents, set_names
+from steersman.modes.nftables.sender import open_netlink
 from steersman.modes.nftables.totals import ConnectionTotals, Count
 
 _COUNTED_KINDS = (*FRONTEND_KINDS, *ENDPOINT_KINDS)
@@ -101,9 +102,8 @@ def _packets(content: bytes, behind: int) -> int:
 class Scrape:
     """Connections so far by ServicePort; one scrape at a time."""
 
-    def __init__(self, connect: Callable[[], Netlink]) -> None:
-        """Initialize at zero; `connect` opens a socket for each scrape."""
-        self._connect = connect
+    def __init__(self) -> None:
+        """Start at zero."""
         self._running = False
         self._totals = ConnectionTotals()
 
@@ -123,7 +123,7 @@ class Scrape:
             yield
         self._running = True
         try:
-            with self._connect() as netlink:
+            with open_netlink() as netlink:
                 for _ in range(_ATTEMPTS):
                     try:
                         counts = yield from read_counts(netlink)

@@ -9,7 +9,7 @@ import re
 import socket
 import time
 from collections import defaultdict
-from collections.abc import Callable, Collection, Generator, Hashable, Iterable, Iterator, Sequence
+from collections.abc import Collection, Generator, Hashable, Iterable, Iterator, Sequence
 from functools import cached_property, partial
 from typing import TYPE_CHECKING, Any
 
@@ -21,7 +21,6 @@ from steersman.host.netlink import (
     NETLINK_NETFILTER,
     AnswersLostError,
     BpfInstruction,
-    Netlink,
     Subscription,
 )
 from steersman.host.process import NEEDS_NET_ADMIN
@@ -45,6 +44,7 @@ from steersman.modes.nftables.layout import (
     unpack_slot,
 )
 from steersman.modes.nftables.relay import Relay, split_listeners
+from steersman.modes.nftables.sender import open_netlink
 from steersman.modes.nftables.skeleton import foundation
 from steersman.modes.specs import ModeOptions
 from steersman.modes.tracer import Tracer
@@ -59,7 +59,6 @@ if TYPE_CHECKING:
 _MIN_KERNEL = (5, 13)
 _MIN_NFT = (1, 0, 1)
 _SKIP = "KUBE_PROXY_NFTABLES_SKIP_KERNEL_VERSION_CHECK"
-_BUFFER = 1 << 28  # bytes of the largest transaction; 50,000 Services take 20 MB
 _NFNLGRP_NFTABLES = 7
 _TRAITS = Traits(
     filters_without_endpoints=True,
@@ -68,11 +67,6 @@ _TRAITS = Traits(
     spares_hairpins_elsewhere=True,
 )
 _RELAYING = msgspec.structs.replace(_TRAITS, localhost_node_ports=True, relays_localhost=True)
-
-
-def open_netlink() -> Netlink:
-    """Open the socket for transactions, in the calling thread's network namespace."""
-    return Netlink(NETLINK_NETFILTER, buffer=_BUFFER)
 
 
 def subscribe(own_port: int) -> Subscription:
@@ -102,8 +96,6 @@ class NftablesMode(Mode):
     def __init__(
         self,
         execute: Exec,
-        connect: Callable[[], Netlink] = open_netlink,
-        subscribe: Callable[[int], Subscription] = subscribe,
         relay: Relay | None = None,
         *,
         looks: bool = False,
@@ -112,8 +104,6 @@ class NftablesMode(Mode):
 
         Args:
             execute: runs `nft`.
-            connect: opens the netlink socket (in another network namespace, for tests).
-            subscribe: opens the socket for notifications.
             relay: serves node ports on loopback; None leaves them alone.
             looks: another process programs the kernel at the same time; this one only reads.
         """
@@ -121,11 +111,9 @@ class NftablesMode(Mode):
         self._relay = relay or Relay()
         self.drain = self._relay.close
         self._exec = execute
-        self._connect = connect
-        self._subscribe = subscribe
         self._looks = looks
         self._tables: KernelTables | None = None
-        self._scrape = Scrape(connect)
+        self._scrape = Scrape()
         self._news: Subscription | None = None
         self._texts = {foundation(family) for family in Family}
         """Texts that may be in the kernel, which has only their hashes."""
@@ -160,7 +148,7 @@ class NftablesMode(Mode):
         except OSError as error:
             missing.append(f"{failure_reason('nft', 'nftables', error)}.")
         try:
-            with self._connect() as netlink:
+            with open_netlink() as netlink:
                 generation(netlink)
         except OSError as error:
             missing.append(
@@ -218,8 +206,8 @@ class NftablesMode(Mode):
 
     def read_beside(self) -> Ruleset:
         """Dump our tables by another socket, and put up with transactions meanwhile."""
-        with self._connect() as netlink:
-            objects = KernelTables(netlink, self._nft, patient=True).read()
+        with open_netlink() as netlink:
+            objects = KernelTables(netlink, self._nft).read()
         return {**resolve_texts(objects, self._texts), **self._relay.listening}
 
     def fingerprint(self) -> Hashable:
@@ -248,7 +236,7 @@ class NftablesMode(Mode):
         self._suspected = True
         if self._news is None:
             self._concerned = False
-            self._news = self._subscribe(self._opened().netlink.port)
+            self._news = subscribe(self._opened().netlink.port)
         return Changes(self._news.fileno(), self._hears_of_changes)
 
     def _hears_of_changes(self) -> bool:
@@ -323,7 +311,7 @@ class NftablesMode(Mode):
 
     def _opened(self) -> KernelTables:
         if self._tables is None:
-            self._tables = KernelTables(self._connect(), self._nft, patient=self._looks)
+            self._tables = KernelTables(open_netlink(), self._nft)
         return self._tables
 
     def _nft(self, argv: Sequence[str], script: bytes) -> Result:

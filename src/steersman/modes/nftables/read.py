@@ -7,16 +7,13 @@ rules in the table change the digests; then the texts are loaded again.
 
 A dump takes many system calls, between which transactions come. The kernel continues a list at the
 position where it stopped, so it leaves out an object if one before it has gone. It marks lists of
-chains, sets and rules (NLM_F_DUMP_INTR), not those of elements (Linux 6.18). What this costs
-depends on who reads:
+chains, sets and rules (NLM_F_DUMP_INTR), not those of elements (Linux 6.18). A marked list is read
+again, alone: rules a chain at a time, of the others at last what several lists have together.
 
-    the process    nobody else writes our table, as a rule, and it sees that somebody did: then it
-                   reads again. Marked lists are read again at once.
-    a command      the process writes 25 times a second, and to read 10,000 Services takes half a
-                   second: no reading is of one moment. So it is patient: it repeats a marked list
-                   alone, reads rules a chain at a time, and at last takes what several lists have
-                   together. Of 30,000 elements one was missing in each fortieth list, so who finds
-                   a difference looks again before believing it.
+So no reading beside a writer is of one moment. The process sees afterwards that another program
+wrote, and reads again. A command reads beside the process, which writes 25 times a second, while
+10,000 Services take it half a second: of 30,000 elements one was missing in each fortieth list, so
+who finds a difference looks again before believing it.
 """
 
 from __future__ import annotations
@@ -107,22 +104,20 @@ def text_hash(text_: str) -> str:
     return hashlib.sha256(text_.encode()).hexdigest()[:8]
 
 
-def read_table(
-    netlink: Netlink, family: Family, foundation: str, *, patient: bool = False
-) -> TableState | None:
+def read_table(netlink: Netlink, family: Family, foundation: str) -> TableState | None:
     """Read one family's table; None if there is none.
+
+    Beside a writer, objects are of different moments, and one may be missing by chance.
 
     Args:
         netlink: socket of NETLINK_NETFILTER.
         family: family of the table.
         foundation: hash of the foundation; a table with another one is not ours.
-        patient: put up with transactions: objects of different moments are read then, and
-            one may be missing by chance.
 
     Raises:
         BusyError: it changes faster than it can be read.
     """
-    return _undisturbed(lambda: _read_table(netlink, family, foundation, patient))
+    return _undisturbed(lambda: _read_table(netlink, family, foundation))
 
 
 def read_digests(netlink: Netlink, family: Family) -> tuple[str, str]:
@@ -136,7 +131,7 @@ def read_digests(netlink: Netlink, family: Family) -> tuple[str, str]:
         chains = _chains(netlink, family)
         if chains is None:
             return "", ""
-        return _digests(chains, set_names(netlink, family), _rules(netlink, family))
+        return _digests(chains, set_names(netlink, family), _all_rules(netlink, family, chains))
 
     return _undisturbed(read)
 
@@ -154,10 +149,8 @@ def _undisturbed(read: Callable[[], _T], attempts: int = _ATTEMPTS) -> _T:
     raise BusyError("nftables: the ruleset changes faster than it can be read")
 
 
-def _read_table(
-    netlink: Netlink, family: Family, foundation: str, patient: bool
-) -> TableState | None:
-    chains = _chains(netlink, family, patient)
+def _read_table(netlink: Netlink, family: Family, foundation: str) -> TableState | None:
+    chains = _chains(netlink, family)
     if chains is None:
         return None
     foreign = TableState(None, False, set(), {}, {})
@@ -165,8 +158,8 @@ def _read_table(
     words = next(markers, "").split("-")
     if len(words) != 4 or words[0] != foundation:
         return foreign
-    names = set_names(netlink, family, patient)
-    rules = _patient_rules(netlink, family, chains) if patient else _rules(netlink, family)
+    names = set_names(netlink, family)
+    rules = _all_rules(netlink, family, chains)
     marker = Marker(*words)
     fixed, dependent = _digests(chains, names, rules)
     if fixed != marker.foundation_digest:
@@ -189,7 +182,7 @@ def _read_table(
             if is_affinity_map(name):
                 objects.update(_stale_entries(netlink, family, name, names))
         except NetlinkError as error:
-            if not patient or error.errno != errno.ENOENT:  # it went with its Service
+            if error.errno != errno.ENOENT:  # it went with its Service
                 raise
     counts = check_derived(objects)
     # A base chain of ours lets packets pass that it does not match.
@@ -234,21 +227,21 @@ def _dump(netlink: Netlink, kind: int, family: Family, *more: bytes) -> Iterator
     return (reply.payload for reply in netlink.dump(listing))
 
 
-def _chains(netlink: Netlink, family: Family, patient: bool = False) -> _Chains | None:
+def _chains(netlink: Netlink, family: Family) -> _Chains | None:
     """Return our chains; None if there is no table of our name."""
-    tables = _named(netlink, nft.GETTABLE, family, 1, patient)
+    tables = _named(netlink, nft.GETTABLE, family, 1)
     if TABLE not in tables:
         return None
-    return _named(netlink, nft.GETCHAIN, family, nft.CHAIN_NAME, patient)
+    return _named(netlink, nft.GETCHAIN, family, nft.CHAIN_NAME)
 
 
-def set_names(netlink: Netlink, family: Family, patient: bool = False) -> list[str]:
+def set_names(netlink: Netlink, family: Family) -> list[str]:
     """Return the names of our sets and maps."""
-    return [*_named(netlink, nft.GETSET, family, nft.SET_NAME, patient)]
+    return [*_named(netlink, nft.GETSET, family, nft.SET_NAME)]
 
 
 def _named(
-    netlink: Netlink, kind: int, family: Family, name: int, patient: bool
+    netlink: Netlink, kind: int, family: Family, name: int
 ) -> dict[str, Mapping[int, bytes]]:
     """Return our objects of a kind, as attributes, by name; `name` is the number of that one."""
     seen: dict[str, Mapping[int, bytes]] = {}
@@ -261,8 +254,6 @@ def _named(
                     found[string(each[name])] = each
             return found
         except DumpInterruptedError:
-            if not patient:
-                raise
             seen |= found
     return seen
 
@@ -279,7 +270,7 @@ def _rules(netlink: Netlink, family: Family, *chain: bytes) -> list[_TableRule]:
     return found
 
 
-def _patient_rules(netlink: Netlink, family: Family, chains: _Chains) -> list[_TableRule]:
+def _all_rules(netlink: Netlink, family: Family, chains: _Chains) -> list[_TableRule]:
     """Return our rules: in one list if nobody disturbs it, which takes a third of the time."""
     with suppress(DumpInterruptedError):
         return _rules(netlink, family)

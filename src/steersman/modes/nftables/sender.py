@@ -6,7 +6,7 @@ import errno
 import weakref
 from collections.abc import Sequence
 
-from steersman.host.netlink import Netlink
+from steersman.host.netlink import NETLINK_NETFILTER, Netlink
 from steersman.model.errors import TRANSIENT_ERRNOS, ApplyError, BusyError
 from steersman.model.names import Family
 from steersman.modes.nftables import wire
@@ -16,8 +16,15 @@ from steersman.modes.nftables.transaction import Operation
 from steersman.netfilter.nft import wire as nft
 from steersman.netfilter.nft.generations import ForeignChanges, generation
 
+BUFFER = 1 << 28
+"""Bytes of the largest transaction; 50,000 Services take 20 MB."""
 IN_USE_KINDS = (Kind.CHAIN, Kind.AFFINITY, Kind.MEMBERS)
 """Kinds of objects that can still be in use when they are deleted."""
+
+
+def open_netlink() -> Netlink:
+    """Open the socket for transactions, in the calling thread's network namespace."""
+    return Netlink(NETLINK_NETFILTER, buffer=BUFFER)
 
 
 class InUseError(BusyError):

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from typing import cast
 
 import pytest
@@ -11,6 +11,7 @@ from steersman.host.netlink import DumpInterruptedError, Netlink
 from steersman.host.nlmsg import Message, Request, attr, nested, text
 from steersman.host.worker import finish
 from steersman.model.errors import BusyError
+from steersman.modes.nftables import counters
 from steersman.modes.nftables.counters import Scrape, read_counts
 from tests.support.builders import nftables_plans as make
 
@@ -18,8 +19,8 @@ from tests.support.builders import nftables_plans as make
 class Socket:
     """A socket whose first lists are interrupted; all of them are empty."""
 
-    def __init__(self, interrupted: int = 0) -> None:
-        self.interrupted = interrupted
+    def __init__(self) -> None:
+        self.interrupted = 0
         self.dumps = 0
 
     def __enter__(self) -> Socket:
@@ -36,27 +37,31 @@ class Socket:
         return ()
 
 
-def scrape_of(socket: Socket) -> Scrape:
-    return Scrape(cast("Callable[[], Netlink]", lambda: socket))
+@pytest.fixture
+def socket(monkeypatch: pytest.MonkeyPatch) -> Socket:
+    made = Socket()
+    monkeypatch.setattr(counters, "open_netlink", lambda: made)
+    return made
 
 
-def test_a_scrape_is_repeated_if_the_ruleset_changes_meanwhile() -> None:
-    socket = Socket(interrupted=2)
-    assert finish(scrape_of(socket).steps({}, [make.port()])).endpoints == {}
+def test_a_scrape_is_repeated_if_the_ruleset_changes_meanwhile(socket: Socket) -> None:
+    socket.interrupted = 2
+    assert finish(Scrape().steps({}, [make.port()])).endpoints == {}
     assert socket.dumps > 2
 
 
-def test_a_scrape_gives_up_after_three_attempts() -> None:
-    socket = Socket(interrupted=3)
-    scraping = scrape_of(socket)
+def test_a_scrape_gives_up_after_three_attempts(socket: Socket) -> None:
+    socket.interrupted = 3
+    scraping = Scrape()
     with pytest.raises(BusyError):
         finish(scraping.steps({}, [make.port()]))
     assert finish(scraping.steps({}, [make.port()])).endpoints == {}, "the next one works"
 
 
+@pytest.mark.usefixtures("socket")
 def test_a_scrape_waits_for_the_one_before_it() -> None:
     """The counts of the later one would be added to totals that are newer."""
-    scraping = scrape_of(Socket())
+    scraping = Scrape()
     first, second = (scraping.steps({}, [make.port()]) for _ in range(2))
     next(first)
     next(second)
@@ -79,5 +84,5 @@ def test_an_element_that_is_listed_twice_counts_once() -> None:
                 for elements in ((listed(1), listed(2)), (listed(2), listed(3))):
                     yield Message(0, 0, 0, bytes(4) + nested(3, *elements))
 
-    counts = finish(read_counts(cast("Netlink", Lists())))
-    assert [count for _, count in counts.values()] == [7, 7, 7]
+    found = finish(read_counts(cast("Netlink", Lists())))
+    assert [count for _, count in found.values()] == [7, 7, 7]
