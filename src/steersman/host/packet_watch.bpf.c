@@ -7,69 +7,7 @@
 // port in the client's namespace tells it. Answers repeat it, or have addresses that were seen.
 //
 // Links keep the programs attached, and nothing pins these: they go with the process that watches.
-#include <stddef.h>
-#include <linux/bpf.h>
-#include <linux/if_ether.h>
-#include <linux/in.h>
-#include <linux/ip.h>
-#include <linux/ipv6.h>
-#include <bpf/bpf_endian.h>
-#include <bpf/bpf_helpers.h>
-#include <bpf/bpf_core_read.h>
-
-#define INLINE static __always_inline
-#define NOINLINE static __noinline
-
-#define TCP_SYN 2
-#define TCP_RST 4
-#define TCP_ACK 16
-
-#define SCTP_INIT 1
-#define SCTP_INIT_ACK 2
-#define SCTP_ABORT 6
-
-// The fields of the kernel's structs that are read here; libbpf finds where they are.
-#pragma clang attribute push(__attribute__((preserve_access_index)), apply_to = record)
-
-struct ns_common {
-	unsigned int inum;
-};
-
-struct net {
-	struct ns_common ns;
-};
-
-struct possible_net {
-	struct net *net;
-};
-
-struct net_device {
-	int ifindex;
-	char name[16];
-	struct possible_net nd_net;
-};
-
-struct sock_common {
-	__u16 skc_num; // the local port
-	struct possible_net skc_net;
-};
-
-struct sock {
-	struct sock_common __sk_common;
-};
-
-struct sk_buff {
-	struct net_device *dev;
-	struct sock *sk;
-	unsigned int len;
-	__u32 mark;
-	unsigned char *head;
-	unsigned char *data;
-	__u16 network_header;
-	__be16 protocol;
-};
-
-#pragma clang attribute pop
+#include "packet.bpf.h"
 
 struct ends {
 	__be32 source[4]; // IPv4 addresses as ::ffff:a.b.c.d
@@ -150,71 +88,29 @@ struct {
 	__uint(max_entries, 1 << 18);
 } sightings SEC(".maps");
 
-#define READ(to, from) bpf_probe_read_kernel(&(to), sizeof(to), from)
-
-INLINE void from_ipv4(__be32 *address, __be32 ip)
-{
-	address[0] = address[1] = 0;
-	address[2] = bpf_htonl(0xffff);
-	address[3] = ip;
-}
-
-// Read the IP header at `start`; return the header after it, NULL if it has none of ours.
-INLINE const __u8 *read_ip(const __u8 *start, int version, struct ends *out)
-{
-	struct ipv6hdr ip6;
-	struct iphdr ip4;
-
-	if (version == 4) {
-		if (READ(ip4, start) || ip4.version != 4 || ip4.frag_off & bpf_htons(0x1fff))
-			return NULL;
-		from_ipv4(out->source, ip4.saddr);
-		from_ipv4(out->destination, ip4.daddr);
-		out->protocol = ip4.protocol;
-		return start + ip4.ihl * 4;
-	}
-	if (READ(ip6, start) || ip6.version != 6)
-		return NULL;
-	__builtin_memcpy(out->source, &ip6.saddr, 16);
-	__builtin_memcpy(out->destination, &ip6.daddr, 16);
-	out->protocol = ip6.nexthdr;
-	return start + sizeof(ip6);
-}
-
-INLINE int is_icmp_error(int version, __u8 type)
-{
-	return version == 4 ? type == 3 || type == 11 || type == 12 : type >= 1 && type <= 4;
-}
-
-// Read the ports and the content; an ICMP error quotes eight bytes.
+// Read the ports, the flags and the content.
 INLINE void read_transport(const __u8 *start, struct view *out)
 {
 	__be32 answered = 0;
-	__u8 chunk = 0;
 
 	READ(out->ends.source_port, start);
 	READ(out->ends.destination_port, start + 2);
+	if (!out->quoted)
+		out->tcp_flags = read_flags(start, out->ends.protocol);
 	if (out->ends.protocol == IPPROTO_TCP) {
 		READ(out->content, start + 4);
 		out->has_content = 1;
 		if (out->quoted)
 			return;
-		READ(out->tcp_flags, start + 13);
 		READ(answered, start + 8);
 		out->answered = bpf_htonl(bpf_ntohl(answered) - 1);
 	} else if (out->quoted) {
 		return;
 	} else if (out->ends.protocol == IPPROTO_SCTP) {
-		READ(chunk, start + 12);
 		READ(out->answered, start + 4);
-		if (chunk == SCTP_INIT) {
+		if (out->tcp_flags == TCP_SYN) {
 			READ(out->content, start + 16);
 			out->has_content = 1;
-			out->tcp_flags = TCP_SYN;
-		} else if (chunk == SCTP_INIT_ACK) {
-			out->tcp_flags = TCP_SYN | TCP_ACK;
-		} else if (chunk == SCTP_ABORT) {
-			out->tcp_flags = TCP_RST | TCP_ACK;
 		}
 	} else {
 		READ(out->content, start + 8);
@@ -225,24 +121,15 @@ INLINE void read_transport(const __u8 *start, struct view *out)
 // Read a packet; of an ICMP error the one that it quotes. Return 0 if it has no ports.
 NOINLINE int read_packet(const __u8 *start, __be16 protocol, struct view *out)
 {
-	int version = protocol == bpf_htons(ETH_P_IP) ? 4 : 6;
-	const __u8 *transport;
-	__u8 type = 0;
+	struct route route = {};
+	const __u8 *transport = read_route(start, protocol, &route);
 
-	if (version == 6 && protocol != bpf_htons(ETH_P_IPV6))
-		return 0;
-	transport = read_ip(start, version, &out->ends);
 	if (!transport)
 		return 0;
-	if (out->ends.protocol == (version == 4 ? IPPROTO_ICMP : IPPROTO_ICMPV6)) {
-		READ(type, transport);
-		if (!is_icmp_error(version, type))
-			return 0;
-		out->quoted = 1;
-		transport = read_ip(transport + 8, version, &out->ends);
-		if (!transport)
-			return 0;
-	}
+	__builtin_memcpy(out->ends.source, route.source, 16);
+	__builtin_memcpy(out->ends.destination, route.destination, 16);
+	out->ends.protocol = route.protocol;
+	out->quoted = route.quoted;
 	read_transport(transport, out);
 	return 1;
 }
@@ -368,11 +255,6 @@ NOINLINE int report(const struct sk_buff *skb, const __u8 *start, __u8 kind, __u
 	}
 	bpf_ringbuf_submit(sighting, 0);
 	return 0;
-}
-
-INLINE const __u8 *network_header(const struct sk_buff *skb)
-{
-	return BPF_CORE_READ(skb, head) + BPF_CORE_READ(skb, network_header);
 }
 
 SEC("tp_btf/net_dev_queue") int watch_sent(__u64 *ctx)

@@ -8,69 +8,12 @@
 // What the mode's programs did to a packet is seen in its addresses: devices receive it before the
 // programs of ingress, and send it after those of egress. Which flow a rewritten packet belongs to
 // is found in `flows`, and for a balanced socket by its cookie.
-#include <stddef.h>
-#include <linux/bpf.h>
-#include <linux/if_ether.h>
-#include <linux/in.h>
-#include <linux/ip.h>
-#include <linux/ipv6.h>
-#include <bpf/bpf_endian.h>
-#include <bpf/bpf_helpers.h>
-#include <bpf/bpf_core_read.h>
-
+#include "../../../host/packet.bpf.h"
 #include "basics.h"
 #include "constants.h"
 #include "structs.h"
 
-#define TCP_SYN 2
-#define TCP_RST 4
-#define TCP_ACK 16
-
 #define MAXIMUM_FLOWS 256
-
-// The fields of the kernel's structs that are read here; libbpf finds where they are.
-#pragma clang attribute push(__attribute__((preserve_access_index)), apply_to = record)
-
-struct ns_common {
-	unsigned int inum;
-};
-
-struct net {
-	struct ns_common ns;
-};
-
-struct possible_net {
-	struct net *net;
-};
-
-struct net_device {
-	int ifindex;
-	char name[16];
-	struct possible_net nd_net;
-};
-
-struct cookie {
-	__u64 counter;
-};
-
-struct sock_common {
-	struct cookie skc_cookie;
-};
-
-struct sock {
-	struct sock_common __sk_common;
-};
-
-struct sk_buff {
-	struct net_device *dev;
-	struct sock *sk;
-	unsigned char *head;
-	unsigned char *data;
-	__u16 network_header;
-	__be16 protocol;
-};
-
-#pragma clang attribute pop
 
 // What to watch; trace_events.py writes it before it attaches the programs.
 struct trace_filter {
@@ -151,8 +94,6 @@ MAP(seats, BPF_MAP_TYPE_ARRAY, __u32, struct socket_slot, SOCKET_SLOTS, BPF_F_MM
 
 #include "peers.h"
 
-#define READ(to, from) bpf_probe_read_kernel(&(to), sizeof(to), from)
-
 INLINE struct trace_filter *get_filter(void)
 {
 	__u32 zero = 0;
@@ -203,13 +144,6 @@ INLINE int is_zero(const struct address *address)
 INLINE int same(const struct address *a, const struct address *b)
 {
 	return a->halves[0] == b->halves[0] && a->halves[1] == b->halves[1];
-}
-
-INLINE void from_ipv4(struct address *address, __be32 ip)
-{
-	address->halves[0] = 0;
-	address->words[2] = bpf_htonl(0xffff);
-	address->words[3] = ip;
 }
 
 // Whether something has the wanted destination, and the wanted source as far as that is known.
@@ -287,9 +221,9 @@ INLINE int report_call(struct bpf_sock_addr *ctx, const struct flow_key *now, in
 // As in socket.h, each program reads the fields of one family only.
 INLINE void read_ipv4(struct bpf_sock_addr *ctx, struct flow_key *out)
 {
-	from_ipv4(&out->destination, ctx->user_ip4);
+	map_ipv4(out->destination.words, ctx->user_ip4);
 	if (ctx->sk && ctx->sk->src_ip4)
-		from_ipv4(&out->source, ctx->sk->src_ip4);
+		map_ipv4(out->source.words, ctx->sk->src_ip4);
 }
 
 INLINE void read_ipv6(struct bpf_sock_addr *ctx, struct flow_key *out)
@@ -327,78 +261,23 @@ WATCH_CALL(sendmsg, 6, 1)
 
 // Packets
 
-// Read the ports, for TCP the flags, for SCTP the equivalent ones.
-INLINE void read_ports(const __u8 *start, struct view *out)
-{
-	__u8 chunk = 0;
-
-	READ(out->key.source_port, start);
-	READ(out->key.destination_port, start + 2);
-	if (out->quoted)
-		return;
-	if (out->key.protocol == IPPROTO_TCP) {
-		READ(out->tcp_flags, start + 13);
-	} else if (out->key.protocol == IPPROTO_SCTP) {
-		READ(chunk, start + 12);
-		if (chunk == 1) // INIT
-			out->tcp_flags = TCP_SYN;
-		else if (chunk == 2) // INIT ACK
-			out->tcp_flags = TCP_SYN | TCP_ACK;
-		else if (chunk == 6) // ABORT
-			out->tcp_flags = TCP_RST;
-	}
-}
-
-// Read the IP header at `start`; return the header after it, NULL if it has none of ours.
-INLINE const __u8 *read_ip(const __u8 *start, int version, struct flow_key *out)
-{
-	struct ipv6hdr ip6;
-	struct iphdr ip4;
-
-	if (version == 4) {
-		if (READ(ip4, start) || ip4.version != 4 || ip4.frag_off & bpf_htons(0x1fff))
-			return NULL;
-		from_ipv4(&out->source, ip4.saddr);
-		from_ipv4(&out->destination, ip4.daddr);
-		out->protocol = ip4.protocol;
-		return start + ip4.ihl * 4;
-	}
-	if (READ(ip6, start) || ip6.version != 6)
-		return NULL;
-	__builtin_memcpy(&out->source, &ip6.saddr, 16);
-	__builtin_memcpy(&out->destination, &ip6.daddr, 16);
-	out->protocol = ip6.nexthdr;
-	return start + sizeof(ip6);
-}
-
-INLINE int is_icmp_error(int version, __u8 type)
-{
-	return version == 4 ? type == 3 || type == 11 || type == 12 : type >= 1 && type <= 4;
-}
-
 // Read a packet's addresses and ports; of an ICMP error those that it quotes. Return whether the
 // packet opens a connection, answers that, or ends it at once: others are not reported.
 NOINLINE int read_packet(const __u8 *start, __be16 protocol, struct view *out)
 {
-	int version = protocol == bpf_htons(ETH_P_IP) ? 4 : 6;
-	const __u8 *transport;
-	__u8 type = 0;
+	struct route route = {};
+	const __u8 *transport = read_route(start, protocol, &route);
 
-	if (version == 6 && protocol != bpf_htons(ETH_P_IPV6))
-		return 0;
-	transport = read_ip(start, version, &out->key);
 	if (!transport)
 		return 0;
-	if (out->key.protocol == (version == 4 ? IPPROTO_ICMP : IPPROTO_ICMPV6)) {
-		READ(type, transport);
-		if (!is_icmp_error(version, type))
-			return 0;
-		out->quoted = 1;
-		transport = read_ip(transport + 8, version, &out->key);
-		if (!transport)
-			return 0;
-	}
-	read_ports(transport, out);
+	__builtin_memcpy(&out->key.source, route.source, 16);
+	__builtin_memcpy(&out->key.destination, route.destination, 16);
+	out->key.protocol = route.protocol;
+	out->quoted = route.quoted;
+	READ(out->key.source_port, transport);
+	READ(out->key.destination_port, transport + 2);
+	if (!out->quoted)
+		out->tcp_flags = read_flags(transport, route.protocol);
 	return out->quoted || out->key.protocol == IPPROTO_UDP ||
 	       out->tcp_flags & (TCP_SYN | TCP_RST);
 }
@@ -502,11 +381,6 @@ NOINLINE int report_packet(const struct sk_buff *skb, const __u8 *start, __u8 ki
 	}
 	bpf_ringbuf_submit(event, 0);
 	return 0;
-}
-
-INLINE const __u8 *network_header(const struct sk_buff *skb)
-{
-	return BPF_CORE_READ(skb, head) + BPF_CORE_READ(skb, network_header);
 }
 
 SEC("tp_btf/net_dev_queue") int trace_sent(__u64 *ctx)
