@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
+from operator import sub
 from typing import NamedTuple, TypeAlias, TypeVar
 
 import msgspec
@@ -11,6 +12,7 @@ from steersman.model.addresses import join_host_port
 from steersman.model.names import ServicePortName
 from steersman.model.plan import Frontend
 
+N = TypeVar("N", int, float)
 T = TypeVar("T")
 NODE_PORT = "nodePort:"
 """Prefix of the label of a node port, which is the same in both families."""
@@ -98,6 +100,16 @@ class NodeTotals(msgspec.Struct, frozen=True):
     """None if the kernel makes the connections."""
     packets: Mapping[str, int] = {}
     """Packets that named counters of rules have counted (nfacct)."""
+
+
+def increase(before: Sequence[N], now: Sequence[N]) -> tuple[N, ...]:
+    """Return by how much counters have grown that are read together.
+
+    If one of them is lower than before, or was not read then, all have restarted at zero.
+    """
+    if len(before) != len(now) or any(new < old for old, new in zip(before, now, strict=True)):
+        return tuple(now)
+    return tuple(map(sub, now, before))
 
 
 def frontend_label(frontend: Frontend) -> str:

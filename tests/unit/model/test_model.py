@@ -29,6 +29,7 @@ from steersman.model.plan import (
     SourceClass,
     Verdict,
 )
+from steersman.model.stats import increase
 
 
 @pytest.mark.parametrize(
@@ -193,3 +194,13 @@ def test_frontend_kinds_print_as_in_kubernetes() -> None:
         "loadBalancerIP",
         "nodePort",
     ]
+
+
+@pytest.mark.parametrize(
+    ("before", "now", "more"),
+    [((2, 5), (3, 5), (1, 0)), ((2, 5), (3, 4), (3, 4)), ((), (3, 4), (3, 4))],
+)
+def test_counters_that_fall_have_restarted_at_zero(
+    before: tuple[int, ...], now: tuple[int, ...], more: tuple[int, ...]
+) -> None:
+    assert increase(before, now) == more

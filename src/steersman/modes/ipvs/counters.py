@@ -8,6 +8,7 @@ several virtual servers (a node port on each address), an endpoint a real server
 from __future__ import annotations
 
 from collections.abc import Collection, Generator, Mapping
+from operator import add
 from pathlib import Path
 from typing import TypeAlias
 
@@ -21,6 +22,7 @@ from steersman.model.stats import (
     StatsKey,
     TrafficCounters,
     frontend_label,
+    increase,
 )
 from steersman.modes.ipvs.backends import busy
 from steersman.modes.ipvs.objects import ServerKey, Target
@@ -88,11 +90,8 @@ class MonotonicStats:
             name = owner if target is None else (owner[0], join_host_port(*target))
             totals = frontends if target is None else endpoints
             if name in totals:
-                before = self._last.get(counted, _ZERO)
-                if any(after < earlier for earlier, after in zip(before, now, strict=True)):
-                    before = _ZERO  # another server of the same key
-                increases = zip(totals[name], before, now, strict=True)
-                totals[name] = ServerStats(*(total + n - b for total, b, n in increases))
+                more = increase(self._last.get(counted, _ZERO), now)
+                totals[name] = ServerStats(*map(add, totals[name], more))
         self._last, self._frontends, self._endpoints = counts, frontends, endpoints
         return ConnectionStats(
             {name: stats.connections for name, stats in frontends.items()},

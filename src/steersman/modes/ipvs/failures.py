@@ -22,6 +22,7 @@ import logging
 import time
 from collections import defaultdict
 from collections.abc import Collection, Generator
+from operator import add
 
 from steersman.failover.watch import Failure, FailureWatch
 from steersman.host.netlink import NETLINK_GENERIC, DumpInterruptedError, Netlink
@@ -29,6 +30,7 @@ from steersman.host.worker import KernelWorker, Pause, finish
 from steersman.model.errors import BusyError
 from steersman.model.failover import Backend, Observation
 from steersman.model.names import Protocol
+from steersman.model.stats import increase
 from steersman.modes.ipvs.counters import STEP
 from steersman.modes.ipvs.objects import ServerKey, Target
 from steersman.modes.ipvs.wire import ServerStats, list_destinations, list_services, resolve
@@ -128,9 +130,8 @@ class CounterWatch(FailureWatch):
                 self._reals[key] = now
                 for target, stats in now.items():
                     backend = Backend(*target, Protocol.TCP)
-                    increases[backend] = _sum(
-                        increases[backend], _increase(known.get(target, _ZERO), stats)
-                    )
+                    more = increase(known.get(target, _ZERO), stats)
+                    increases[backend] = ServerStats(*map(add, increases[backend], more))
         except DumpInterruptedError:  # servers come and go; the next look is soon
             return []
         self._servers = servers
@@ -150,14 +151,3 @@ def judge(backend: Backend, more: ServerStats) -> Observation | None:
         return Observation.SILENT if more.packets_in else None
     resets = more.packets_out * _RST[":" in backend.ip] == more.bytes_out
     return Observation.REFUSED if resets and more.packets_out <= more.connections else None
-
-
-def _increase(before: ServerStats, now: ServerStats) -> ServerStats:
-    """Return what was counted since; all of it if another server of the same key counts now."""
-    if any(after < earlier for earlier, after in zip(before, now, strict=True)):
-        return now
-    return ServerStats(*(after - earlier for earlier, after in zip(before, now, strict=True)))
-
-
-def _sum(one: ServerStats, other: ServerStats) -> ServerStats:
-    return ServerStats(*map(sum, zip(one, other, strict=True)))

@@ -19,14 +19,13 @@ from __future__ import annotations
 from collections import Counter, OrderedDict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from itertools import chain, zip_longest
-from operator import sub
 from typing import NamedTuple, TypeAlias
 
 import msgspec
 
 from steersman.model.names import ServicePortName
 from steersman.model.plan import ServicePlan
-from steersman.model.stats import frontend_label
+from steersman.model.stats import frontend_label, increase
 from steersman.run.observe import prometheus
 from steersman.run.observe.prometheus import Declared, Metric
 
@@ -119,7 +118,7 @@ class View:
                     self.note(table, name, values)
         for (table, name), values in before.items():
             if (table, name) not in self._listed:  # it has counted more since the last page
-                more = _more(values, counts[table].get(name, values))
+                more = increase(values, counts[table].get(name, values))
                 self._add(rest, table, name, more)
         for table, rows in pages.items():
             lines = [((*name, end), values) for (name, end), values in rows.items()]
@@ -147,7 +146,7 @@ class Ledger:
                     continue
                 if before is None:
                     before = self._gone.pop((table, name), ())
-                more = _more(before, values)
+                more = increase(before, values)
                 if any(more):
                     for view in (self.default, *self._views.values()):
                         view.note(table, name, more)
@@ -224,10 +223,3 @@ def _samples(
             if len(values) > place:
                 directed = (column.direction,) if column.direction else ()
                 yield (*labels, *directed), values[place]
-
-
-def _more(before: Values, now: Values) -> Values:
-    """Return the increase; a row with lower counts has restarted at zero."""
-    if len(before) != len(now) or any(new < old for old, new in zip(before, now, strict=True)):
-        return now
-    return tuple(map(sub, now, before))
