@@ -1,9 +1,8 @@
 """What watching for failing connections costs while none fails: CPU, and time to connect.
 
-One node in the nftables mode, with 100,000 entries in its conntrack table. Its process runs three
-times: without failover, with it, and with it while other programs listen to every NFLOG group, so
-that it lists conntrack entries. The time to connect is measured with a process of its own that
-watches in each way, in turn.
+One node in the nftables mode, with 100,000 entries in its conntrack table. Its process runs without
+failover, and with it. The time to connect is measured with a process of its own that watches or
+not, in turn.
 """
 
 from __future__ import annotations
@@ -27,14 +26,11 @@ from benchmarks.footprint import objects
 from benchmarks.node import Netns
 from benchmarks.process import api_server, cpu, environment, wait_ready
 from steersman.failover.watch import FailureWatch
-from steersman.host.netlink import NETLINK_NETFILTER, Netlink
 from steersman.host.worker import KernelWorker
-from steersman.netfilter import nflog
-from steersman.netfilter.conntrack.unanswered import ConntrackWatch
-from steersman.netfilter.failure_log import GROUPS, FailureLog
+from steersman.netfilter.failure_log import FailureLog
 from tests.support.lab.conntrack_flows import FlowEntry, add_entries
 
-_WAYS = ("off", "packets", "entries")
+_WAYS = ("off", "packets")
 _RATE = 200  # connections a second while the CPU time is measured
 _ROUND, _FIRST = 500, 500  # connections of a round, and those before that are not counted
 _QUIET = 0.05  # share of a core below which the process has probed all endpoints once
@@ -122,15 +118,6 @@ def _ip(*commands: str) -> None:
         subprocess.run(["ip", *command.split()], check=True)
 
 
-@contextmanager
-def _all_groups_taken() -> Iterator[None]:
-    """Listen to every NFLOG group that failover could use."""
-    with ExitStack() as sockets:
-        for group in GROUPS:
-            nflog.listen(sockets.enter_context(Netlink(NETLINK_NETFILTER)).request, [group])
-        yield
-
-
 def _share(place: _Place, pid: int, seconds: float, services: int) -> float:
     """Return the share of a core that a process takes, while clients connect all the time."""
     place.client.enter()
@@ -148,8 +135,6 @@ def _cpu(place: _Place, url: str, way: str, services: int, seconds: float) -> fl
     place.node.enter()
     with ExitStack() as stack:
         folder = Path(stack.enter_context(tempfile.TemporaryDirectory()))
-        if way == "entries":
-            stack.enter_context(_all_groups_taken())
         process = stack.enter_context(_process(url, folder, eject=way != "off"))
         # First, each endpoint is probed once.
         end = time.monotonic() + _LONGEST
@@ -158,8 +143,6 @@ def _cpu(place: _Place, url: str, way: str, services: int, seconds: float) -> fl
                 raise RuntimeError("the process does not come to rest")
         tables = subprocess.run(["nft", "list", "tables"], capture_output=True, check=True)
         assert (b"steersman-failures" in tables.stdout) == (way == "packets")
-        log = (folder / "log").read_text()
-        assert ("conntrack entries are listed" in log) == (way == "entries")
         return _share(place, process.pid, seconds, services)
 
 
@@ -173,9 +156,7 @@ async def _watch() -> None:
             task.cancel()
             await asyncio.gather(task, return_exceptions=True)
             await watch.aclose()
-        way = line.strip()
-        kind = {"packets": FailureLog, "entries": ConntrackWatch}.get(way)
-        watch = await worker.do(kind, worker) if kind else None
+        watch = await worker.do(FailureLog, worker) if line.strip() == "packets" else None
         task = asyncio.create_task(watch.receive()) if watch else None
         print("watching", flush=True)
 

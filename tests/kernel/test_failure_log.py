@@ -13,18 +13,17 @@ from typing import NamedTuple
 import pytest
 from msgspec.structs import replace
 
-from steersman.failover.watch import Failure, FailureWatch
+from steersman.failover.watch import Failure
 from steersman.host.netlink import NETLINK_NETFILTER, Netlink
 from steersman.host.probe import try_tcp
-from steersman.host.worker import KernelWorker
+from steersman.model.errors import BusyError
 from steersman.model.failover import Backend, Observation
 from steersman.model.names import Family, Protocol
 from steersman.model.plan import Frontend, FrontendKind, NodePlan, NodeSettings
 from steersman.model.ruleset import diff
 from steersman.modes.base import Mode
 from steersman.netfilter import nflog
-from steersman.netfilter.conntrack.unanswered import ConntrackWatch
-from steersman.netfilter.failure_log import GROUPS, FailureLog, open_watch
+from steersman.netfilter.failure_log import GROUPS, FailureLog
 from tests.support.builders import nftables_plans as make
 from tests.support.builders.plans import MASQUERADED
 from tests.support.lab.cluster import Lab, Layout, Pod
@@ -106,16 +105,6 @@ async def program(mode: Mode) -> None:
     await mode.worker.do(mode.apply, diff(await mode.worker.do(mode.read), render(plan, mode)))
 
 
-RULES_AND_WATCHES = [*((each, FailureLog) for each in RULES), (RULES[-1], ConntrackWatch)]
-"""Entries of conntrack are the same, whatever rules made them."""
-both_watches = pytest.mark.parametrize(
-    ("serving", "watch"),
-    RULES_AND_WATCHES,
-    indirect=["serving"],
-    ids=lambda value: "-".join(value) if isinstance(value, tuple) else value.__name__,
-)
-
-
 @pytest.fixture(params=RULES, ids="-".join)
 def serving(lab: Lab, request: pytest.FixtureRequest) -> Lab:
     asyncio.run(program(mode_of(lab, *request.param)))
@@ -138,35 +127,24 @@ def firewall(lab: Lab, pod: str, action: str) -> None:
 
 
 def seen(
-    lab: Lab,
-    clients: Callable[[], None],
-    until: Callable[[Sequence[Failure]], bool],
-    open_watch: Callable[[KernelWorker], FailureWatch] = FailureLog,
+    lab: Lab, clients: Callable[[], None], until: Callable[[Sequence[Failure]], bool]
 ) -> list[Failure]:
     """Return the failures that are seen from the start of clients on until they are enough.
 
-    A watch that lists entries every second misses those of a time when the machine stood still:
-    for it, clients come again. For the other one they must not, as the kernel limits how many ICMP
-    errors it sends to each (net.ipv6.icmp.ratelimit), and without one a refusal is silence.
+    The clients come once: the kernel limits how many ICMP errors it sends to each
+    (net.ipv6.icmp.ratelimit), and without one a refusal is silence.
     """
     found: list[Failure] = []
-    enough = threading.Event()
-
-    def come() -> None:
-        clients()
-        while open_watch is ConntrackWatch and not enough.is_set():
-            clients()
 
     async def watch() -> None:
-        watching = open_watch(Inline())
-        thread = threading.Thread(target=come)
+        watching = FailureLog(Inline())
+        thread = threading.Thread(target=clients)
         thread.start()
         try:
             async with asyncio.timeout(LONGEST):
                 while not until(found):
                     found.extend(await watching.receive())
         finally:
-            enough.set()
             await asyncio.to_thread(thread.join)
             await watching.aclose()
 
@@ -183,10 +161,7 @@ def connect(lab: Lab, net: Net, source: str) -> None:
     pytest.fail("no connection fails")
 
 
-@both_watches
-def test_a_silent_endpoint_is_seen_with_its_clients(
-    serving: Lab, net: Net, watch: type[FailureWatch]
-) -> None:
+def test_a_silent_endpoint_is_seen_with_its_clients(serving: Lab, net: Net) -> None:
     firewall(serving, net.ends[0], "drop")
     clients = {net.client, net.node, net.outside}
 
@@ -194,9 +169,7 @@ def test_a_silent_endpoint_is_seen_with_its_clients(
         for source in clients:
             connect(serving, net, source)
 
-    failures = seen(
-        serving, connect_all, lambda found: clients <= {each.client for each in found}, watch
-    )
+    failures = seen(serving, connect_all, lambda found: clients <= {each.client for each in found})
     assert {each[:2] for each in failures} == {(net.backend, Observation.SILENT)}
 
 
@@ -226,10 +199,7 @@ def test_a_probe_of_the_node_comes_to_the_same_result(lab: Lab, net: Net, action
     assert inside(lab, try_tcp(net.ends[0], 8080, LONGEST)) == ACTIONS[action]
 
 
-@both_watches
-def test_healthy_connections_and_those_of_others_are_not_seen(
-    serving: Lab, net: Net, watch: type[FailureWatch]
-) -> None:
+def test_healthy_connections_and_those_of_others_are_not_seen(serving: Lab, net: Net) -> None:
     def clients() -> None:
         firewall(serving, net.ends[0], "accept")
         for source in (net.client, net.node):
@@ -243,40 +213,24 @@ def test_healthy_connections_and_those_of_others_are_not_seen(
         firewall(serving, net.ends[0], "drop")
         connect(serving, net, net.client)
 
-    failures = seen(serving, clients, bool, watch)
+    failures = seen(serving, clients, bool)
     assert {each.backend for each in failures} == {net.backend}
 
 
-def test_old_attempts_are_not_counted_against_an_endpoint(lab: Lab) -> None:
-    net = NETS[0]
-    asyncio.run(program(mode_of(lab, "nftables", "nft")))
-    lab.sysctl("netfilter/nf_conntrack_tcp_timeout_syn_sent", "40")
-    firewall(lab, net.ends[0], "drop")
-    connect(lab, net, net.client)
-    # From now on, the first attempt looks 80 seconds old, a new one as what it is.
-    lab.sysctl("netfilter/nf_conntrack_tcp_timeout_syn_sent", "120")
-    failures = seen(lab, lambda: connect(lab, net, net.outside), bool, ConntrackWatch)
-    assert {each.client for each in failures} == {net.outside}
-
-
-@pytest.mark.parametrize(
-    ("taken", "expected"), [(GROUPS[:1], FailureLog), (GROUPS, ConntrackWatch)]
-)
-def test_other_programs_listen_to_groups(
-    lab: Lab, taken: Sequence[int], expected: type[FailureWatch]
-) -> None:
-    async def opened() -> FailureWatch:
+@pytest.mark.parametrize("taken", [GROUPS[:1], GROUPS], ids=["one", "all"])
+def test_other_programs_listen_to_groups(lab: Lab, taken: Sequence[int]) -> None:
+    async def opened() -> None:
         with ExitStack() as others:
             for group in taken:
                 netlink = others.enter_context(Netlink(NETLINK_NETFILTER))
                 assert nflog.listen(netlink.request, [group]) == group
-            watch = open_watch(Inline())
-            await watch.aclose()
-            return watch
+            await FailureLog(Inline()).aclose()
 
-    watch = inside(lab, opened())
-    assert type(watch) is expected
-    assert ("listen to all NFLOG groups" in watch.limits) == (expected is ConntrackWatch)
+    if taken == GROUPS:
+        with pytest.raises(BusyError, match="listen to all NFLOG groups"):
+            inside(lab, opened())
+    else:
+        inside(lab, opened())
 
 
 def test_a_killed_process_leaves_no_rules(lab: Lab) -> None:

@@ -32,9 +32,6 @@ class FailureWatch(ABC):
     """Whether the connections are opened by this node, for its clients: if a policy drops its
     probes, it drops these, too."""
 
-    limits = ""
-    """A sentence about failures that it does not see, and why; "" if there are none."""
-
     @abstractmethod
     async def receive(self) -> list[Failure]:
         """Wait for failures. It may lose some, as clients try again, and may be cancelled.

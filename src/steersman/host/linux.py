@@ -50,8 +50,7 @@ async def read_network() -> HostFacts:
     Raises:
         OSError: rtnetlink does not answer.
     """
-    with Netlink(NETLINK_ROUTE, buffer=1 << 20) as netlink:
-        interfaces = await asyncio.to_thread(_interfaces, netlink)
+    interfaces = await asyncio.to_thread(_interfaces)
     return HostFacts(hostname="", interfaces=interfaces, ipv6=has_ipv6())
 
 
@@ -96,13 +95,15 @@ def _is_relevant(message: Message) -> bool:
         return True
 
 
-def _interfaces(netlink: Netlink) -> dict[str, tuple[str, ...]]:
+def _interfaces() -> dict[str, tuple[str, ...]]:
     """Return the addresses, with prefix lengths, by interface; both in order. Blocks."""
-    for _ in range(_ATTEMPTS + 1):  # as long as addresses are changing right now
-        links, consistent = _list(netlink, LIST_LINKS)
-        addresses, consistent_too = _list(netlink, LIST_ADDRESSES)
-        if consistent and consistent_too:
-            break
+    # The thread that uses the socket closes it: its caller may be cancelled meanwhile.
+    with Netlink(NETLINK_ROUTE, buffer=1 << 20) as netlink:
+        for _ in range(_ATTEMPTS + 1):  # as long as addresses are changing right now
+            links, consistent = _list(netlink, LIST_LINKS)
+            addresses, consistent_too = _list(netlink, LIST_ADDRESSES)
+            if consistent and consistent_too:
+                break
     names = {link.number: link.name for link in map(parse_link, links)}
     found: dict[str, list[str]] = {}
     for address in map(parse_address, addresses):

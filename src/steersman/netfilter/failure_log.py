@@ -19,7 +19,6 @@ NFLOG: linux/netfilter/nfnetlink_log.h. One program listens to a group of a netw
 from __future__ import annotations
 
 import errno
-import logging
 import os
 import struct
 from collections.abc import Collection, Generator, Iterator, Sequence
@@ -36,7 +35,7 @@ from steersman.model.errors import BusyError
 from steersman.model.failover import Backend, Observation
 from steersman.model.names import PROTOCOL_BY_NUMBER
 from steersman.netfilter import nflog
-from steersman.netfilter.conntrack.unanswered import ConntrackWatch, delete_unanswered
+from steersman.netfilter.conntrack.unanswered import delete_unanswered
 from steersman.netfilter.nft.expressions import (
     CT_STATE,
     CT_STATUS,
@@ -52,8 +51,6 @@ from steersman.netfilter.nft.expressions import (
 )
 from steersman.netfilter.nft.owned import Chain, owned_table
 from steersman.netfilter.nft.wire import INPUT, OUTPUT, POSTROUTING, PREROUTING
-
-log = logging.getLogger(__name__)
 
 TABLE_PREFIX = "steersman-failures-"
 GROUPS = range(0x5374, 0x5384)
@@ -131,32 +128,6 @@ def _explain(error: OSError) -> str:
         return f"other programs listen to all NFLOG groups from {GROUPS[0]} to {GROUPS[-1]}"
     needs = "needs nf_tables with owned tables and NFLOG, Linux 5.12"
     return f"logging packets of failing connections {needs} ({error.strerror})"
-
-
-def open_watch(worker: KernelWorker, *, translated: bool = True) -> FailureWatch:
-    """Return what sees connections fail: logged packets, or else the list of conntrack entries.
-
-    Args:
-        worker: the calling thread.
-        translated: as for FailureLog.
-
-    Raises:
-        BusyError: this kernel has neither; the message says why.
-    """
-    try:
-        return FailureLog(worker, translated=translated)
-    except BusyError as error:
-        why = str(error)
-    try:
-        watch = ConntrackWatch(worker, translated=translated)
-    except BusyError as error:
-        raise BusyError(f"failing connections cannot be seen: {why}; {error}") from error
-    watch.limits = (
-        "endpoints that refuse connections are not ejected, those that do not answer are later: "
-        f"conntrack entries are listed, as {why}"
-    )
-    log.warning("%s", watch.limits)
-    return watch
 
 
 # Rules

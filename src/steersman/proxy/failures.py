@@ -113,7 +113,6 @@ class WithDials(FailureWatch):
         """Add the dials to a watch, whose way of counting and believing is kept."""
         self.counts_answers = watch.counts_answers
         self.of_this_node = watch.of_this_node
-        self.limits = watch.limits
         self._parts = (watch, DialWatch(dials))
         self._receiving: dict[FailureWatch, asyncio.Task[list[Failure]]] = {}
 

@@ -225,8 +225,6 @@ async def _says_two(_: asyncio.StreamReader, writer: asyncio.StreamWriter) -> No
 class Scripted(FailureWatch):
     """Another watch: the test says what it sees, and when it breaks."""
 
-    limits = "some are not seen"
-
     def __init__(self) -> None:
         self.seen: asyncio.Queue[list[Failure] | OSError] = asyncio.Queue()
         self.cuts: set[Backend] = set()
@@ -252,7 +250,6 @@ async def test_dials_are_watched_beside_packets() -> None:
         packets = Scripted()
         watch = WithDials(packets, made.shared.dials)
         assert (watch.counts_answers, watch.of_this_node) == (False, False)
-        assert watch.limits == "some are not seen"
         # A receiver that gives up loses nothing.
         for _ in range(2):
             waiting = asyncio.create_task(watch.receive())

@@ -21,7 +21,6 @@ from steersman.model.failover import Backend, Observation
 from steersman.model.names import Family, Protocol
 from steersman.model.plan import NodePlan, Scheduling, ServicePlan
 from steersman.modes.base import release
-from steersman.modes.ipvs.failures import CounterWatch
 from steersman.modes.ipvs.mode import IpvsMode
 from tests.support.builders.kube import endpoint_slice, service
 from tests.support.builders.plans import SETTINGS, cluster_ip, endpoints, key, node_port, plan
@@ -255,39 +254,6 @@ def test_affinity_to_an_ejected_endpoint_ends(node: Node) -> None:
     (other,) = {DEAD, OTHER} - {first}
     node.serve(of(other, affinity=300))
     assert {node.lab.probe(CLIENT, VIP, 80).endpoint for _ in range(4)} == {other}
-
-
-def test_counters_tell_where_packets_cannot_be_logged(node: Node) -> None:
-    node.serve(of(DEAD, OTHER))
-
-    async def body() -> None:
-        worker = node.mode.worker
-        watch = await worker.do(CounterWatch, worker)
-        found = set[Failure]()
-
-        async def follow() -> None:
-            while True:
-                found.update(await watch.receive())
-
-        async def seen(action: str, observation: Observation) -> None:
-            with node.fault(DEAD, action):
-                async with asyncio.timeout(LONGEST):
-                    while Failure(BACKEND, observation) not in found:
-                        await asyncio.to_thread(node.lab.probe, CLIENT, VIP, 80, timeout=1.0)
-
-        following = asyncio.create_task(follow())
-        try:
-            with node.connecting(20) as connections:
-                assert set(connections.answers()) == {DEAD, OTHER}
-            await seen("drop", Observation.SILENT)
-            await seen("reject with tcp reset", Observation.REFUSED)
-            assert {each.backend for each in found} == {BACKEND}
-        finally:
-            following.cancel()
-            await asyncio.gather(following, return_exceptions=True)
-            await watch.aclose()
-
-    inside(node.lab, body())
 
 
 def test_the_process_ejects_an_endpoint_until_it_answers(node: Node, tmp_path: Path) -> None:

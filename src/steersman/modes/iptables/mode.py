@@ -273,9 +273,9 @@ class IptablesMode(Mode):
 
     def watch_failures(self) -> FailureWatch:
         """Watch packets of connections that conntrack translates."""
-        from steersman.netfilter.failure_log import open_watch  # noqa: PLC0415 - rarely used
+        from steersman.netfilter.failure_log import FailureLog  # noqa: PLC0415 - rarely used
 
-        return open_watch(self.worker)
+        return FailureLog(self.worker)
 
     def tracer(self) -> Tracer:
         """Return what follows a packet through rules of either variant."""

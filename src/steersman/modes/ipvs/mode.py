@@ -253,10 +253,10 @@ class IpvsMode(Mode):
     # Failing endpoints
 
     def watch_failures(self) -> FailureWatch:
-        """Watch packets; where that is not possible, the counters of real servers."""
-        from steersman.modes.ipvs.failures import watch_servers  # noqa: PLC0415 - rarely used
+        """Watch packets of connections, of which conntrack does not know the translation."""
+        from steersman.netfilter.failure_log import FailureLog  # noqa: PLC0415 - rarely used
 
-        return watch_servers(self.worker)
+        return FailureLog(self.worker, translated=False)
 
     # Tracing
 

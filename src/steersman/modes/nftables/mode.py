@@ -319,9 +319,9 @@ class NftablesMode(Mode):
 
     def watch_failures(self) -> FailureWatch:
         """Watch packets of connections that conntrack translates, and the dials from loopback."""
-        from steersman.netfilter.failure_log import open_watch  # noqa: PLC0415 - rarely used
+        from steersman.netfilter.failure_log import FailureLog  # noqa: PLC0415 - rarely used
 
-        return self._relay.with_dials(open_watch(self.worker))
+        return self._relay.with_dials(FailureLog(self.worker))
 
     def tracer(self) -> Tracer:
         """Return what follows a packet through our tables, and those of others."""

@@ -43,8 +43,6 @@ class Ejections:
         """Of ejected endpoints: their entries in EndpointSlices when they were ejected."""
         self.problem = ""
         """Why connections are not seen to fail; "" if they are."""
-        self.limits = ""
-        """Which failures are not seen, and why."""
 
     def of(self, name: ObjectName) -> tuple[Ejection, ...]:
         """Return the ejections of a Service."""
@@ -139,8 +137,6 @@ class Ejections:
             more = len(findings) - _MOST_FINDINGS
             text = f"{more} more endpoints are ejected; see steersman services"
             findings[_MOST_FINDINGS:] = [Finding("the node", "failover", text, code=codes.EJECTED)]
-        if self.limits:
-            findings.append(Finding("the node", "failover", self.limits, code=codes.FAILOVER))
         if self.problem:
             text = f"failing endpoints are not ejected: {self.problem}"
             if checks:

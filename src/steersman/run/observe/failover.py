@@ -228,7 +228,6 @@ class Failover:
             OSError: failures cannot be seen any more.
         """
         self._failures = failures
-        self._ejections.limits = failures.limits
         self._report()  # this also ends the Finding that failures cannot be seen
         self._policy.counts_answers = failures.counts_answers
         self._policy.of_this_node = failures.of_this_node
@@ -259,7 +258,6 @@ class Failover:
                 task.cancel()
             await asyncio.gather(receiving, waking, *self._tasks, return_exceptions=True)
             self._failures = None
-            self._ejections.limits = ""
             await failures.aclose()
 
     async def _advance(self) -> None:
