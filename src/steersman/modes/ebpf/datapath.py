@@ -34,7 +34,7 @@ from steersman.modes.ebpf.migration import Migration, load
 from steersman.modes.ebpf.netns import device_changes, netns_cookie, port_range
 from steersman.modes.ebpf.pins import Pins
 from steersman.modes.ebpf.ports import ports_in_use, reserve_ports
-from steersman.modes.ebpf.probe import cgroup_root
+from steersman.modes.ebpf.probe import cgroup_root, mount_bpffs
 from steersman.modes.ebpf.tables import Tables
 from steersman.netfilter.conntrack.ports import hold_ports
 
@@ -83,6 +83,7 @@ class Datapath:
 
     def _open(self) -> Tables:
         if self.tables is None:
+            mount_bpffs(self.pins.root.parent)  # elsewhere pinning fails, with EPERM
             self.pins.create()
             self.pins.lock()
             without = () if self.options.xdp_devices else (XDP_PROGRAM,)

@@ -29,7 +29,7 @@ from steersman.modes.ebpf.datapath import Datapath, EbpfOptions
 from steersman.modes.ebpf.layout import CONFIG_GUARD_NODE_PORTS, NODE_VALUE, Kind, kind_of
 from steersman.modes.ebpf.nat_hooks import TABLE, NatHookGuard
 from steersman.modes.ebpf.pins import LockedError
-from steersman.modes.ebpf.probe import mount_bpffs, probe
+from steersman.modes.ebpf.probe import probe
 from steersman.modes.ebpf.sockets import destroy
 from steersman.modes.ebpf.watcher import DeviceWatcher
 from steersman.modes.specs import ModeOptions
@@ -115,13 +115,7 @@ class EbpfMode(Mode):
 
     def apply(self, change: Diff) -> None:
         """Write the maps, then attach the programs; to remove everything, detach them first."""
-
-        def write() -> None:
-            if Kind.PROGRAMS.value in change.added and not self.datapath.pins.exist:
-                mount_bpffs(self._options.pins.parent)
-            self.datapath.apply(change)
-
-        guarded(write)
+        guarded(lambda: self.datapath.apply(change))
         if Kind.CONFIG.value in change.removed:
             self.nat_hooks.remove(even_if_used=True)
         if not self._watcher.running:

@@ -19,7 +19,7 @@ from typing import NamedTuple
 
 from steersman.host.libbpf import call, library
 from steersman.host.process import CAP_SYS_ADMIN, has_capability
-from steersman.model.errors import ApplyError
+from steersman.model.errors import BusyError
 from steersman.modes.base import Support
 from steersman.modes.ebpf import bpf
 from steersman.modes.ebpf.netns import netns_cookie
@@ -278,11 +278,11 @@ def mount_bpffs(path: Path) -> None:
     """Mount a bpffs if there is none; by mount(2), as container images may lack mount(8).
 
     Raises:
-        ApplyError: the kernel refuses.
+        BusyError: the kernel refuses.
     """
     if is_bpffs(path):
         return
     libc = ctypes.CDLL(None, use_errno=True)
     if libc.mount(b"bpf", os.fsencode(path), b"bpf", 0, None) != 0:
         text = os.strerror(ctypes.get_errno())
-        raise ApplyError(f"ebpf: no bpffs is mounted at {path}, and mounting one fails: {text}")
+        raise BusyError(f"ebpf: no bpffs is mounted at {path}, and mounting one fails: {text}")
