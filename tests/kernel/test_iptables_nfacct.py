@@ -7,14 +7,15 @@ import errno
 import re
 import socket
 from pathlib import Path
-from typing import Any
+from typing import Any, NoReturn
 
 import pytest
 
-from steersman.host.netlink import Netlink, NetlinkError
+from steersman.host.netlink import NetlinkError
 from steersman.model.errors import BusyError
 from steersman.modes.iptables.mode import COUNTERS
 from steersman.modes.iptables.names import INVALID_DROPPED, LOCALHOST_ACCEPTED
+from steersman.netfilter import nfacct
 from steersman.netfilter.nfacct import PacketCounters
 from steersman.run.observe.scraped import NFACCT
 from tests.support.apiserver.reading import service, slice_
@@ -97,11 +98,14 @@ def test_counters_are_created_once_and_stay_while_rules_use_them() -> None:
 
 
 @pytest.mark.parametrize("code", [errno.EINVAL, errno.EPERM, errno.EOPNOTSUPP])
-def test_a_kernel_without_counters_is_not_supported(code: int) -> None:
-    def refuse() -> Netlink:
+def test_a_kernel_without_counters_is_not_supported(
+    code: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refuse(*_: object, **__: object) -> NoReturn:
         raise NetlinkError(code, "refused")
 
-    counters = PacketCounters(COUNTERS, refuse)
+    monkeypatch.setattr(nfacct, "Netlink", refuse)
+    counters = PacketCounters(COUNTERS)
     assert not counters.supported()
     assert counters.packets() == {}
     with pytest.raises(BusyError, match="cannot be created"):

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import errno
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 
 from steersman.host.netlink import NETLINK_NETFILTER, Netlink, NetlinkError
 from steersman.host.nlmsg import NLM_F_CREATE, Request, attributes, text
@@ -20,23 +20,12 @@ _HEADER = bytes(4)  # struct nfgenmsg
 _ATTEMPTS, _PAUSE = 40, 0.05  # nf_tables frees the objects of a deleted rule a moment later
 
 
-def open_netlink() -> Netlink:
-    """Open a socket in the network namespace of the calling thread."""
-    return Netlink(NETLINK_NETFILTER, buffer=1 << 16)
-
-
 class PacketCounters:
-    """Some counters in one network namespace."""
+    """Some counters in the network namespace of the calling thread."""
 
-    def __init__(self, names: Sequence[str], connect: Callable[[], Netlink] = open_netlink) -> None:
-        """Create an accessor.
-
-        Args:
-            names: of the counters.
-            connect: opens a socket in that namespace.
-        """
+    def __init__(self, names: Sequence[str]) -> None:
+        """Create an accessor of the counters with some names."""
         self.names = tuple(names)
-        self._connect = connect
 
     def supported(self) -> bool:
         """Return whether the kernel has such counters; none is created."""
@@ -90,6 +79,6 @@ class PacketCounters:
             time.sleep(_PAUSE)
 
     def _request(self, kind: int, name: str, flags: int = 0) -> list[bytes]:
-        with self._connect() as netlink:
+        with Netlink(NETLINK_NETFILTER, buffer=1 << 16) as netlink:
             request = Request(kind, _HEADER + text(_NAME, name), flags)
             return [reply.payload for reply in netlink.request(request)]
