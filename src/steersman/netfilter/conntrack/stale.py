@@ -74,7 +74,7 @@ async def delete_stale(
             return Cleanup(0, 0, complete=True)
         raise
     finally:
-        await worker.do(search.close)
+        search.close()  # the thread has ended what it did; a call of it could be cancelled, too
     return Cleanup(search.deleted, search.failed, search.complete, search.seconds)
 
 
