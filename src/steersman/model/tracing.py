@@ -139,5 +139,6 @@ DROP_REASONS: Final[Mapping[str, str]] = {
     "TCP_LISTEN_OVERFLOW": "the queue of the listening socket is full",
     "SOCKET_RCVBUFF": "the buffer of the receiving socket is full",
     "QDISC_DROP": "the queue of the device is full",
+    "XFRM_POLICY": "an IPsec policy blocks it (ip xfrm policy)",
 }
 """What the kernel's reasons for a drop mean."""

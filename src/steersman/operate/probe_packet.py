@@ -190,7 +190,8 @@ class ProbePacket:
         if error.errno in (errno.ECONNREFUSED, errno.ECONNRESET, errno.EPIPE):
             return "reset", "RST" if self.flow.protocol is Protocol.TCP else "refused"
         if error.errno in (errno.EPERM, errno.EACCES):
-            return "not-sent", "this machine refuses to send it: a rule in an output chain"
+            what = "a rule of an output chain, a program of a cgroup or an IPsec policy"
+            return "not-sent", f"this machine refuses to send it: {what}"
         reason = error.strerror or os.strerror(error.errno or 0)
         return "not-sent", f"this machine cannot send it: {reason}"
 

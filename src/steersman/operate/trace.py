@@ -44,6 +44,8 @@ from steersman.operate.trace_question import TraceQuestion
 _SEEN_WITHIN = 1.0  # seconds for the events of a packet that was answered or given up
 _SETTLED_WITHIN = 3.0  # seconds for the answer to a packet of real traffic
 _PAUSE = 0.05
+_WATCHED = 6
+"""Packets that are watched at most, to see one fail of those that fail only sometimes."""
 _UDP = Protocol.UDP
 _LONGEST_RULE = 90
 _LOOKED_UP = 16
@@ -181,8 +183,8 @@ async def trace_packet(
 ) -> TraceAnswer:
     """Follow one packet through the kernel of this machine, and compare with the plan.
 
-    If something differs, or nobody answers, a second packet is also watched on all devices, and the
-    answer is about that one.
+    If something differs, or nobody answers, further packets are also watched on all devices, until
+    one fails as well: each may go to another endpoint. The answer is about that one.
 
     Args:
         world: the plan to compare with.
@@ -202,10 +204,12 @@ async def trace_packet(
         flow, seen, reply = await _probe(world, question, make(), watches=False)
     predicted = predict(world, flow)
     if not question.wait and (seen.answer == "unknown" or compare(predicted, seen)):
-        again = await _probe(world, question, make(), watches=True)
-        if (again[2] and not again[2].answered) or compare(predict(world, again[0]), again[1]):
-            flow, seen, reply = again
-            predicted = predict(world, flow)
+        for _ in range(_WATCHED):
+            again = await _probe(world, question, make(), watches=True)
+            if (again[2] and not again[2].answered) or compare(predict(world, again[0]), again[1]):
+                flow, seen, reply = again
+                predicted = predict(world, flow)
+                break
     if seen.sightings or compare(predicted, seen):
         with suppress(OSError):
             client = question.netns or HERE

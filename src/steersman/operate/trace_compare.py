@@ -332,6 +332,7 @@ def _lost(seen: Observation, endpoint: str) -> Loss | None:
     if around is None or seen.terminates or seen.answer == "answer":
         return None
     refused = seen.answer == "icmp" and any(each in seen.answer_text for each in _REFUSALS)
+    refused = refused and not around.to.trouble  # a route of type prohibit answers the same
     if not seen.sightings and not refused and seen.answer in ("not-sent", "none", "icmp"):
         return explain_unsent(around)
     end = endpoint or join_host_port(*seen.asked)
@@ -343,6 +344,8 @@ def _lost(seen: Observation, endpoint: str) -> Loss | None:
         return explain_drop(last, around)
     if last is None or refused or seen.answer not in ("none", "icmp"):
         return None
+    if seen.answer == "icmp" and last.reply and last.netns == seen.client:
+        return None  # the answer itself tells
     return explain_silence(last, around, seen.asked, seen.client)
 
 

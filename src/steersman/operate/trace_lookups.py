@@ -159,33 +159,34 @@ def _family(address: str) -> socket.AddressFamily:
 def _hop(to: str, source: str, device: str, mark: int) -> Hop:
     """Look up the way to an address, in the namespace of this thread.
 
-    A device and a mark select it as for a packet that was received; without a route, the same
-    without the mark tells whether a policy rule is to blame.
+    A device and a mark select it as for a packet that was received. If that has no route, and the
+    address alone has one, a policy rule is to blame.
     """
     packed, index = ip_address(to).packed, _index(device)
-    from_ = ip_address(source).packed if source else b""
     with Netlink(NETLINK_ROUTE, buffer=1 << 18) as netlink:
         rules = []
         with suppress(DumpInterruptedError):
             rules = [parse_rule(each) for each in netlink.dump(list_rules(_family(to)))]
+        from_ = ip_address(source).packed if source else b""
+        # The kernel refuses to look up what cannot be: a packet that was received from one of its
+        # own addresses (it is masqueraded by now), and one that it sends itself from another.
+        if _is_own(netlink, from_):
+            index = 0
+        elif not index:
+            from_ = b""
         try:
-            request = get_route(packed, source=from_, device=index, mark=mark)
-            try:
-                reply = netlink.request(request)[0]
-            except OSError as error:
-                # A masqueraded source is the node's own: it is refused as one that was received.
-                if not index or error.errno != errno.EINVAL:
-                    raise
-                reply = netlink.request(get_route(packed, mark=mark))[0]
+            reply = netlink.request(get_route(packed, source=from_, device=index, mark=mark))[0]
         except OSError as error:
             code = error.errno or errno.EIO
             trouble = _WORDS.get(code, os.strerror(code))
+            if index and ":" not in to:
+                trouble = _not_forwarded(device) or trouble
             rule = ""
-            if mark:
-                with suppress(OSError):
-                    netlink.request(get_route(packed, source=from_, device=index))
-                    rule = next((r.text for r in rules if f"fwmark {mark:#x}" in r.text), "")
-                    rule = rule or next((r.text for r in rules if "fwmark" in r.text), "")
+            with suppress(OSError):  # no packet has a route there
+                netlink.request(get_route(packed))
+                chosen = (f"fwmark {mark:#x}", "fwmark") * bool(mark)
+                chosen += (f"iif {device} ",) * bool(index) + (f"from {source}",) * bool(source)
+                rule = next((r.text for word in chosen for r in rules if word in f"{r.text} "), "")
             return Hop(to, rule=rule, trouble=trouble)
         route = parse_route(reply)
     name = ""
@@ -195,6 +196,22 @@ def _hop(to: str, source: str, device: str, mark: int) -> Hop:
     if route.table not in (0, MAIN_TABLE, MAIN_TABLE + 1, MAIN_TABLE - 1):
         rule = next((each.text for each in rules if each.table == route.table), "")
     return Hop(to, name, route.gateway, route.local, rule)
+
+
+def _not_forwarded(device: str) -> str:
+    """Return the setting by which no packet of IPv4 that a device receives is forwarded; or ""."""
+    setting = Path("/proc/sys/net/ipv4/conf", device, "forwarding")
+    with suppress(OSError):
+        if setting.read_text().strip() == "0":
+            return f"packets that come in by {device} are not forwarded, as {setting} is 0"
+    return ""
+
+
+def _is_own(netlink: Netlink, packed: bytes) -> bool:
+    """Return whether an address is one of this namespace; that of nobody ("") is not."""
+    with suppress(OSError):
+        return bool(packed) and parse_route(netlink.request(get_route(packed))[0]).local
+    return False
 
 
 def _neighbour(device: str, address: str) -> str:

@@ -146,9 +146,18 @@ def explain_drop(drop: Sighting, around: Surroundings) -> Loss:
         return found
     if drop.reason in _NEIGHBOUR:
         return _neighbour(around, what)
+    return _by_kernel(drop, f"{what} {where}", around)
+
+
+def _by_kernel(drop: Sighting, dropped: str, around: Surroundings) -> Loss:
+    """Return a drop with the kernel's own reason in words."""
     words = DROP_REASONS.get(drop.reason, "")
+    if drop.reason == "IP_INHDR" and drop.function in ("ip_forward", "ip6_forward"):
+        words = "its TTL (hop limit) has run out"
     reason = f"{drop.reason}, in {drop.function}" if drop.function else drop.reason
-    text = f"{what} {where} by the kernel ({reason})" + (f": {words}" if words else "")
+    text = f"{dropped} by the kernel ({reason})" + (f": {words}" if words else "")
+    if drop.reason == "XFRM_POLICY":
+        return Loss("ipsec", text, f"{around.enter}ip xfrm policy")
     code = "too-big" if drop.reason in _TOO_BIG else "kernel-drop"
     return Loss(code, text, f"{around.enter}ip -s link show" if drop.device else "")
 
