@@ -15,7 +15,7 @@ import pytest
 
 from steersman.host.netns import call_inside, linked_namespaces
 from steersman.model.names import Family
-from steersman.operate.places import client_outside, find_pods
+from steersman.operate.places import client_outside, find_pods, uplink
 from tests.support.lab.cluster import Lab, Layout, Pod
 
 pytestmark = pytest.mark.kernel
@@ -83,6 +83,44 @@ def test_a_client_outside_reaches_the_node_and_goes(lab: Lab) -> None:
 
     lab.node.call(lambda: asyncio.run(connect()))
     assert lab.node.call(here) == before
+
+
+def test_packets_of_a_client_outside_come_in_by_the_uplink(lab: Lab) -> None:
+    """A rule about that device counts, and answers reach the client."""
+    lab.serve(NODE, 8090, "TCP")
+    rule = 'type filter hook input priority 0\niifname "eth0" counter'
+
+    async def connect() -> None:
+        assert uplink(["198.51.100.9"]) == ""
+        async with client_outside(uplink([NODE])) as place:
+            assert place.device == "eth0"
+            source = (place.addresses[Family.IPV4], 0)
+
+            def dial() -> None:
+                socket.create_connection((NODE, 8090), 60, source_address=source).close()
+
+            call_inside(place.netns, dial)
+
+    before = lab.node.call(here)
+    lab.run("nft", "-f", "-", stdin=f"table inet other {{ chain c {{ {rule}\n}}\n}}\n")
+    try:
+        lab.node.call(lambda: asyncio.run(connect()))
+        assert "packets 0" not in lab.run("nft", "list", "table", "inet", "other")
+    finally:
+        lab.run("nft", "delete table inet other")
+    assert lab.node.call(here) == before
+
+
+def test_a_strict_uplink_is_left_alone(lab: Lab) -> None:
+    async def device() -> str:
+        async with client_outside("eth0") as place:
+            return place.device
+
+    lab.sysctl("ipv4/conf/eth0/rp_filter", "1")
+    try:
+        assert lab.node.call(lambda: asyncio.run(device())) != "eth0"
+    finally:
+        lab.sysctl("ipv4/conf/eth0/rp_filter", "0")
 
 
 def test_the_kernel_removes_the_client_of_a_killed_process(lab: Lab) -> None:

@@ -22,6 +22,7 @@ from steersman.host.nlmsg import (
     NLM_F_ACK,
     NLM_F_CREATE,
     NLM_F_EXCL,
+    NLM_F_REPLACE,
     Message,
     Request,
     attr,
@@ -341,11 +342,11 @@ def new_route(link: int, address: str = "", gateway: str = "") -> Request:
 
 
 def new_neighbour(link: int, address: str, mac: bytes) -> Request:
-    """Add a permanent neighbour, so that nobody is asked who has the address."""
+    """Set a permanent neighbour, so that nobody is asked who has the address."""
     family, packed = _packed(address)
     payload = _NDMSG.pack(family, link, _NUD_PERMANENT, 0, 0)
     payload += attr(_NDA_DST, packed) + attr(_NDA_LLADDR, mac)
-    return Request(RTM_NEWNEIGH, payload, NLM_F_CREATE | NLM_F_EXCL | NLM_F_ACK)
+    return Request(RTM_NEWNEIGH, payload, NLM_F_CREATE | NLM_F_REPLACE | NLM_F_ACK)
 
 
 def _packed(address: str) -> tuple[int, bytes]:

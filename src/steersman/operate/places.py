@@ -8,6 +8,10 @@ namespace of our own, linked to the node by a veth pair:
 Its addresses are reserved for tests of networks (RFC 2544, RFC 5180), so no neighbour has them. All
 that is made hangs on the two devices, and only a descriptor keeps the namespace alive: if this
 process is killed, the kernel removes everything.
+
+Rules and programs often are about the uplink, the device by which clients really come. So packets
+of IPv4 are redirected to enter by it, if the kernel can do that; answers leave by our device. With
+a strict rp_filter they enter by our device, too: the way back is not the uplink.
 """
 
 from __future__ import annotations
@@ -16,15 +20,17 @@ import itertools
 import os
 import secrets
 import socket
-from collections.abc import AsyncIterator, Mapping
-from contextlib import asynccontextmanager, suppress
+from collections.abc import AsyncIterator, Collection, Iterator, Mapping
+from contextlib import asynccontextmanager, contextmanager, suppress
 from functools import partial
 from ipaddress import ip_address
 from pathlib import Path
 from typing import Literal, NamedTuple
 
+from steersman.host.link_state import link_state
 from steersman.host.netlink import NETLINK_ROUTE, Netlink
 from steersman.host.netns import call_inside, linked_namespaces, new_namespace
+from steersman.host.redirect import redirect_ipv4
 from steersman.host.rtnetlink import (
     LIST_ADDRESSES,
     RT_SCOPE_UNIVERSE,
@@ -48,6 +54,7 @@ _GATEWAYS = {Family.IPV4: "169.254.1.1", Family.IPV6: "fe80::1"}
 """Next hops of the client; no interface has them, the neighbour entry is enough."""
 CLIENT_DEVICE = "smd-"
 """Beginning of the name of the node's device to a client outside."""
+_LOOPBACK = 1  # LOOPBACK_IFINDEX of net/net_namespace.h
 _serial = itertools.count(1)
 
 
@@ -99,11 +106,15 @@ def find_pods() -> Pods:
 
 
 def _global_addresses() -> dict[Family, str]:
-    """Return the first address of each family that other hosts may use, in this namespace."""
+    """Return the first address of each family that other hosts may use, in this namespace.
+
+    One of the loopback device, as programs that announce addresses have them, comes last.
+    """
     found: dict[Family, str] = {}
     families = {socket.AF_INET: Family.IPV4, socket.AF_INET6: Family.IPV6}
     with Netlink(NETLINK_ROUTE, buffer=1 << 18) as netlink:
-        for address in map(parse_address, netlink.dump(LIST_ADDRESSES)):
+        listed = map(parse_address, netlink.dump(LIST_ADDRESSES))
+        for address in sorted(listed, key=lambda each: each.link == _LOOPBACK):
             family = families.get(socket.AddressFamily(address.family))
             if family and address.packed and address.scope == RT_SCOPE_UNIVERSE:
                 found.setdefault(family, str(ip_address(address.packed)))
@@ -127,9 +138,22 @@ def source_to(address: str) -> str:
     return ""
 
 
+def uplink(addresses: Collection[str]) -> str:
+    """Return the device that has one of some addresses, such as those of the Node; "" for none."""
+    packed = {ip_address(each).packed for each in addresses}
+    with Netlink(NETLINK_ROUTE, buffer=1 << 18) as netlink, suppress(OSError):
+        for each in map(parse_address, netlink.dump(LIST_ADDRESSES)):
+            if each.packed in packed and each.scope == RT_SCOPE_UNIVERSE:
+                return socket.if_indextoname(each.link)
+    return ""
+
+
 @asynccontextmanager
-async def client_outside() -> AsyncIterator[Place]:
+async def client_outside(by: str = "") -> AsyncIterator[Place]:
     """Link a client to this node for a while.
+
+    Args:
+        by: the uplink; "" if its packets come in by a device of their own.
 
     Raises:
         OSError: CAP_SYS_ADMIN or CAP_NET_ADMIN is missing, or the kernel has no veth devices.
@@ -137,7 +161,43 @@ async def client_outside() -> AsyncIterator[Place]:
     host = 1 + secrets.randbelow((1 << 16) - 2)
     wanted = {family: str(ip_address(net + host)) for family, net in _OUTSIDE.items()}
     async with _linked("outside", "a client outside", wanted) as place:
+        with _redirected(place, by) as redirected:
+            yield redirected
+
+
+@contextmanager
+def _redirected(place: Place, by: str) -> Iterator[Place]:
+    """Let packets of IPv4 come in by another device for a while, if that can be done."""
+    mac = link_state().ports[by].mac if by else ""
+    link = -1
+    if mac and not _is_strict(by) and place.has(Family.IPV4):
+        with suppress(OSError):
+            link = redirect_ipv4(*map(socket.if_nametoindex, (place.device, by)))
+    if link < 0:
         yield place
+        return
+    try:
+        call_inside(place.netns, partial(_set_gateway, bytes.fromhex(mac.replace(":", ""))))
+        name = f"a client outside ({', '.join(place.addresses.values())}, by {by})"
+        yield place._replace(name=name, device=by)
+    finally:
+        os.close(link)
+
+
+def _is_strict(device: str) -> bool:
+    """Return whether rp_filter wants packets of a device to have their way back by it."""
+    with suppress(OSError, ValueError):
+        folder = Path("/proc/sys/net/ipv4/conf")
+        values = (int((folder / each / "rp_filter").read_text()) for each in ("all", device))
+        return max(values) == 1
+    return False
+
+
+def _set_gateway(mac: bytes) -> None:
+    """Give the gateway of IPv4 another link-layer address, in the namespace of a client."""
+    with Netlink(NETLINK_ROUTE, buffer=1 << 16) as netlink:
+        (link,) = [number for number, name in socket.if_nameindex() if name.startswith("smc-")]
+        netlink.request(new_neighbour(link, _GATEWAYS[Family.IPV4], mac))
 
 
 @asynccontextmanager

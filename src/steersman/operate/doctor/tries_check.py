@@ -19,7 +19,7 @@ from typing import NamedTuple
 from msgspec.structs import replace
 
 from steersman.compile.trace import trace
-from steersman.model.addresses import is_loopback
+from steersman.model.addresses import canonical_ip, is_loopback
 from steersman.model.names import Family, PlanKey, Protocol
 from steersman.model.world import World
 from steersman.netfilter.conntrack.flows import Tracked, tracked
@@ -52,7 +52,7 @@ from steersman.operate.doctor.tries import (
     wrong_source,
 )
 from steersman.operate.doctor.where import where_lost
-from steersman.operate.places import NODE, Place, client_outside, find_pods, source_to
+from steersman.operate.places import NODE, Place, client_outside, find_pods, source_to, uplink
 from steersman.operate.trace_compare import NO_DRIFT, REMEDY
 from steersman.operate.trace_question import TraceQuestion
 
@@ -115,7 +115,12 @@ async def find_places(context: Context, stack: AsyncExitStack) -> tuple[list[Pla
     if pods.unseen and len(places) == 1:
         untried.append("pods (their namespaces are not visible: hostPID)")
     try:
-        places.append(await stack.enter_async_context(client_outside()))
+        node = context.world.snapshot.node
+        own = [
+            ip for each in (node.addresses if node else ()) if (ip := canonical_ip(each.address))
+        ]
+        by = await asyncio.to_thread(uplink, own)
+        places.append(await stack.enter_async_context(client_outside(by)))
     except OSError as failure:
         untried.append(f"clients outside ({failure.strerror or failure})")
     return places, untried
@@ -378,7 +383,10 @@ async def _follow(context: Context, failure: Failure, began: float) -> CheckResu
 async def _sources(
     context: Context, made: dict[Way, list[Tried]], began: float
 ) -> list[CheckResult]:
-    """Return the ways whose endpoints see another source than the plan says, followed once."""
+    """Return the ways whose endpoints see another source than the plan says, followed once.
+
+    Without the masquerade that the plan says, answers may not come back through this node.
+    """
     out: list[CheckResult] = []
     for way, made_ways in made.items():
         local = context.world.plan.settings.family(way.key.family).local_addresses
@@ -389,7 +397,7 @@ async def _sources(
         found = await _follow(context, failure, began) if not out else None
         named = f": {found.text}" if found and found.verdict is Verdict.ERROR else f": {why}"
         out.append(
-            warning(
+            (error if way.predicted.masquerade else warning)(
                 f"{way}{named}",
                 why,
                 *(found.evidence if found else ()),
