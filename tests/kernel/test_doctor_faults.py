@@ -57,6 +57,7 @@ VARYING = (
         "the rule of a pod that drops packets, where one was lost, or who does not answer",
     ),
     (r"(node port )?[\d.:]+/TCP( at \S+)? from [^|]*?: dropped by", "one of the ways: dropped by"),
+    (r"bytes from [^|]* do not reach", "bytes from one of the places do not reach"),
     (r"pid \d+ \(.*?\)(?!\))", "pid PID (COMMAND)"),  # a command may end in parentheses
     (r"pid \d+", "pid PID"),
     (r"\d+ of \d+ entries", "262144 of 262144 entries"),
@@ -556,8 +557,7 @@ FAULTS = (
         SLOW,
         "large packets get lost on the way",
         small_path,
-        "packets of 1500 bytes, this node's MTU, do not reach the endpoint 10.244.1.7",
-        status=0,
+        "packets of 1500 bytes from .* do not reach the endpoint 10.244.1.7",
     ),
     Fault(
         RESTART,

@@ -8,6 +8,10 @@ import os
 import socket
 import struct
 from contextlib import suppress
+from functools import partial
+from pathlib import Path
+
+from steersman.host.netns import call_inside
 
 _ECHO_REQUEST = {4: 8, 6: 128}
 _ECHO_REPLY = {4: 0, 6: 129}
@@ -16,6 +20,7 @@ _SOCKET = {
     6: (socket.AF_INET6, socket.SOCK_RAW, socket.IPPROTO_ICMPV6),
 }
 _MTU_DISCOVER = {4: (socket.IPPROTO_IP, 10), 6: (socket.IPPROTO_IPV6, 23)}
+_MTU = {4: (socket.IPPROTO_IP, 14), 6: (socket.IPPROTO_IPV6, 24)}  # IP_MTU, IPV6_MTU
 _PROBE = 3  # IP_PMTUDISC_PROBE: set DF, and ignore the path MTU that the kernel has learned
 _HEADER = struct.Struct("!BBHHH")  # type, code, checksum, identifier, sequence number
 
@@ -24,12 +29,20 @@ class EchoRefusedError(Exception):
     """The packet was not sent; the message says why."""
 
 
-async def answers_echo(address: str, size: int, *, tries: int = 2, seconds: float = 1.0) -> bool:
+async def answers_echo(
+    address: str,
+    size: int,
+    *,
+    netns: Path | None = None,
+    tries: int = 2,
+    seconds: float = 1.0,
+) -> bool:
     """Whether an address answers an echo request with this many bytes of data.
 
     Args:
         address: the address.
         size: bytes after the ICMP header.
+        netns: the network namespace to send from; None for that of this thread.
         tries: requests before it counts as silent.
         seconds: time to wait for each answer.
 
@@ -38,7 +51,7 @@ async def answers_echo(address: str, size: int, *, tries: int = 2, seconds: floa
         PermissionError: no raw socket can be opened.
     """
     family = 6 if ":" in address else 4
-    with socket.socket(*_SOCKET[family]) as sock:
+    with call_inside(netns, partial(socket.socket, *_SOCKET[family])) as sock:
         sock.setblocking(False)
         sock.setsockopt(*_MTU_DISCOVER[family], _PROBE)
         sock.connect((address, 0))
@@ -57,6 +70,26 @@ async def answers_echo(address: str, size: int, *, tries: int = 2, seconds: floa
                         pass
                     return True
     return False
+
+
+def known_mtu(address: str, netns: Path | None = None) -> int:
+    """Return the largest packet to an address as the kernel knows it, also from ICMP errors.
+
+    Args:
+        address: the address.
+        netns: the network namespace to send from; None for that of this thread.
+
+    Raises:
+        OSError: there is no route.
+    """
+    family = 6 if ":" in address else 4
+
+    def ask() -> int:
+        with socket.socket(_SOCKET[family][0], socket.SOCK_DGRAM) as sock:
+            sock.connect((address, 9))  # nothing is sent
+            return sock.getsockopt(*_MTU[family])
+
+    return call_inside(netns, ask)
 
 
 def echo_request(family: int, identifier: int, number: int, size: int) -> bytes:

@@ -102,7 +102,7 @@ class CheckResult(msgspec.Struct, frozen=True, kw_only=True, rename="camel"):
     """A Cause, or a number in between; 0 for that of the check."""
     suspect: bool = False
     """For a warning or notice: it may well be the reason why connections fail. If some do and no
-    error explains it, this is the likely cause."""
+    error explains it, this is the likely cause. For an error: such a suspect may explain it."""
     untried: tuple[str, ...] = ()
     """What was not tried although it belongs to the question, in a few words each."""
     unfinished: bool = False
@@ -502,9 +502,10 @@ def likely_cause(results: Sequence[Finished]) -> Finished | None:
     bad = [each for each in results if each.verdict in (Verdict.ERROR, Verdict.WARNING)]
     if not bad:
         return None
-    # A failed connection alone explains nothing: a suspect does, if there is one.
-    if bad[0].cause >= Cause.ENDPOINT:
-        suspects = [each for each in results if each.suspect]
+    failed = bad[0].verdict is Verdict.ERROR
+    # A failed connection alone explains nothing: a suspect nearer to the root does.
+    if bad[0].cause >= Cause.ENDPOINT or (failed and bad[0].suspect):
+        suspects = [each for each in results if each.suspect and each.cause < bad[0].cause]
         return min(suspects, key=lambda each: each.cause >= Cause.ENDPOINT, default=bad[0])
     return bad[0]
 

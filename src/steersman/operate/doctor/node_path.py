@@ -7,18 +7,20 @@ import errno
 import socket
 from collections.abc import Iterable, Mapping, Sequence
 from contextlib import suppress
+from functools import partial
 from itertools import product
 from typing import Final
 
-from steersman.host.echo import EchoRefusedError, answers_echo
+from steersman.host.echo import EchoRefusedError, answers_echo, known_mtu
 from steersman.host.netlink import NETLINK_ROUTE, Netlink
 from steersman.host.rtnetlink import get_route, list_rules, parse_rule
-from steersman.model.names import Family
+from steersman.model.names import Family, Protocol
 from steersman.operate.doctor.check import (
     Cause,
     Check,
     CheckResult,
     Context,
+    Verdict,
     both,
     error,
     ok,
@@ -31,6 +33,9 @@ from steersman.operate.doctor.check import (
 from steersman.operate.doctor.facts import ways
 from steersman.operate.doctor.network import Link, Way
 from steersman.operate.doctor.node_pods import Views, views
+from steersman.operate.doctor.traffic_dial import Target, takes_data
+from steersman.operate.doctor.tries import is_pod
+from steersman.operate.places import NODE, Place, find_pods
 
 _OVERHEAD = {"vxlan": 50, "geneve": 50, "ipip": 20, "sit": 20, "gre": 24, "wireguard": 60}
 """Bytes that an encapsulation adds to a packet, over IPv4."""
@@ -41,6 +46,8 @@ _PODS = 16
 """Pods whose packets' routes are looked up."""
 _USUAL_RULES = (0, 32766, 32767)
 """Priorities of the policy rules that every system has."""
+_PLACES = 2
+"""Pods from which paths are probed, beside this node."""
 _PROBED = 4
 """Endpoints whose path is probed; those of one device share a path more often than not."""
 
@@ -148,12 +155,6 @@ def _index(device: str) -> int:
     return 0
 
 
-def packet_size(way: Way, links: Mapping[str, Link]) -> int:
-    """Return the largest packet that a way takes at this node; 0 if it is not known."""
-    device = links.get(way.device)
-    return way.mtu or (device.mtu if device else 0)
-
-
 async def overlays(context: Context) -> Iterable[CheckResult]:
     """Check that encapsulated packets fit into the interface below."""
     links, found = await context.network.links(), await context.once(ways)
@@ -185,36 +186,69 @@ async def overlays(context: Context) -> Iterable[CheckResult]:
 async def path_mtu(context: Context) -> Iterable[CheckResult]:
     """Send large echo requests that must not be fragmented, if small ones are answered."""
     links, found = await context.network.links(), await context.once(ways)
-    usable = [
-        (address, size)
-        for address, way in found.items()
-        if not way.local and not way.trouble and (size := packet_size(way, links))
-    ][:_PROBED]
+    usable = [each for each, way in found.items() if not way.local and not way.trouble][:_PROBED]
     if not usable:
         return [skipped("no endpoint is beyond this node's own addresses")]
-
-    # A small request tells a silent endpoint from a large packet that was lost.
-    async def probe(address: str, size: int) -> CheckResult | None:
-        family = Family.IPV6 if ":" in address else Family.IPV4
-        largest = size - _HEADERS[family]
-        if not await answers_echo(address, _SMALL):
-            return None
-        try:
-            if await answers_echo(address, largest):
-                return ok(f"packets of {size} bytes reach {address}")
-            why = "they vanish"
-        except EchoRefusedError as refused:
-            why = str(refused)
-        return warning(
-            f"packets of {size} bytes, this node's MTU, do not reach the endpoint {address}: "
-            f"{why}; small ones do",
-            f"ping -M do -s {largest} {address}: no answer; ping -s {_SMALL} {address}: answered",
-            remedy="lower the MTU of the CNI plugin, or let ICMP `fragmentation needed` pass",
-            suspect=True,
-        )
-
-    results = [r for r in await asyncio.gather(*(probe(*each) for each in usable)) if r]
+    pods = (await asyncio.to_thread(find_pods)).found
+    places = [NODE, *[each for each in pods if is_pod(each, context.world)][:_PLACES]]
+    ports = {
+        end.ip: Target(end.ip, end.port)
+        for plan in context.plans
+        for end in plan.reachable
+        if plan.key.name.protocol is Protocol.TCP and context.question.dial
+    }
+    probes = [
+        _probe_size(place, address, found[address], links, ports.get(address))
+        for place in places
+        for address in usable
+        if address not in place.addresses.values()
+    ]
+    results = [each for each in await asyncio.gather(*probes) if each]
     return results or [unknown("no endpoint answers an echo request (ping)")]
+
+
+async def _probe_size(
+    place: Place, address: str, way: Way, links: Mapping[str, Link], target: Target | None
+) -> CheckResult | None:
+    """Send echo requests as large as a place may send; None if small ones are not answered.
+
+    Args:
+        place: where they are sent.
+        address: of an endpoint.
+        way: of this node to the endpoint.
+        links: of this node.
+        target: the endpoint's port, to see whether a connection stalls; None if that is not tried.
+    """
+    family = Family.IPV6 if ":" in address else Family.IPV4
+    ask = partial(answers_echo, address, netns=place.netns)
+    learn = partial(asyncio.to_thread, known_mtu, address, place.netns)
+    try:
+        size, largest = await learn(), 0
+        if not await ask(_SMALL):  # it may be silent: that tells nothing of large ones
+            return None
+        while largest != size:
+            if await ask(size - _HEADERS[family]):
+                return ok(f"packets of {size} bytes from {place.name} reach {address}")
+            # If a router said what fits, the kernel has learned it, and all is well.
+            largest, size = size, await learn()
+        why = "they vanish"
+    except EchoRefusedError as refused:
+        why = str(refused)
+    except OSError:
+        return None  # no route: other checks say so
+    on_the_way = [each for each in links.values() if way.device in (each.name, each.master)]
+    small = [each for each in on_the_way if each.mtu < size]
+    why += "".join(f"; the MTU of {each.name} is {each.mtu}" for each in small[:1])
+    stalls = target is not None and not await takes_data(target, place.netns)
+    text = f"packets of {size} bytes from {place.name} do not reach the endpoint {address}: {why}"
+    how = f"ping -M do -s {size - _HEADERS[family]} {address}"
+    return CheckResult(
+        verdict=Verdict.ERROR if stalls else Verdict.WARNING,
+        text=f"{text}; small ones do" + ", and connections stall" * stalls,
+        evidence=(f"{how}: no answer; ping -s {_SMALL} {address}: answered",),
+        remedy="lower the MTU of the CNI plugin, or let ICMP `fragmentation needed` pass",
+        suspect=True,
+    )
 
 
 _SERVICE = both(on_linux, with_service)
@@ -222,6 +256,7 @@ PATH_CHECKS: Final = (
     Check("route", "routes to endpoints", routes, _SERVICE, Cause.PATH),
     Check("policy-rules", "policy rules", policy_rules, _SERVICE, Cause.PATH - 4),
     Check("overlay", "MTU of overlays", overlays, on_linux, Cause.PATH + 1),
-    Check("path-mtu", "MTU of the path", path_mtu, _SERVICE, Cause.PATH + 1),
+    # A rule that drops large packets explains it.
+    Check("path-mtu", "MTU of the path", path_mtu, _SERVICE, Cause.PATH - 2, 9.0),
 )
 """Checks of the path."""

@@ -34,7 +34,12 @@ TIMEOUT = 3.0
 """Seconds: TCP has sent its second packet after one second, so one loss is survived."""
 _SILENCES = (0.5, 1.0)
 """Seconds that an answer or an ICMP error may take, to the first datagram and to the second."""
-_RTT, _TOTAL_RETRANS = 68, 100  # offsets in struct tcp_info (linux/tcp.h, since 2.4)
+_ACKNOWLEDGED, _LOOKS = 2.0, 40
+"""Seconds until data has to be acknowledged, and how often that is looked at."""
+_LARGE = 4000
+"""Bytes that need several packets."""
+_RESET = struct.pack("ii", 1, 0)  # of SO_LINGER: what was not sent is thrown away
+_UNACKED, _RTT, _TOTAL_RETRANS = 24, 68, 100  # offsets in struct tcp_info (linux/tcp.h, since 2.4)
 _IP_RECVERR, _IPV6_RECVERR = 11, 25  # linux/in.h, linux/in6.h
 _MSG_ERRQUEUE = 0x2000
 _ORIGIN_LOCAL = 1  # linux/errqueue.h: this kernel itself, not a packet
@@ -157,10 +162,32 @@ async def _dial(sock: socket.socket, target: Target, timeout: float) -> Dial:
     # once. The kernel measured the handshake itself, unless a packet was sent again.
     seconds, again = time.monotonic() - begin, 0
     if sys.platform == "linux":
-        info = sock.getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, _TOTAL_RETRANS + 4)
-        (rtt,), (again,) = (struct.unpack_from("=I", info, at) for at in (_RTT, _TOTAL_RETRANS))
+        rtt, again = _tcp_info(sock, _RTT), _tcp_info(sock, _TOTAL_RETRANS)
         seconds = rtt / 1e6 if rtt and not again else seconds
     return Dial(target, "connected", seconds, repeated=again)
+
+
+def _tcp_info(sock: socket.socket, offset: int) -> int:
+    """Return a field of struct tcp_info; Linux only."""
+    info = sock.getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, offset + 4)
+    return int.from_bytes(info[offset:], sys.byteorder)
+
+
+async def takes_data(target: Target, netns: Path | None) -> bool:
+    """Whether data that needs large packets is acknowledged; True if nothing connects at all."""
+    try:
+        with await in_thread(call_inside, netns, _opener(target, "")) as sock:
+            sock.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, _RESET)
+            async with asyncio.timeout(_ACKNOWLEDGED):
+                await asyncio.get_running_loop().sock_connect(sock, (target.address, target.port))
+            sock.send(bytes(_LARGE))
+            for _ in range(_LOOKS):
+                if not _tcp_info(sock, _UNACKED):
+                    return True
+                await asyncio.sleep(_ACKNOWLEDGED / _LOOKS)
+            return False
+    except OSError:  # TimeoutError, too
+        return True
 
 
 def _opener(target: Target, source: str) -> Callable[[], socket.socket]:

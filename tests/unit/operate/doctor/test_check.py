@@ -80,6 +80,12 @@ def test_a_suspect_explains_a_failed_connection_that_nothing_else_does() -> None
     assert run_checks(context_of(), fails, other).cause == "nothing answers"
     assert run_checks(context_of(), fails, warned, dropped).cause == "a rule drops it"
     assert run_checks(context_of(), other, warned).cause == "the clock is wrong"
+    symptom = says("more", warning("a pod gets none", cause=Cause.SYMPTOM, suspect=True))
+    assert run_checks(context_of(), fails, symptom).cause == "nothing answers"
+    large = error("large packets vanish", cause=Cause.PATH)
+    vague = says("mtu", msgspec.structs.replace(large, suspect=True))
+    assert run_checks(context_of(), vague, warned).cause == "packets may be lost"
+    assert run_checks(context_of(), says("mtu", large), warned).cause == "large packets vanish"
 
 
 def test_checks_cannot_harm_each_other() -> None:

@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from pathlib import Path
+
 import pytest
 
 from steersman.host.echo import EchoRefusedError
 from steersman.operate.doctor import node_path
 from steersman.operate.doctor.check import Check, Verdict
 from steersman.operate.doctor.network import Link, Way
+from steersman.operate.places import Pods
 from tests.support.builders.doctor import FakeNetwork, context_of, results
 from tests.support.builders.objects import endpoint, service, slice_
 
@@ -58,24 +62,50 @@ def test_overlays_must_fit() -> None:
     assert said(OVERLAYS, Way("pod1"), POD)[0][0] is Verdict.SKIPPED
 
 
-def answers(monkeypatch: pytest.MonkeyPatch, largest: int, *, refuse: bool = False) -> list[int]:
-    """Let echo requests of up to this many bytes of data be answered."""
-    sizes: list[int] = []
+def answers(
+    monkeypatch: pytest.MonkeyPatch,
+    largest: int,
+    *,
+    mtus: Sequence[int] = (1400,),
+    refuse: bool = False,
+    stalls: bool = False,
+) -> list[int]:
+    """Let echo requests of up to this many bytes of data be answered.
 
-    async def answer(address: str, size: int) -> bool:
-        assert address == "10.0.0.5"
+    Args:
+        monkeypatch: replaces what would send.
+        largest: bytes of data.
+        mtus: of the path as the kernel knows it, one after the other.
+        refuse: larger ones cannot be sent.
+        stalls: a connection that sends much stalls.
+
+    Returns:
+        The sizes that were asked for.
+    """
+    sizes: list[int] = []
+    known = iter([*mtus, *[mtus[-1]] * 9])
+
+    async def take(*_: object) -> bool:
+        return not stalls
+
+    async def answer(address: str, size: int, *, netns: Path | None) -> bool:
+        assert (address, netns) == ("10.0.0.5", None)
         sizes.append(size)
         if refuse and size > largest:
             raise EchoRefusedError("this machine cannot send them")
         return size <= largest
 
     monkeypatch.setattr(node_path, "answers_echo", answer)
+    monkeypatch.setattr(node_path, "known_mtu", lambda *_: next(known))
+    monkeypatch.setattr(node_path, "takes_data", take)
+    monkeypatch.setattr(node_path, "find_pods", lambda: Pods((), 0))
     return sizes
 
 
 def test_large_packets_must_arrive(monkeypatch: pytest.MonkeyPatch) -> None:
     sizes = answers(monkeypatch, 1500)
-    assert said(MTU, Way("pod1"), POD) == [(Verdict.OK, "packets of 1400 bytes reach 10.0.0.5")]
+    fine = "packets of 1400 bytes from this node reach 10.0.0.5"
+    assert said(MTU, Way("pod1"), POD) == [(Verdict.OK, fine)]
     assert sizes == [56, 1372]
     answers(monkeypatch, 1300)
     ((verdict, text),) = said(MTU, Way("pod1"), POD)
@@ -83,14 +113,26 @@ def test_large_packets_must_arrive(monkeypatch: pytest.MonkeyPatch) -> None:
     assert text.endswith("they vanish; small ones do")
     answers(monkeypatch, 1300, refuse=True)
     assert said(MTU, Way("pod1"), POD)[0][1].endswith("cannot send them; small ones do")
-    # The MTU of the route counts, not that of the interface.
-    sizes = answers(monkeypatch, 1300)
-    assert said(MTU, Way("pod1", mtu=1300), POD)[0][0] is Verdict.OK
-    assert sizes[-1] == 1272
+
+
+def test_a_connection_that_stalls_is_an_error(monkeypatch: pytest.MonkeyPatch) -> None:
+    answers(monkeypatch, 1300, stalls=True)
+    ((verdict, text),) = said(MTU, Way("pod1"), Link("pod1", 1200, driver="veth"))
+    assert verdict is Verdict.ERROR
+    assert text == (
+        "packets of 1400 bytes from this node do not reach the endpoint 10.0.0.5: they vanish; the"
+        " MTU of pod1 is 1200; small ones do, and connections stall"
+    )
+
+
+def test_a_size_that_a_router_asks_for_is_no_loss(monkeypatch: pytest.MonkeyPatch) -> None:
+    sizes = answers(monkeypatch, 1272, mtus=(1400, 1300))
+    assert said(MTU, Way("pod1"), POD)[0][0] is Verdict.OK
+    assert sizes == [56, 1372, 1272]
 
 
 def test_silent_endpoints_prove_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
     answers(monkeypatch, 0)
     assert said(MTU, Way("pod1"), POD)[0][0] is Verdict.UNKNOWN
     assert said(MTU, Way("lo", local=True), POD)[0][0] is Verdict.SKIPPED
-    assert said(MTU, Way("gone"), POD)[0][0] is Verdict.SKIPPED
+    assert said(MTU, Way(trouble="no route"), POD)[0][0] is Verdict.SKIPPED
