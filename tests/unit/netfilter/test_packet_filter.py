@@ -240,6 +240,10 @@ def test_matches_of_nft(statement: dict[str, Any], hit: bool | None) -> None:
     assert hits(nft(statement, DROP)) == expected
 
 
+def test_what_leaves_by_another_device_is_lost() -> None:
+    assert hits(nft({"fwd": {"dev": "pod1"}})) == hits(nft(DROP))
+
+
 def test_verdict_maps() -> None:
     def vmap(data: Any) -> dict[str, Any]:
         return {"vmap": {"key": payload("tcp", "dport"), "data": data}}

@@ -132,6 +132,8 @@ def parse_rule(value: Mapping[str, Json]) -> Iterator[Rule]:
     matches: list[Match] = []
     for statement in value.get("expr", ()):
         ((kind, what),) = statement.items()
+        if kind == "fwd":  # it leaves at once, by another device
+            kind = "drop"
         if effect := _EFFECTS.get(kind) or (_mangled(what) if kind == "mangle" else None):
             nat = effect.kind in ("destination", "source")
             yield Rule(tuple(matches), "accept" if nat else "", place, effect=effect)

@@ -70,7 +70,9 @@ class PodView(NamedTuple):
 
     def __str__(self) -> str:
         """Name it for people."""
-        return f"the pod {' '.join(sorted(self.addresses)) or 'without an address'}"
+        if not self.addresses:
+            return f"the network namespace behind {self.device}"
+        return f"the pod {' '.join(sorted(self.addresses))}"
 
 
 class Views(NamedTuple):
@@ -212,6 +214,14 @@ def _of_links(asked: Asked, found: Views) -> Iterator[CheckResult]:
             continue
         down = [each.name for each in pod.state.ports.values() if each.name != "lo" and not each.up]
         port = found.node.ports.get(pod.device)
+        bridge = found.node.ports.get(port.master) if port else None
+        if bridge is not None and not bridge.up:
+            yield _suspect(
+                f"{bridge.name}, to which {pod} is connected, is down",
+                f"ip link show {bridge.name}",
+                f"ip link set {bridge.name} up; its routes have to be made again",
+            )
+            return
         if down:
             yield _suspect(
                 f"the device {down[0]} in {pod} is down", f"ip link show {down[0]}, in the pod"
