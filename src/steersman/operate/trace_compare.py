@@ -232,12 +232,18 @@ def _misled(seen: Observation) -> tuple[str, str, int] | None:
         return None
     if found := _foreign(seen, _UNTRACKS):
         return "not-tracked", ": it is not tracked, by ", found[0]
+    if skipped := _skipped(seen, ("prerouting", "output")):
+        return "foreign-accept", ": it does not reach the Service's rules, by ", skipped[0]
+    return None
+
+
+def _skipped(seen: Observation, hooks: Collection[str]) -> tuple[int, TraceStep] | None:
+    """Return the rule of another program that ended the chain of nat before the jump to ours."""
     for number, step in enumerate(seen.steps, 1):
-        # The rest of such a chain is skipped, and so the jump to our chains.
         table = step.table.removesuffix(LEGACY).partition(" ")[2]
-        skips = step.verdict in ("accept", "return") and table == "nat"
+        skips = step.verdict in ("accept", "return") and table == "nat" and step.hook in hooks
         if skips and step.rule and step.owner != STEERSMAN and step.direction == "original":
-            return "foreign-accept", ": it does not reach the Service's rules, by ", number
+            return number, step
     return None
 
 
@@ -297,6 +303,10 @@ def _masquerading(predicted: TraceResult, seen: Observation, endpoint: str) -> I
             number, step = changed
             text = f"{text}, as the packet's mark is changed by {describe_rule(step)}"
             yield Difference(text, number, "mark-changed", command_for(step))
+        elif skipped := _skipped(seen, ("postrouting",)):
+            number, step = skipped
+            text = f"{text}: it does not reach the rules for that, by {describe_rule(step)}"
+            yield Difference(text, number, "foreign-accept", command_for(step))
         else:
             yield _against_the_plan(text, seen)
 

@@ -381,6 +381,15 @@ def test_who_changed_the_mark() -> None:
     assert mark_of([JUMP]) == 0
 
 
+def test_who_kept_the_packet_from_being_masqueraded() -> None:
+    accept = replace(
+        EARLY, hook="postrouting", chain="POSTROUTING", rule="-A POSTROUTING -j ACCEPT"
+    )
+    (found,) = compare(MASQUERADED, seen(JUMP, DNAT, accept))
+    assert (found.code, found.step) == ("foreign-accept", 3)
+    assert "it does not reach the rules for that, by a rule of Docker in chain POST" in found.text
+
+
 def test_a_program_has_no_chain_to_show() -> None:
     program = TraceStep("ingress", "sm_ingress", "", "drop", "eth0", owner="the kernel")
     assert command_for(program) == ""
@@ -448,6 +457,21 @@ def test_a_packet_that_vanishes_after_our_rule_was_not_left_alone() -> None:
             "refused",
         ),
         (lost(SENT, steps=(JUMP, DNAT), answer="icmp", answer_text="ICMP TTL exceeded"), "left"),
+        (
+            lost(
+                SENT, RECEIVED, steps=(JUMP, DNAT), answer="icmp",
+                answer_text="ICMP administratively prohibited", around=NOWHERE,
+            ),
+            "no-route",
+        ),
+        (
+            lost(
+                SENT,
+                replace(SENT, kind="received", reply=True, what="SYN-ACK"),
+                steps=(JUMP, DNAT), answer="icmp", answer_text="ICMP host unreachable", client=1,
+            ),
+            "refused",
+        ),
         (lost(steps=(JUMP, DNAT)), "not-answered"),
         (lost(SENT, steps=(JUMP, DNAT), terminates=True), "not-answered"),
         (

@@ -141,6 +141,20 @@ def test_the_place_that_explains_a_loss() -> None:
             "ip neigh show 10.1.0.1",
         ),
         (
+            replace(FREED, reason="IP_INHDR", function="ip_forward"),
+            around(),
+            "kernel-drop",
+            "dropped at pod9 of this node by the kernel (IP_INHDR, in ip_forward): its TTL (hop",
+            "ip -s link",
+        ),
+        (
+            replace(FREED, reason="XFRM_POLICY"),
+            around(),
+            "ipsec",
+            "dropped at pod9 of this node by the kernel (XFRM_POLICY, in f): an IPsec policy",
+            "nsenter x ip xfrm policy",
+        ),
+        (
             replace(FREED, reason="PKT_TOO_BIG", device="", function=""),
             around(),
             "too-big",
