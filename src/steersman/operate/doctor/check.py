@@ -43,6 +43,8 @@ USUAL = 6.0
 """Seconds that one check may take."""
 _INCOMPLETE = 3
 """Exit status if nothing wrong was found and not everything was checked."""
+UNSEEN = "pods (their namespaces are not visible: hostPID)"
+"""What is not tried in a pod that sees only its own processes; most ways begin there."""
 _LISTED = 4
 """Checks without a result that the headline names."""
 _EVIDENCE = 8
@@ -392,10 +394,10 @@ class Diagnosis(Answer, frozen=True, kw_only=True, rename="camel"):
 
     @property
     def exit_code(self) -> int:
-        """1 if a check found an error, otherwise 3 if a check could not be carried out."""
+        """1 if a check found an error, otherwise 3 if one could not look, or not at pods."""
         if any(result.verdict is Verdict.ERROR for result in self.results):
             return 1
-        return _INCOMPLETE if self.unfinished else 0
+        return _INCOMPLETE if self.unfinished or UNSEEN in self.untried else 0
 
     @property
     def unfinished(self) -> Sequence[str]:
@@ -431,6 +433,8 @@ class Diagnosis(Answer, frozen=True, kw_only=True, rename="camel"):
                 len(late) > _LISTED
             )
             yield Line(f"Not everything was checked: no result of {some}", style="warn")
+        elif UNSEEN in self.untried:
+            yield Line("Not everything was checked: pods cannot be seen from here", style="warn")
         elif not self.cause:
             yield Line("Nothing wrong was found", style="good")
         if untried := self.untried:
@@ -500,8 +504,9 @@ def likely_cause(results: Sequence[Finished]) -> Finished | None:
         results: in the order of a Diagnosis.
     """
     bad = [each for each in results if each.verdict in (Verdict.ERROR, Verdict.WARNING)]
-    if not bad:
-        return None
+    if not bad:  # an oddity may break what could not be tried
+        blind = any(UNSEEN in each.untried for each in results)
+        return next((each for each in results if blind and each.suspect), None)
     failed = bad[0].verdict is Verdict.ERROR
     # A failed connection alone explains nothing: a suspect nearer to the root does.
     if bad[0].cause >= Cause.ENDPOINT or (failed and bad[0].suspect):

@@ -24,6 +24,7 @@ from steersman.model.names import Family, PlanKey, Protocol
 from steersman.model.world import World
 from steersman.netfilter.conntrack.flows import Tracked, tracked
 from steersman.operate.doctor.check import (
+    UNSEEN,
     Cause,
     Check,
     CheckResult,
@@ -113,7 +114,7 @@ async def find_places(context: Context, stack: AsyncExitStack) -> tuple[list[Pla
         behind = [place for place in found if not ends.isdisjoint(place.addresses.values())]
         places += [place for place in found if place not in behind][:1] + behind[:1]
     if pods.unseen and len(places) == 1:
-        untried.append("pods (their namespaces are not visible: hostPID)")
+        untried.append(UNSEEN)
     try:
         node = context.world.snapshot.node
         own = [

@@ -13,6 +13,7 @@ from steersman.model.names import Family
 from steersman.model.plan import SourceClass
 from steersman.operate.answer import Line
 from steersman.operate.doctor.check import (
+    UNSEEN,
     Cause,
     Check,
     CheckResult,
@@ -22,6 +23,7 @@ from steersman.operate.doctor.check import (
     always,
     both,
     error,
+    notice,
     ok,
     on_the_node,
     skipped,
@@ -86,6 +88,17 @@ def test_a_suspect_explains_a_failed_connection_that_nothing_else_does() -> None
     vague = says("mtu", msgspec.structs.replace(large, suspect=True))
     assert run_checks(context_of(), vague, warned).cause == "packets may be lost"
     assert run_checks(context_of(), says("mtu", large), warned).cause == "large packets vanish"
+
+
+def test_pods_that_cannot_be_tried_leave_the_question_open() -> None:
+    tried = says("tries", msgspec.structs.replace(ok("3 of 3 ways work"), untried=(UNSEEN,)))
+    answer = run_checks(context_of(), tried)
+    assert (answer.cause, answer.exit_code) == ("", 3)
+    assert "Not everything was checked: pods cannot be seen from here" in lines(answer)
+    odd = says("odd", notice("a rule changes packets of pods"))
+    answer = run_checks(context_of(), tried, odd)
+    assert (answer.cause, answer.exit_code) == ("a rule changes packets of pods", 3)
+    assert run_checks(context_of(), says("tries", ok("all ways work")), odd).cause == ""
 
 
 def test_checks_cannot_harm_each_other() -> None:
