@@ -264,6 +264,7 @@ def test_a_dial_is_known_before_its_task_runs_again_and_as_an_ipv4_mapped_addres
         port = server.getsockname()[1]
         dials = DialRegistry()
         dial = dials.add(sock, owner(), Endpoint(LOCAL, port), None)
+        sock.setsockopt(socket.IPPROTO_IPV6, socket.IPV6_V6ONLY, 0)  # as Linux has it
         sock.setblocking(False)
         sock.connect_ex((f"::ffff:{LOCAL}", port))
         with server.accept()[0] as client:
