@@ -6,7 +6,6 @@ Also whether they answer about a node that syncs all the time.
 from __future__ import annotations
 
 import json
-import os
 import re
 import statistics
 import subprocess
@@ -103,6 +102,16 @@ def of_tracing(mode: str, rounds: int) -> Iterator[Figure]:
         )
 
 
+_MEASURE = """
+import os, subprocess, sys
+process = subprocess.Popen(sys.argv[1:], stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+_, status, used = os.wait4(process.pid, 0)
+print(os.waitstatus_to_exitcode(status), used.ru_utime + used.ru_stime, used.ru_maxrss)
+"""
+"""Runs a command. The memory of a new process begins with that of the one that starts it, so it is
+not this one, which has thousands of Services."""
+
+
 class Spent(NamedTuple):
     """What a command took, its children included."""
 
@@ -116,18 +125,13 @@ class Spent(NamedTuple):
 def of_command(*argv: str) -> Spent:
     """Run a command."""
     begun = time.monotonic()
-    process = subprocess.Popen(
-        [sys.executable, "-m", "steersman", *argv],
-        stdout=subprocess.DEVNULL,
-        stderr=subprocess.DEVNULL,
-        env=environment(),
-    )
-    _, status, used = os.wait4(process.pid, 0)
-    process.returncode = os.waitstatus_to_exitcode(status)
-    if process.returncode not in _ANSWERED:
-        raise RuntimeError(f"steersman {' '.join(argv)} ended with {process.returncode}")
+    words = [sys.executable, "-c", _MEASURE, sys.executable, "-m", "steersman", *argv]
+    done = subprocess.run(words, capture_output=True, text=True, check=True, env=environment())
+    status, seconds, kilobytes = done.stdout.split()
+    if int(status) not in _ANSWERED:
+        raise RuntimeError(f"steersman {' '.join(argv)} ended with {status}")
     took = time.monotonic() - begun
-    return Spent(took, (used.ru_utime + used.ru_stime) * 1e3, used.ru_maxrss * 1024 / 1e6)
+    return Spent(took, float(seconds) * 1e3, int(kilobytes) * 1024 / 1e6)
 
 
 def of_questions(mode: str, services: int) -> Iterator[Figure]:
