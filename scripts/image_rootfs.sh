@@ -85,6 +85,8 @@ configure() {
     printf 'root:x:0:\nsteersman:x:65532:\n' >"$root/etc/group"
     printf 'hosts: files dns\n' >"$root/etc/nsswitch.conf"
     mv "$root/usr/bin/setpriv" "$root/usr/local/bin/setpriv-net" # see image_layer.py
+    # A pod of `steersman connectivity` may have any image with python3.
+    ln -s python3.11 "$root/usr/bin/python3"
     # An iptables without variant: nft's, as Debian chooses. Legacy's are there by their names.
     local name
     for name in iptables iptables-save iptables-restore ip6tables ip6tables-save ip6tables-restore; do

@@ -18,6 +18,7 @@ import yaml
 
 from steersman import __version__
 from steersman.modes.specs import SPECS
+from steersman.operate.connectivity import pod
 from tests.packaging.artefacts import ready_made
 from tests.support.builders import kube
 from tests.support.processes.container import Object, argv, buildah, prepare
@@ -260,6 +261,14 @@ def test_it_decodes_with_the_extension(root: Path) -> None:
     code = "from steersman.source import protobuf; print(protobuf.NATIVE)"
     argv = ["chroot", str(root), "/usr/bin/python3.11", "-I", "-c", code]
     assert subprocess.run(argv, capture_output=True, text=True, check=True).stdout == "True\n"
+
+
+def test_it_is_an_image_for_pods_that_test_connectivity(root: Path) -> None:
+    program, result = Path(pod.__file__).read_text(encoding="utf-8"), root / "tmp/result"
+    argv = ["chroot", str(root), "python3", "-c", program, "ask", "[]", "0", "/tmp/result"]
+    subprocess.run(argv, check=True, timeout=60)
+    assert result.read_text() == "[]"
+    result.unlink()
 
 
 def test_it_runs_what_was_compiled_without_docstrings(root: Path) -> None:

@@ -119,7 +119,7 @@ class Kubelet:
                     {
                         "addresses": [pod["status"]["podIP"]],
                         "nodeName": pod["spec"]["nodeName"],
-                        "conditions": {"ready": True},
+                        "conditions": {"ready": _is_ready(spec, pod)},
                     }
                     for pod in pods
                 ],
@@ -128,6 +128,13 @@ class Kubelet:
             old = self._world.objects["EndpointSlice"].get(key)
             if old is None or old["endpoints"] != made["endpoints"]:
                 self._world.put(made)
+
+
+def _is_ready(spec: Object, pod: Object) -> bool:
+    """As the real kubelet: a pod with a container that has ended is not ready."""
+    running = ["running" in each["state"] for each in pod["status"]["containerStatuses"]]
+    everything = len(running) == len(pod["spec"]["containers"]) and all(running)
+    return everything or bool(spec.get("publishNotReadyAddresses"))
 
 
 def _text(path: Path) -> str:

@@ -239,6 +239,8 @@ class _Run:
             for each in ("TCP", "UDP")
         ]
         spec |= {"selector": selector, "ports": ports, "ipFamilyPolicy": "PreferDualStack"}
+        # A pod is not ready any more once the container that asks has ended.
+        spec["publishNotReadyAddresses"] = True
         body = _object("Service", name, _OWNER, spec)
         return _decode_service(await self._client.post(f"{_INSIDE}/services", body))
 
