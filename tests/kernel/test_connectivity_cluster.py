@@ -104,7 +104,7 @@ def test_a_cluster_that_serves_passes(lab: Lab, tmp_path: Path, mode: str) -> No
         cluster.close()
 
 
-@pytest.mark.slow(seconds=60)
+@pytest.mark.slow(seconds=80)
 def test_a_firewall_and_runs_that_are_ended(lab: Lab, tmp_path: Path) -> None:
     cluster = Cluster(lab, tmp_path, "nftables")
     try:

@@ -40,7 +40,7 @@ SELECTOR = "app.kubernetes.io/name=steersman"
 _MOST_NODES = 20
 """Nodes that are tried if none are named."""
 _PORT, _TARGET_PORT = 80, 8080
-_START_SECONDS, _END_SECONDS, _SERVED_SECONDS = 180.0, 120.0, 20.0
+_START_SECONDS, _END_SECONDS, _SERVED_SECONDS = 180.0, 120.0, 30.0
 """Until pods run (images are pulled), until they end, and until a node serves a new Service."""
 _POD_SECONDS = 600
 """After that the kubelet ends a pod, whatever became of this process."""
