@@ -3,22 +3,13 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
 from steersman.cli.command import Argument, Command, Example, option
-from steersman.operate.answer import Answer, Block, QuestionError
+from steersman.operate.answer import Answer, QuestionError
 
 if TYPE_CHECKING:
     from steersman.config import Parsed
-
-
-class Sent(Answer, frozen=True, kw_only=True):
-    """The archive went to standard output, where nothing else belongs."""
-
-    def blocks(self, wide: bool) -> Iterator[Block]:  # noqa: ARG002
-        """Yield nothing."""
-        yield from ()
 
 
 async def _answer(parsed: Parsed) -> Answer:
@@ -39,7 +30,7 @@ async def _answer(parsed: Parsed) -> Answer:
     for each in report.parts:
         if each.problem:
             print(f"{each.name}: {each.problem}", file=sys.stderr)
-    return Sent()
+    return Answer()  # standard output has the archive, where nothing else belongs
 
 
 COMMAND = Command(

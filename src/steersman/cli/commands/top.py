@@ -3,24 +3,15 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
 from steersman.cli.command import Argument, Command, Example, option
-from steersman.operate.answer import Answer, Block, QuestionError
+from steersman.operate.answer import Answer, QuestionError
 
 if TYPE_CHECKING:
     from steersman.config import Parsed
 
 _SORTS = ("rate", "connections", "failures", "latency", "endpoints", "name")
-
-
-class Ended(Answer, frozen=True, kw_only=True):
-    """The view was closed; there is nothing more to say."""
-
-    def blocks(self, wide: bool) -> Iterator[Block]:  # noqa: ARG002
-        """Yield nothing."""
-        yield from ()
 
 
 async def _answer(parsed: Parsed) -> Answer:
@@ -41,7 +32,7 @@ async def _answer(parsed: Parsed) -> Answer:
 
     seconds = float(getattr(values.get("delay"), "seconds", 1.0))
     await show_top(model, max(0.2, seconds))
-    return Ended()
+    return Answer()  # the view was closed: there is nothing more to say
 
 
 COMMAND = Command(
