@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from random import Random
 from typing import Any
 
@@ -160,6 +161,25 @@ def test_pods_are_told_first(detector: LocalDetector, match: str) -> None:
 
 def test_without_a_detector_nobody_is_a_pod() -> None:
     assert "POD-" not in text(NodeSettings())
+
+
+def test_rules_match_sets_in_all_their_dimensions() -> None:
+    node = render_node(SETTINGS, random_fully=True)
+    kinds = {k.set: str(v).partition(" ")[0] for k, v in node.items() if type(k) is SetKey}
+    matches = re.findall(r"--match-set (\S+) (\S+)", text(SETTINGS))
+    assert matches
+    for name, directions in matches:
+        assert directions.split(",") == ["dst", "dst", "src"][: kinds[name].count(",") + 1]
+
+
+def test_only_new_connections_are_dropped_or_rejected() -> None:
+    """Those that pass already stay; all packets are marked, accepted and masqueraded."""
+    rules = text(SETTINGS).splitlines()
+    jumps = [rule for rule in rules if re.search("-j KUBE-IPVS-(?!MARK|SOURCES)", rule)]
+    fresh = {rule.rpartition("-")[2] for rule in jumps if "--ctstate NEW" in rule}
+    others = {rule.rpartition("-")[2] for rule in jumps if "--ctstate NEW" not in rule}
+    assert fresh == {"DROPS", "REJECTS", "ACCESS"}
+    assert others == {"HEALTH", "FORWARD", "SERVICES", "POSTROUTING"}
 
 
 def test_the_interface_belongs_to_the_node() -> None:
