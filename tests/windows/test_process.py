@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import json
 import signal
 from pathlib import Path
 
@@ -120,18 +121,20 @@ def test_commands_ask_the_process(tmp_path: Path) -> None:
             async with node.steersman() as process:
                 await process.said("kernel objects")
                 expected = {
-                    "status": (0, "winuserspace"),
-                    "services": (0, VIP),
-                    "endpoints": (0, str(one.port)),
-                    "explain shop/web": (0, str(one)),
-                    "problems": (0, "no problems"),
-                    "doctor shop/web": (0, "connections to the Service"),
-                    "doctor shop/bad": (1, "refused"),
+                    "status": "winuserspace",
+                    "services": VIP,
+                    "endpoints": str(one.port),
+                    "explain shop/web": str(one),
+                    "problems": "no problems",
                 }
-                results = await node.commands(*expected)
-                for words, (status, said) in zip(expected, results, strict=True):
-                    success, part = expected[words]
-                    assert (status, part in said) == (success, True), (words, status, said)
+                doctor = ("doctor shop/web --output=json", "doctor shop/bad")
+                *answers, (_, good), (bad, said) = await node.commands(*expected, *doctor)
+                for (words, part), (status, text) in zip(expected.items(), answers, strict=True):
+                    assert (status, part in text) == (0, True), (words, status, text)
+                found = {each["check"]: each["verdict"] for each in json.loads(good)["results"]}
+                checks = ("endpoints-from-node", "tries", "process", "rules")
+                assert [found[name] for name in checks] == ["ok", "ok", "ok", "skipped"], good
+                assert (bad, "refused" in said) == (1, True), said
             # Wine makes the rights of administrators those of the group.
             private = node.drive / "Program Files/steersman/private"
             assert private.stat().st_mode & 0o007 == 0
