@@ -7,7 +7,7 @@ WORKERS ?= $(shell cores=$$(nproc); echo $$((cores < 4 ? cores * 3 : cores < 12 
 # The tests of a module in one process and in our order, the longest modules first.
 TOGETHER := --dist loadscope --no-loadscope-reorder
 
-SOURCES_IN_C := src/steersman/modes/ebpf/c/*.[ch] src/steersman/host/*.c src/steersman/source/*.c
+SOURCES_IN_C := src/steersman/modes/ebpf/c/*.[ch] src/steersman/host/*.[ch] src/steersman/source/*.c
 
 .DEFAULT_GOAL := help
 .PHONY: help setup check format test test-windows properties sim docs reference demo demo-ui screenshots bench image deb notice release krew lock clean
