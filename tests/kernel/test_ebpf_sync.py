@@ -5,10 +5,12 @@ from __future__ import annotations
 import asyncio
 import errno
 import shutil
+import subprocess
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from msgspec.structs import replace
 
 from steersman.compile.planner import Planner
 from steersman.model.inputs import HostFacts, NodeConfig
@@ -83,6 +85,24 @@ async def test_what_the_next_process_cannot_change_stays(
     assert pins(again).exists()
     assert lab.probe(LOOKER, VIP, 80).endpoint == f"{OTHER}:8080"
     await release(again)
+
+
+async def test_where_a_bpffs_was_unmounted_another_one_is_mounted(
+    lab: Lab, mode: EbpfMode, tmp_path: Path
+) -> None:
+    """Ordinary directories were left, in which the kernel refuses pins."""
+    (tmp_path / "pins/maps").mkdir(parents=True)
+    options = replace(mode.datapath.options, pins=tmp_path / "pins")
+    made = ebpf.mode_in(lab.node.path, options)
+    try:
+        report = await Sync(world(POD), Planner(CONFIG, made.traits), made).run()
+        assert report
+        assert report.result
+        assert report.result.refused == 0
+        assert lab.probe(LOOKER, VIP, 80).endpoint == f"{POD}:8080"
+    finally:
+        await release(made)
+        subprocess.run(["umount", "--lazy", tmp_path], check=False)  # noqa: ASYNC221
 
 
 async def test_objects_become_connections(lab: Lab, mode: EbpfMode) -> None:
