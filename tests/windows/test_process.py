@@ -128,13 +128,13 @@ def test_commands_ask_the_process(tmp_path: Path) -> None:
                     "problems": "no problems",
                 }
                 doctor = ("doctor shop/web --output=json", "doctor shop/bad")
-                *answers, (_, good), (bad, said) = await node.commands(*expected, *doctor)
+                *answers, (_, good), (exit_status, said) = await node.commands(*expected, *doctor)
                 for (words, part), (status, text) in zip(expected.items(), answers, strict=True):
                     assert (status, part in text) == (0, True), (words, status, text)
                 found = {each["check"]: each["verdict"] for each in json.loads(good)["results"]}
                 checks = ("endpoints-from-node", "tries", "process", "rules")
                 assert [found[name] for name in checks] == ["ok", "ok", "ok", "skipped"], good
-                assert (bad, "refused" in said) == (1, True), said
+                assert (exit_status, "refused" in said) == (1, True), said
             # Wine makes the rights of administrators those of the group.
             private = node.drive / "Program Files/steersman/private"
             assert private.stat().st_mode & 0o007 == 0
