@@ -12,7 +12,7 @@ from typing import NamedTuple
 ONLY_FULL = (
     *(f"tests/{part}/" for part in ("browser", "packaging", "soak", "upgrade", "windows")),
     "tests/e2e/test_image.py",
-    *(f"tests/kernel/faults/test_planted_{mode}.py" for mode in ("iptables", "nftables")),
+    *(f"tests/kernel/faults/test_planted_{mode}.py" for mode in ("iptables", "nftables", "pod")),
     "tests/vm/test_machine.py::test_everything_inside",
     # More of what the quick part does once: other variants of a mode, other seeds.
     *(

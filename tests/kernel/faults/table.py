@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import contextlib
+import socket
 from collections.abc import Iterator
 from typing import NamedTuple
 
 from tests.kernel.faults import cluster as ways
-from tests.kernel.faults.cluster import Cluster, Way
+from tests.kernel.faults.cluster import LOCAL, Cluster, Way
 from tests.kernel.faults.plants import (
     Plant,
     bpf,
@@ -33,7 +34,9 @@ from tests.support.lab.faulty_node import (
 NOBODY = "10.244.0.99"
 ELSEWHERE = "198.51.100.77"
 """Where remote pods are; the namespace of an address that nobody has."""
-BOTH = ("nftables", "iptables")
+NFTABLES, IPTABLES = ("nftables",), ("iptables",)
+BOTH = (*NFTABLES, *IPTABLES)
+BRIDGE_ROUTES = "; ".join(f"ip route replace {address}/32 dev cni0" for address in LOCAL)
 
 
 class Fault(NamedTuple):
@@ -80,6 +83,30 @@ def stopped_with_changes(cluster: Cluster) -> Iterator[None]:
     """steersman is stopped, and a pod has ended since."""
     with stopped(cluster), silent(ENDS[0])(cluster):
         yield
+
+
+@contextlib.contextmanager
+def full_backlog(cluster: Cluster) -> Iterator[None]:
+    """The program of a pod accepts no connection, and its queue is full."""
+
+    def listen() -> list[socket.socket]:
+        server = socket.create_server((ENDS[0], 8080), backlog=0)
+        clients = [socket.socket() for _ in range(3)]
+        for client in clients:
+            client.setblocking(False)
+            client.connect_ex((ENDS[0], 8080))
+        return [server, *clients]
+
+    with silent(ENDS[0])(cluster):
+        pod = cluster.lab.netns(ENDS[0])
+        cluster.lab.serve(ENDS[0], 8081, "UDP")
+        opened = pod.call(listen)
+        try:
+            yield
+        finally:
+            for each in opened:
+                each.close()
+            cluster.lab.servers.silence(ENDS[0])
 
 
 def _drop(chain: str, rule: str) -> Plant:
@@ -460,7 +487,206 @@ FAULTS = (
         ways.FROM_POD,
         "come in by cni0 are not forwarded",
     ),
+    # The uplink
+    Fault(
+        "a rule drops what comes by the uplink",
+        iptables("-I FORWARD -i eth0 -j DROP"),
+        ways.FROM_OUTSIDE,
+        "-i eth0 -j DROP",
+        NFTABLES,
+    ),
+    Fault(
+        "a program of XDP drops what comes by the uplink",
+        bpf("eth0", "xdp"),
+        ways.FROM_OUTSIDE,
+        "XDP.*eth0|eth0.*XDP",
+        IPTABLES,
+    ),
+    Fault(
+        "a program of tc drops what comes by the uplink",
+        bpf("eth0", "ingress"),
+        ways.FROM_OUTSIDE,
+        "tc.*eth0|eth0.*tc",
+        NFTABLES,
+    ),
+    Fault(
+        "forwarding is off for the uplink",
+        sysctl("ipv4/conf/eth0/forwarding", "0"),
+        ways.FROM_OUTSIDE,
+        "come in by eth0 are not forwarded",
+        IPTABLES,
+    ),
+    # More kinds of rules
+    Fault(
+        "a limit of new connections by address",
+        iptables(
+            "-I FORWARD -p tcp --syn -m hashlimit --hashlimit-above 1/hour --hashlimit-burst 1"
+            " --hashlimit-name sm -j DROP"
+        ),
+        ways.FROM_POD,
+        "hashlimit-above 1/hour",
+        IPTABLES,
+    ),
+    Fault(
+        "a rule looks at bytes of the header",
+        iptables('-I FORWARD -m u32 --u32 "6&0xFF=6" -j DROP'),
+        ways.FROM_POD,
+        "-m u32",
+        NFTABLES,
+    ),
+    Fault(
+        "a set of iptables has the client",
+        together(
+            shell(f"ipset create bad hash:ip; ipset add bad {CLIENT}", "ipset destroy bad"),
+            iptables("-I FORWARD -m set --match-set bad src -j DROP"),
+        ),
+        ways.FROM_POD,
+        "match-set bad src -j DROP",
+        NFTABLES,
+    ),
+    Fault(
+        "half of the connections are dropped by chance",
+        _drop("forward", "tcp flags syn numgen random mod 2 == 0 drop"),
+        ways.FROM_POD,
+        "table inet other",
+        NFTABLES,
+    ),
+    Fault(
+        "a rule of iptables-legacy drops what a pod sends",
+        shell(
+            f"iptables-legacy -I FORWARD -s {CLIENT} -j DROP",
+            f"iptables-legacy -D FORWARD -s {CLIENT} -j DROP",
+        ),
+        ways.FROM_POD,
+        f"-s {CLIENT}.* -j DROP",
+        IPTABLES,
+    ),
+    Fault(
+        "a foreign rule redirects to a program that does not run",
+        nft(
+            "nat hook prerouting priority -150",
+            "iifname cni0 tcp dport 80 redirect to :15001",
+            family="ip",
+        ),
+        ways.FROM_POD,
+        "table ip other",
+        NFTABLES,
+    ),
+    Fault(
+        "a rule accepts packets before they are masqueraded",
+        iptables("-t nat -I POSTROUTING -j ACCEPT"),
+        ways.FROM_OUTSIDE,
+        "POSTROUTING.* -j ACCEPT",
+        IPTABLES,
+    ),
+    Fault(
+        "a rule resets connections",
+        iptables("-I FORWARD -p tcp --dport 8080 -j REJECT --reject-with tcp-reset"),
+        ways.FROM_POD,
+        "reject-with tcp-reset",
+        NFTABLES,
+    ),
+    Fault(
+        "a rule drops by the address before translation",
+        iptables(f"-t mangle -I POSTROUTING -m conntrack --ctorigdst {VIP} -j DROP"),
+        ways.FROM_POD,
+        f"ctorigdst {VIP}",
+        IPTABLES,
+    ),
+    Fault(
+        "the node's own packets are not tracked",
+        nft("filter hook output priority -300", f"ip daddr {VIP} notrack"),
+        ways.FROM_NODE,
+        "table inet other",
+        NFTABLES,
+    ),
+    Fault(
+        "a netdev hook drops what goes to a pod",
+        nft("filter hook egress device pod0 priority 0", "drop", family="netdev"),
+        ways.FROM_POD,
+        "table netdev other",
+        NFTABLES,
+    ),
+    Fault(
+        "a netdev hook sends what comes from a pod to another one",
+        nft("filter hook ingress device pod3 priority 0", "fwd to pod1", family="netdev"),
+        ways.FROM_POD,
+        "table netdev other",
+        IPTABLES,
+    ),
+    # More of devices, addresses and routes
+    Fault(
+        "the bridge of the pods is down",
+        shell("ip link set cni0 down", f"ip link set cni0 up; {BRIDGE_ROUTES}"),
+        ways.FROM_POD,
+        "cni0.* is down",
+        NFTABLES,
+    ),
+    Fault(
+        "a pod has lost its address",
+        shell(
+            f"ip addr del {ENDS[0]}/32 dev eth0",
+            f"ip addr add {ENDS[0]}/32 dev eth0;"
+            " ip route replace default via 169.254.1.1 dev eth0 onlink",
+            ENDS[0],
+        ),
+        ways.FROM_POD,
+        f"no pod of this node has the address {ENDS[0]}",
+        NFTABLES,
+    ),
+    Fault(
+        "the client's network mask is too large",
+        ip("addr add 10.96.3.1/12 dev eth0", CLIENT),
+        ways.FROM_POD,
+        f"next hop {VIP} on eth0",
+        IPTABLES,
+    ),
+    Fault(
+        "packets of the client have a TTL of 1",
+        sysctl("ipv4/ip_default_ttl", "1", CLIENT),
+        ways.FROM_POD,
+        "TTL",
+        IPTABLES,
+    ),
+    Fault(
+        "a route to one pod is prohibited",
+        shell(
+            f"ip route replace prohibit {ENDS[0]}/32",
+            f"ip route del prohibit {ENDS[0]}/32; ip route replace {ENDS[0]}/32 dev cni0",
+        ),
+        ways.FROM_POD,
+        f"no route .*{ENDS[0]}",
+        NFTABLES,
+    ),
+    Fault(
+        "a mark of another program leads into a black hole",
+        together(
+            nft("route hook output priority -150", f"ip daddr {VIP} meta mark set 0x33"),
+            ip("route add blackhole default table 133"),
+            ip("rule add fwmark 0x33 lookup 133 pref 45"),
+        ),
+        ways.FROM_NODE,
+        "table inet other|fwmark 0x33",
+        IPTABLES,
+    ),
+    Fault(
+        "the MTU of the way is small, and nobody is told",
+        together(
+            shell("ip link set eth1 mtu 1000", "ip link set eth1 mtu 1500"),
+            nft("filter hook output priority 0", "icmp type destination-unreachable drop"),
+        ),
+        ways.LARGE_FROM_POD,
+        "the MTU of eth1 is 1000|table inet other",
+        NFTABLES,
+    ),
     # Endpoints
+    Fault(
+        "the queue of a pod's program is full",
+        full_backlog,
+        ways.FROM_POD,
+        f"{ENDS[0]}:8080.* does not answer",
+        IPTABLES,
+    ),
     Fault("the program of one pod has ended", silent(ENDS[0]), ways.FROM_POD, f"{ENDS[0]}:8080"),
     Fault(
         "the program of a pod listens on loopback only",

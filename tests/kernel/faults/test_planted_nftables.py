@@ -11,6 +11,6 @@ from tests.kernel.faults.judge import healthy_cluster, most_are_named_first
 pytestmark = [pytest.mark.kernel, pytest.mark.slow(seconds=500)]
 
 
-def test_seven_of_eight_faults_are_named_first(tmp_path: Path) -> None:
+def test_nine_of_ten_faults_are_named_first(tmp_path: Path) -> None:
     with healthy_cluster(tmp_path, "nftables") as cluster:
         most_are_named_first(cluster, "nftables")

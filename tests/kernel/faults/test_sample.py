@@ -7,8 +7,8 @@ from collections.abc import Iterator
 import pytest
 
 from tests.kernel.faults.cluster import Cluster
-from tests.kernel.faults.judge import healthy_cluster, named_first
-from tests.kernel.faults.table import FAULTS
+from tests.kernel.faults.judge import healthy_cluster, named_first, never_called_fine
+from tests.kernel.faults.table import FAULTS, Fault
 
 pytestmark = [pytest.mark.kernel, pytest.mark.slow(seconds=90)]
 SAMPLE = (
@@ -16,6 +16,7 @@ SAMPLE = (
     "a chain of the bridge family drops",
     "the device of a pod is down",
     "two pods have one address",
+    "a rule drops what comes by the uplink",
     "the program of a pod listens on loopback only",
     "steersman is stopped and does not know of a pod's end",
 )
@@ -29,5 +30,13 @@ def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
 
 @pytest.mark.parametrize("name", SAMPLE)
 def test_it_is_named_first(cluster: Cluster, name: str) -> None:
+    named_first(cluster, named(name))
+
+
+def test_a_pod_that_sees_no_other_is_not_told_that_all_is_well(cluster: Cluster) -> None:
+    never_called_fine(cluster, named("a filter in the client's pod"))
+
+
+def named(name: str) -> Fault:
     (fault,) = (fault for fault in FAULTS if fault.name == name)
-    named_first(cluster, fault)
+    return fault
