@@ -117,6 +117,16 @@ async def source(context: Context) -> Iterable[CheckResult]:
     if found.kind == "manifests":
         return [ok("objects come from manifests")]
     errors = sorted(f"{count} times {why}" for why, count in found.errors.items())
+    if not found.connected and "http_403" in found.errors:
+        return [
+            error(
+                f"it does not get all objects from the API server {found.server}, which refused "
+                "requests (HTTP 403): changes of some kinds do not arrive",
+                *errors,
+                remedy="let its ServiceAccount list and watch Services, EndpointSlices and Nodes, "
+                "as the ClusterRole of the chart does",
+            )
+        ]
     if not found.connected:
         return [
             error(

@@ -123,6 +123,11 @@ API_SERVER = SourceStatus(kind="apiserver", server="https://api:6443", quiet_sec
         (msgspec.structs.replace(API_SERVER, quiet_seconds=None), Verdict.OK, "connected"),
         (msgspec.structs.replace(API_SERVER, quiet_seconds=999.0), Verdict.WARNING, "for 999 s"),
         (msgspec.structs.replace(API_SERVER, connected=False), Verdict.ERROR, "not connected"),
+        (
+            msgspec.structs.replace(API_SERVER, connected=False, errors={"http_403": 3}),
+            Verdict.ERROR,
+            "does not get all objects",
+        ),
     ],
 )
 def test_the_source(source: SourceStatus, verdict: Verdict, words: str) -> None:
