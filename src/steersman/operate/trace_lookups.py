@@ -29,6 +29,7 @@ from steersman.host.rtnetlink import (
     parse_rule,
 )
 from steersman.host.sysctl import SysctlError
+from steersman.model.addresses import is_loopback
 from steersman.model.tracing import Sighting
 from steersman.netfilter.conntrack.usage import usage
 from steersman.netfilter.trace.owners import owner_of
@@ -76,7 +77,8 @@ def look_around(
     if path is None:
         return None
     here = path == HERE
-    holders = tuple(map(str, linked_holders(endpoint)))
+    # Every namespace has 127.0.0.1.
+    holders = () if is_loopback(endpoint) else tuple(map(str, linked_holders(endpoint)))
 
     def output(*argv: str) -> str:
         """Return what a program prints in the namespace of this thread; "" if it fails."""

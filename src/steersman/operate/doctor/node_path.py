@@ -30,7 +30,7 @@ from steersman.operate.doctor.check import (
     warning,
     with_service,
 )
-from steersman.operate.doctor.facts import ways
+from steersman.operate.doctor.facts import requirements, ways
 from steersman.operate.doctor.network import Link, Way
 from steersman.operate.doctor.node_pods import Views, views
 from steersman.operate.doctor.traffic_dial import Target, takes_data
@@ -72,8 +72,11 @@ async def routes(context: Context) -> Iterable[CheckResult]:
                     remedy=f"ip link set {way.device} up",
                 )
             )
-    # Without any route to its address, the node's own connections fail before a rule sees them.
-    for address in sorted({f.address for plan in context.plans for f in plan.frontends} - {""}):
+    # Without any route to its address, the node's own connections fail before a rule sees them,
+    # unless the mode changes the address at the socket.
+    needs = await context.once(requirements)
+    addresses = {f.address for plan in context.plans for f in plan.frontends} - {""}
+    for address in sorted(addresses) if needs.delivery != "translated" else ():
         way = await context.network.way(address)
         if way.trouble:
             results.append(
@@ -93,21 +96,29 @@ async def routes(context: Context) -> Iterable[CheckResult]:
 async def policy_rules(context: Context) -> Iterable[CheckResult]:
     """Check that no policy rule, and no rp_filter, takes packets of pods away."""
     found, seen = await context.once(ways), await context.once(views)
-    mark = context.world.plan.settings.masquerade_mark
+    needs = await context.once(requirements)
+    mark = context.world.plan.settings.masquerade_mark if needs.delivery == "forwarded" else 0
     usable = [address for address, way in found.items() if not way.trouble and not way.local]
     dropped = await asyncio.to_thread(_selected, usable[:_PROBED], seen, mark)
     return dropped or [ok("packets of pods to the endpoints have a route")]
 
 
 def _selected(endpoints: Sequence[str], seen: Views, mark: int) -> list[CheckResult]:
-    """Look up the routes of packets of pods, and of masqueraded ones: policy rules select them."""
+    """Look up the routes of packets of pods, and of masqueraded ones: policy rules select them.
+
+    Args:
+        endpoints: where they go.
+        seen: has the pods.
+        mark: of packets that are to be masqueraded; 0 if the mode marks none.
+    """
     from_pods = [
         (f"packets of {pod}", address, _index(port.master or pod.device), port.master or pod.device)
         for pod in seen.pods[:_PODS]
         if (port := seen.node.ports.get(pod.device)) is not None
         for address in pod.addresses
     ]
-    packets = [(f"packets that are masqueraded (mark {mark:#x})", "", 0, ""), *from_pods]
+    marked = [(f"packets that are masqueraded (mark {mark:#x})", "", 0, "")] if mark else []
+    packets = [*marked, *from_pods]
     found: dict[str, CheckResult] = {}
     with Netlink(NETLINK_ROUTE, buffer=1 << 18) as netlink:
         for endpoint, (who, source, device, name) in product(endpoints, packets):

@@ -8,8 +8,9 @@ from pathlib import Path
 import pytest
 
 from steersman.host.echo import EchoRefusedError
+from steersman.modes.base import Requirements
 from steersman.operate.doctor import node_path
-from steersman.operate.doctor.check import Check, Verdict
+from steersman.operate.doctor.check import Check, Context, Verdict
 from steersman.operate.doctor.network import Link, Way
 from steersman.operate.places import Pods
 from tests.support.builders.doctor import FakeNetwork, context_of, results
@@ -46,6 +47,15 @@ def test_this_node_needs_a_route_to_the_service() -> None:
     (result,) = results(ROUTES, context_of(service(), network=FakeNetwork()))
     assert result.verdict is Verdict.ERROR
     assert result.text.startswith("this node has no route to 10.96.0.10, the Service's own address")
+
+
+def test_no_route_is_needed_if_sockets_are_translated(monkeypatch: pytest.MonkeyPatch) -> None:
+    async def of_mode(_: Context) -> Requirements:
+        return Requirements(delivery="translated")
+
+    monkeypatch.setattr(node_path, "requirements", of_mode)
+    (result,) = results(ROUTES, context_of(service(), network=FakeNetwork()))
+    assert result.verdict is Verdict.SKIPPED
 
 
 def test_overlays_must_fit() -> None:
