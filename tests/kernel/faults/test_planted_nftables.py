@@ -8,7 +8,7 @@ import pytest
 
 from tests.kernel.faults.judge import healthy_cluster, most_are_named_first
 
-pytestmark = [pytest.mark.kernel, pytest.mark.slow(seconds=500)]
+pytestmark = [pytest.mark.kernel, pytest.mark.slow(seconds=600)]
 
 
 def test_nine_of_ten_faults_are_named_first(tmp_path: Path) -> None:

@@ -10,7 +10,7 @@ from tests.kernel.faults.cluster import Cluster
 from tests.kernel.faults.judge import healthy_cluster, named_first, never_called_fine
 from tests.kernel.faults.table import FAULTS, Fault
 
-pytestmark = [pytest.mark.kernel, pytest.mark.slow(seconds=90)]
+pytestmark = [pytest.mark.kernel, pytest.mark.slow(seconds=100)]
 SAMPLE = (
     "a foreign nat chain takes the node's own connections",
     "a chain of the bridge family drops",
