@@ -63,6 +63,8 @@ async def test_a_page_of_changing_nodes_is_live(chrome: Browser, url: str) -> No
 async def test_one_of_ten_thousand_services_is_found(chrome: Browser, url: str) -> None:
     async with tab(chrome, url) as opened:
         page = opened.page
+        await opened.open("/?health=ok")  # live, so that it shows when a node has answered
+        await expect(page.locator("tbody tr").first).to_be_visible(timeout=60_000)
         await opened.open("/services")
         await expect(page.locator("main")).to_contain_text("10000")
         assert len(await page.content()) < LARGE_PAGE
