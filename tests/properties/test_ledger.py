@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from steersman.model.names import Owner
-from steersman.model.ruleset import patch
+from steersman.model.ruleset import Diff, patch
 from steersman.run.sync.ledger import STALE, ObjectLedger
 
 OWNERS: tuple[Owner, ...] = ("a", "b", "c")
@@ -86,9 +86,10 @@ def test_an_outdated_owner_loses_what_others_want() -> None:
     ledger.mark_written()
     ledger.put("b", {2: 2})
     ledger.drop_claimed(["a"])
-    change = ledger.changes()
-    assert change is not None
-    assert patch({1: 1, 2: 1}, change) == {1: 1, 2: 2}
+    assert ledger.changes() == Diff({}, {}, {2: (1, 2)})
+    ledger.mark_written()
+    ledger.put("a", {})
+    assert ledger.changes() == Diff({}, {1: 1}, {}), "what b has now is not removed with a"
 
 
 @given(worlds, worlds, st.booleans())
