@@ -34,7 +34,12 @@ PACKAGE = "src/steersman"
 GROUPS = {
     "compile": (
         ["compile/*.py"],
-        ["tests/unit/compile", "tests/properties/test_compile.py", "tests/test_golden_world.py"],
+        [
+            "tests/unit/compile",
+            "tests/properties/test_compile.py",
+            "tests/properties/test_digest.py",
+            "tests/test_golden_world.py",
+        ],
     ),
     **{
         mode: (

@@ -91,6 +91,7 @@ def test_all_that_matters_is_in_it_and_nothing_else() -> None:
         changed(external_ips=["192.0.2.1"]),
         changed(ports=[ServicePort(81)]),
         changed(ports=[ServicePort(80, node_port=30000)]),
+        changed(ports=[ServicePort(80, name="web")]),
         changed(session_affinity="ClientIP"),
         changed(external_traffic_policy="Local"),
         of(replace(one, status=ServiceStatus(ingress)), ends),
