@@ -265,7 +265,9 @@ async def test_changes_beside_a_comparison_are_no_drift() -> None:
     """Otherwise the log and `status` of a busy node speak of drift all the time."""
     world = World()
     await world.run()
-    await world.check()
+    result = await world.check()
+    assert result is not None
+    assert (result.reason, result.wrote) == ("comparison", False)
     reasons = []
     for last in (3, 4):
         world.store.upsert(slice_("s1-x", "s1", ("10.1.0.1", f"10.1.0.{last}")))

@@ -24,8 +24,8 @@ class SyncResult(msgspec.Struct, frozen=True):
 
     revision: int = 0
     reason: str = ""
-    """Why the sync ran: `changes`, `start`, `retry`; `drift` if it compared the kernel, and either
-    found it changed or had nothing else to do."""
+    """Why the sync ran: `changes`, `start`, `retry`, `drift` if another program changed the kernel,
+    or `comparison` if it looked for that, found nothing and had nothing else to do."""
     dirty: int = 0
     """Number of ServicePorts that were planned and rendered again."""
     added: int = 0

@@ -188,10 +188,12 @@ class Sync:
         self.failed = False
         dirty = len(self._renderer.rendered)
         self._renderer.rendered.clear()
+        if reason == "drift" and self.drift is drift:  # it found nothing
+            # On a busy node changes come along with each comparison.
+            reason = "changes" if dirty else "comparison"
         result = SyncResult(
             revision=self.state.revision + 1,
-            # On a busy node changes come along with each comparison: they are no drift.
-            reason="changes" if reason == "drift" and dirty and self.drift is drift else reason,
+            reason=reason,
             dirty=dirty,
             added=written.added,
             removed=written.removed,
