@@ -1,4 +1,4 @@
-"""Checks of the kernel's network settings: forwarding, rp_filter, bridges, loopback."""
+"""Checks of the kernel's network settings: forwarding, rp_filter, ports, bridges, loopback."""
 
 from __future__ import annotations
 
@@ -16,6 +16,7 @@ from steersman.operate.doctor.check import (
     Check,
     CheckResult,
     Context,
+    Verdict,
     both,
     error,
     ok,
@@ -153,6 +154,30 @@ async def loopback(context: Context) -> Iterable[CheckResult]:
     return [say(text, remedy=remedy(setting, 1))]
 
 
+async def ephemeral_ports(context: Context) -> Iterable[CheckResult]:
+    """Check that the kernel gives no node port to a program as its local port."""
+    if not context.node_ports:
+        return [skipped("no node port is served")]
+    folder = "proc/sys/net/ipv4"
+    first, last = map(int, context.read(f"{folder}/ip_local_port_range").split())
+    found = {port for port in context.node_ports if first <= port <= last}
+    for part in context.read(f"{folder}/ip_local_reserved_ports").strip().split(","):
+        low, _, high = part.partition("-")
+        if low:
+            found.difference_update(range(int(low), int(high or low) + 1))
+    if not found:
+        return [ok("no node port is an ephemeral port")]
+    ports = ", ".join(map(str, sorted(found)[:5])) + ("…" if len(found) > 5 else "")
+    return [
+        CheckResult(
+            verdict=Verdict.NOTICE,
+            text=f"programs may be given node ports as their local ports: {ports}",
+            evidence=(f"/{folder}/ip_local_port_range is {first} {last}",),
+            remedy="add the range of node ports to net.ipv4.ip_local_reserved_ports",
+        )
+    ]
+
+
 def bridges_of_pods(links: Mapping[str, Link], ways: Iterable[Way]) -> set[str]:
     """Return the bridges behind which endpoints are."""
     found = {links[way.device] for way in ways if way.device in links}
@@ -226,6 +251,7 @@ SYSCTL_CHECKS: Final = (
     Check("forwarding", "IP forwarding", forwarding, _HERE),
     Check("rp-filter", "reverse path filter", reverse_path, _HERE, Cause.NODE + 4),
     Check("route-localnet", "node ports on loopback", loopback, _HERE, Cause.NODE + 5),
+    Check("ephemeral-ports", "ephemeral ports", ephemeral_ports, _HERE),
     Check("bridge-netfilter", "netfilter on bridges", bridge_netfilter, _HERE, Cause.NODE + 5),
     Check("hairpin", "hairpin mode of bridges", hairpin, _HERE, Cause.NODE + 6),
 )

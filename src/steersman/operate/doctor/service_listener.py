@@ -1,4 +1,4 @@
-"""Doctor's check of processes of this machine that listen on a node port of the Service."""
+"""Doctor's checks of what else on this machine has the ports and addresses of the Service."""
 
 from __future__ import annotations
 
@@ -7,11 +7,13 @@ from collections.abc import Iterable
 
 from steersman.host.listening import ListeningSocket, listening_sockets
 from steersman.model.addresses import join_host_port
+from steersman.model.plan import FrontendKind
 from steersman.operate.doctor.check import (
     Cause,
     Check,
     CheckResult,
     Context,
+    Verdict,
     both,
     error,
     ok,
@@ -77,6 +79,32 @@ def conflict(context: Context, sock: ListeningSocket, owner: Owner | None) -> Ch
     )
 
 
+async def cluster_ips_of_the_node(context: Context) -> Iterable[CheckResult]:
+    """Find cluster IPs of the Service that this machine has as addresses, too."""
+    wanted = {
+        frontend.address
+        for plan in context.plans
+        for frontend in plan.frontends
+        if frontend.kind is FrontendKind.CLUSTER_IP
+    }
+    found = [
+        (name, address)
+        for name, addresses in context.world.facts.interfaces.items()
+        for address in (each.partition("/")[0] for each in addresses)
+        if address in wanted
+    ]
+    return [
+        CheckResult(
+            verdict=Verdict.NOTICE,
+            text=f"the cluster IP {address} is an address of this node, too, on {name}: ports that "
+            "the Service does not have are this node's (a DNS cache on each node is set up so)",
+            evidence=(f"ip addr show dev {name}",),
+            remedy=f"unless a DNS cache needs it: ip addr del {address} dev {name}",
+        )
+        for name, address in found
+    ] or [ok("no cluster IP is an address of this node")]
+
+
 LISTENER_CHECKS = (
     Check(
         "node-port-listener",
@@ -84,5 +112,11 @@ LISTENER_CHECKS = (
         node_port_listeners,
         both(with_service, on_linux),
         Cause.NODE + 5,
+    ),
+    Check(
+        "cluster-ip-on-node",
+        "addresses of the node",
+        cluster_ips_of_the_node,
+        both(with_service, on_linux),
     ),
 )

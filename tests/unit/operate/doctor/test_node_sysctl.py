@@ -19,7 +19,7 @@ from tests.support.builders.doctor import CART, FakeNetwork, context_of, only
 from tests.support.builders.objects import IPTABLES, endpoint, port, service, slice_
 from tests.support.modes.memory import MemoryMode
 
-FORWARDING, REVERSE, LOOPBACK, BRIDGES, HAIRPIN = node_sysctl.SYSCTL_CHECKS
+FORWARDING, REVERSE, LOOPBACK, PORTS, BRIDGES, HAIRPIN = node_sysctl.SYSCTL_CHECKS
 THINGS = service(), slice_(endpoint("10.0.0.5"))
 POD = Way("pod1")
 CONF = "proc/sys/net/ipv4/conf"
@@ -158,3 +158,29 @@ def test_ports_of_bridges_need_hairpin_mode(tmp_path: Path) -> None:
 
 def test_without_proc_sys_nothing_is_said() -> None:
     assert only(FORWARDING, context_of(*THINGS)).verdict is Verdict.SKIPPED
+
+
+@pytest.mark.parametrize(
+    ("span", "reserved", "verdict"),
+    [
+        ("32768\t60999", "", Verdict.OK),
+        ("1024\t65535", "", Verdict.NOTICE),
+        ("1024\t65535", "8080,30000-32767", Verdict.OK),
+        ("1024\t65535", "30000-30079,30081", Verdict.NOTICE),
+        ("30080\t30080", "", Verdict.NOTICE),
+    ],
+)
+def test_node_ports_may_be_ephemeral_ports(
+    tmp_path: Path, span: str, reserved: str, verdict: Verdict
+) -> None:
+    files = {
+        "proc/sys/net/ipv4/ip_local_port_range": span + "\n",
+        "proc/sys/net/ipv4/ip_local_reserved_ports": reserved + "\n",
+    }
+    result = ask(PORTS, tmp_path, *NODE_PORT, files=files)
+    assert result.verdict is verdict
+    assert ("30080" in result.text) is (verdict is Verdict.NOTICE)
+
+
+def test_a_service_without_node_port_has_no_ephemeral_one(tmp_path: Path) -> None:
+    assert ask(PORTS, tmp_path).verdict is Verdict.SKIPPED

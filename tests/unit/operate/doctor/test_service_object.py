@@ -8,9 +8,10 @@ from typing import Any
 import pytest
 
 from steersman.compile.trace import Flow
-from steersman.model.inputs import NodeConfig
+from steersman.model.inputs import HostFacts, NodeConfig
 from steersman.model.names import ObjectName
 from steersman.operate.doctor.check import Check, Question, Verdict
+from steersman.operate.doctor.service_listener import LISTENER_CHECKS
 from steersman.operate.doctor.service_object import OBJECT_CHECKS
 from steersman.operate.doctor.service_policy import POLICY_CHECKS
 from tests.support.builders import objects
@@ -222,3 +223,13 @@ def test_addresses_of_node_ports(cidrs: tuple[str, ...], verdict: str, words: st
 
 def test_without_a_node_port_there_is_nothing_to_check() -> None:
     assert asked(NODE_PORT, service())[0] == "skipped"
+
+
+@pytest.mark.parametrize(
+    ("address", "verdict"), [("10.96.0.10/32", "notice"), ("192.0.2.7/24", "ok")]
+)
+def test_a_cluster_ip_may_be_an_address_of_the_node(address: str, verdict: str) -> None:
+    facts = HostFacts(NODE, {"eth0": ("192.0.2.1/24",), "nodelocaldns": (address,)})
+    found = only(LISTENER_CHECKS[1], context_of(service(), world={"facts": facts}))
+    assert found.verdict == verdict
+    assert ("nodelocaldns" in found.text) is (verdict == "notice")
