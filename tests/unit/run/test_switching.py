@@ -25,6 +25,7 @@ from steersman.run.process.canary import Target
 from steersman.run.process.daemon import Daemon, NodeLock, Stop
 from steersman.run.process.klog import ProcessLog
 from steersman.run.process.machine import Machine
+from steersman.run.sync.state import SyncReport
 from tests.support.builders.store import service, slice_
 from tests.support.modes.inline import Held
 from tests.support.modes.memory import MemoryMode
@@ -481,3 +482,38 @@ async def test_what_others_take_away_during_the_switch_is_written_again(tmp_path
         assert (await world.switch("nftables")).outcome == "switched"
         assert "node" in new.kernel
         assert world.said("compare")[0].startswith("1 objects were missing")
+
+
+@pytest.mark.parametrize("fights", [True, False])
+async def test_only_what_others_write_again_undoes_a_switch(
+    tmp_path: Path, fights: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Services change all the time on a busy node, also between the two comparisons."""
+    async with running(tmp_path) as world:
+        old, new = world.modes["ebpf"], world.modes["nftables"]
+        remove, compare = old.apply, world.daemon.compare
+
+        def leave(change: Diff) -> None:
+            remove(change)
+            if change.removed:
+                new.kernel.pop("node", None)
+
+        async def compare_beside_changes(*, whole: bool) -> SyncReport | None:
+            if not whole:
+                store = world.daemon.sync.store
+                store.upsert(service("more", clusterIP="10.96.0.2"))
+                if fights:
+                    new.kernel.pop("node", None)
+            return await compare(whole=whole)
+
+        old.apply = leave  # type: ignore[method-assign]
+        monkeypatch.setattr(world.daemon, "compare", compare_beside_changes)
+        result = await world.switch("nftables")
+        if fights:
+            assert result.outcome == "back"
+            words = "1 kernel object (1 missing) differed again: another program writes them"
+            assert words in world.said("back")[0]
+        else:
+            assert result.outcome == "switched"
+            assert "clusterIP 10.96.0.2:80" in new.kernel
+            assert world.said("compare")[0].startswith("1 objects were missing")

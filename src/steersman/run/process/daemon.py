@@ -457,10 +457,18 @@ class Daemon:
         self._use_directly(engine.config, engine.node)
         log.info("Using %s Proxier", engine.mode.name)
 
-    async def compare(self) -> SyncReport | None:
-        """Read the kernel back, and repair what differs."""
+    async def compare(self, *, whole: bool) -> SyncReport | None:
+        """Compare the kernel with the plan, and repair what differs.
+
+        Args:
+            whole: read it whatever its fingerprint says. Otherwise `drift` of the report is what
+                other programs changed since the last comparison.
+        """
         async with self.turn:
-            self.sync.distrust()
+            if whole:
+                self.sync.distrust()
+            else:
+                self.sync.suspect()
             report = await self.sync.run()
             if report is not None:
                 await self._observers.observe(report)

@@ -102,8 +102,8 @@ class Switchable(Protocol):
     async def install(self, engine: Engine, report: SyncReport) -> None:
         """Serve by another mode from now on."""
 
-    async def compare(self) -> SyncReport | None:
-        """Compare the kernel with the plan."""
+    async def compare(self, *, whole: bool) -> SyncReport | None:
+        """Compare the kernel with the plan, and repair what differs."""
 
 
 class Switcher:
@@ -438,13 +438,12 @@ class _Switch:
 
     async def _compare(self, step: str) -> None:
         """Compare the kernel with the plan now that only one mode is in it."""
-        report = await self._tried(self.daemon.compare)
+        report = await self._tried(partial(self.daemon.compare, whole=True))
         written = len(report.written) if report else 0
         if written:  # both modes may have had a part in it
-            again = await self._tried(self.daemon.compare)
-            if again is not None and again.written:
-                text = f"{len(again.written)} kernel objects differ again: another program writes"
-                raise SwitchError(f"{text} them")
+            again = await self._tried(partial(self.daemon.compare, whole=False))
+            if again is not None and (drift := again.drift) is not None:
+                raise SwitchError(f"{drift.what} differed again: another program writes them")
             self._say(step, f"{written} objects were missing and are written again", "note")
         self._say(step, "the kernel is as planned")
 
