@@ -8,6 +8,7 @@ from typing import NamedTuple
 
 from steersman.compile.trace import TraceResult
 from steersman.model.addresses import join_host_port
+from steersman.model.names import Protocol
 from steersman.model.plan import Value
 from steersman.model.tracing import STEERSMAN, Sighting, TraceStep, TrackedConnection
 from steersman.netfilter.trace.rules import LEGACY, show_chain
@@ -193,8 +194,10 @@ def _going(predicted: TraceResult, seen: Observation) -> Iterator[Difference]:
     ends, endpoint = tuple(map(str, predicted.endpoints)), seen.endpoint
     if predicted.verdict == "forward" and endpoint not in ends:
         if seen.terminates and not endpoint and seen.answer == "answer":
-            text = "the proxy accepted the connection, but has none to"
-            yield Difference(f"{text} {' or '.join(ends)}: they may refuse it", 0, "refused")
+            # Only an endpoint answers a datagram; the proxy has closed its socket since.
+            if predicted.plan is None or predicted.plan.name.protocol is not Protocol.UDP:
+                text = "the proxy accepted the connection, but has none to"
+                yield Difference(f"{text} {' or '.join(ends)}: they may refuse it", 0, "refused")
         elif endpoint or seen.answer != "not-sent":
             went = f"went to {endpoint}" if endpoint else "was not translated"
             text = f"the packet {went} instead of to {' or '.join(ends)}"

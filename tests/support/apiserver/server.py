@@ -262,7 +262,8 @@ class ApiServer:
         for watcher in list(self._watchers):
             if kind in ("", watcher.kind) and watcher.transport is not None:
                 self._watchers.discard(watcher)
-                watcher.transport.abort()
+                with suppress(AttributeError):  # TLS that is closed already, before Python 3.11.4
+                    watcher.transport.abort()
                 watcher.queue.put_nowait(None)
 
     def stall(self, on: bool = True) -> None:

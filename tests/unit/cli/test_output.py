@@ -36,6 +36,11 @@ def printed(answer: Answer, output: str, out: io.StringIO) -> str:
 SHOPS = Shops(source="the manifests in demo", shop_names=("a", "long-one"))
 
 
+@pytest.fixture(autouse=True)
+def colours(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("TERM", "xterm")
+
+
 def test_a_pipe_gets_aligned_plain_text() -> None:
     lines = printed(SHOPS, "text", io.StringIO()).splitlines()
     assert lines == [

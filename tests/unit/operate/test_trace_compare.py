@@ -11,6 +11,7 @@ from msgspec.structs import replace
 
 from steersman.compile.trace import TraceResult
 from steersman.model.drift import Drift, DriftState
+from steersman.model.names import Family, PlanKey, Protocol, ServicePortName
 from steersman.model.plan import Endpoint
 from steersman.model.tracing import Sighting, TraceStep, TrackedConnection, WatchedFlow
 from steersman.model.world import Origin, World
@@ -300,6 +301,10 @@ def test_the_proxy_answers_before_the_endpoint() -> None:
             " they may refuse it",
         )
     ]
+    # Only an endpoint answers a datagram, also if the proxy's socket to it is not seen.
+    name = ServicePortName("shop", "web", "", Protocol.UDP)
+    datagram = replace(FORWARD, plan=PlanKey(name, Family.IPV4))
+    assert texts(datagram, seen(JUMP, terminates=True)) == []
 
 
 @pytest.mark.parametrize(
