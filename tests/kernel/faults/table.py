@@ -659,6 +659,13 @@ FAULTS = (
         NFTABLES,
     ),
     Fault(
+        "a policy rule prohibits packets to one pod",
+        ip(f"rule add to {ENDS[0]} prohibit pref 53"),
+        ways.FROM_NODE,
+        f"{ENDS[0]}: .*policy rule '53: from all to {ENDS[0]}/32 prohibit'",
+        NFTABLES,
+    ),
+    Fault(
         "a mark of another program leads into a black hole",
         together(
             nft("route hook output priority -150", f"ip daddr {VIP} meta mark set 0x33"),

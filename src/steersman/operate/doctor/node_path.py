@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import errno
+import re
 import socket
 from collections.abc import Iterable, Mapping, Sequence
 from contextlib import suppress
@@ -14,6 +15,7 @@ from typing import Final
 from steersman.host.echo import EchoRefusedError, answers_echo, known_mtu
 from steersman.host.netlink import NETLINK_ROUTE, Netlink
 from steersman.host.rtnetlink import get_route, list_rules, parse_rule
+from steersman.model.addresses import in_cidr
 from steersman.model.names import Family, Protocol
 from steersman.operate.doctor.check import (
     Cause,
@@ -46,6 +48,7 @@ _PODS = 16
 """Pods whose packets' routes are looked up."""
 _USUAL_RULES = (0, 32766, 32767)
 """Priorities of the policy rules that every system has."""
+_REFUSING_RULE = re.compile(r"\d+: from all(?: to (\S+))? (?:blackhole|prohibit|unreachable)")
 _PLACES = 2
 """Pods from which paths are probed, beside this node."""
 _PROBED = 4
@@ -58,11 +61,15 @@ async def routes(context: Context) -> Iterable[CheckResult]:
     results: list[CheckResult] = []
     for address, way in found.items():
         if way.trouble:
+            rule = await asyncio.to_thread(_refusing_rule, address)
             results.append(
                 error(
-                    f"this node has no route to the endpoint {address}: {way.trouble}",
+                    f"this node has no route to the endpoint {address}: {way.trouble}"
+                    + (f", by the policy rule {rule!r}" if rule else ""),
                     f"ip route get {address}: {way.trouble}",
-                    remedy="check the CNI plugin's routes: ip route, and its pod on this node",
+                    remedy="delete that rule: ip rule"
+                    if rule
+                    else "check the CNI plugin's routes: ip route, and its pod on this node",
                 )
             )
         elif way.device in links and not links[way.device].up:
@@ -91,6 +98,18 @@ async def routes(context: Context) -> Iterable[CheckResult]:
     if not found:
         return results or [skipped("there is no endpoint")]
     return results or [ok(f"all {len(found)} endpoints have a route")]
+
+
+def _refusing_rule(address: str) -> str:
+    """Return the policy rule that refuses packets of this node to an address; "" if none does."""
+    family = socket.AF_INET6 if ":" in address else socket.AF_INET
+    with suppress(OSError), Netlink(NETLINK_ROUTE, buffer=1 << 18) as netlink:
+        for message in netlink.dump(list_rules(family)):
+            text = parse_rule(message).text
+            found = _REFUSING_RULE.fullmatch(text)
+            if found and (found[1] is None or in_cidr(address, found[1])):
+                return text
+    return ""
 
 
 async def policy_rules(context: Context) -> Iterable[CheckResult]:
