@@ -199,8 +199,8 @@ def _going(predicted: TraceResult, seen: Observation) -> Iterator[Difference]:
                 text = "the proxy accepted the connection, but has none to"
                 yield Difference(f"{text} {' or '.join(ends)}: they may refuse it", 0, "refused")
         elif endpoint or seen.answer != "not-sent":
-            went = f"went to {endpoint}" if endpoint else "was not translated"
-            text = f"the packet {went} instead of to {' or '.join(ends)}"
+            went = f"went to {endpoint} instead of" if endpoint else "was not translated"
+            text = f"the packet {went} to {' or '.join(ends)}"
             yield _translated_otherwise(text, seen)
     elif predicted.verdict == "accept" and endpoint:
         text = f"the packet went to {endpoint}, but no rule should change it"

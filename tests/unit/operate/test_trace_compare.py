@@ -129,7 +129,7 @@ def test_another_endpoint() -> None:
 @pytest.mark.parametrize(
     ("predicted", "steps", "text"),
     [
-        (FORWARD, (JUMP,), "the packet was not translated instead of to 10.1.0.5:8080 or"),
+        (FORWARD, (JUMP,), "the packet was not translated to 10.1.0.5:8080 or"),
         (TraceResult("accept"), (DNAT,), "the packet went to 10.1.0.5:8080, but no rule should"),
         (TraceResult("drop"), (DNAT,), "no rule stopped the packet: it went to 10.1.0.5:8080"),
         (TraceResult("reject"), (JUMP,), "no rule stopped the packet: it passed"),
@@ -348,7 +348,7 @@ REMARK = TraceStep(
         (
             seen(NOTRACK, connection=None),
             "not-tracked",
-            "was not translated instead of to 10.1.0.5:8080 or 10.1.1.7:8080: it is not tracked, by"
+            "was not translated to 10.1.0.5:8080 or 10.1.1.7:8080: it is not tracked, by"
             " a rule of another program in chain c of table inet raw",
             "nft -a list chain inet raw c",
         ),
@@ -361,7 +361,7 @@ REMARK = TraceStep(
         (
             seen(JUMP, connection=None),
             "rules",
-            "was not translated instead of to 10.1.0.5:8080 or 10.1.1.7:8080; steersman drift says",
+            "was not translated to 10.1.0.5:8080 or 10.1.1.7:8080; steersman drift says",
             "steersman drift",
         ),
     ],
