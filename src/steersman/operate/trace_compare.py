@@ -175,6 +175,11 @@ def compare(predicted: TraceResult, seen: Observation) -> tuple[Difference, ...]
     if elsewhere:  # if another program's rule or no rule led it there, it may end anywhere
         has_left = any(each.kind == "sent" and each.netns == seen.node for each in seen.sightings)
         dropped = ((dropped and not has_left) or _vanished(seen)) and not _misled(seen)
+    masquerading: list[Difference] = []
+    if predicted.verdict == "forward" and endpoint in endpoints:
+        masquerading = [*_masquerading(predicted, seen, endpoint)]
+    if drop is not None and drop.reason == "IP_LOCAL_SOURCE" and masquerading:
+        return tuple(masquerading)  # the pod got a packet from its own address
     if dropped and (loss := _lost(seen, endpoint)):
         return (Difference.of_loss(loss),)
     if not seen.steps and seen.connection is None and seen.answer != "not-sent":
@@ -182,11 +187,7 @@ def compare(predicted: TraceResult, seen: Observation) -> tuple[Difference, ...]
             return (Difference.of_loss(loss),)
         text = "no hook of this node's kernel saw the packet: it took another way"
         return (Difference(text, 0, "unseen"),)
-    found = [*_going(predicted, seen)]
-    if predicted.verdict == "forward" and endpoint in endpoints:
-        found += _masquerading(predicted, seen, endpoint)
-    found += _answering(predicted, seen, endpoint)
-    return tuple(found)
+    return (*_going(predicted, seen), *masquerading, *_answering(predicted, seen, endpoint))
 
 
 def _going(predicted: TraceResult, seen: Observation) -> Iterator[Difference]:
@@ -283,21 +284,16 @@ def _masquerading(predicted: TraceResult, seen: Observation, endpoint: str) -> I
     # An endpoint that calls itself is masqueraded in any case.
     wanted = predicted.masquerade or join_host_port(found.source, found.endpoint_port) == endpoint
     if found.masqueraded and not wanted:
-        number, owner = next(
-            (
-                (number, step.owner)
-                for number, step in enumerate(seen.steps, 1)
-                if _MASQUERADES.search(step.rule)
-            ),
-            (0, "a rule that was not seen"),
+        text = (
+            f"the endpoint sees {found.seen_source} instead of {found.source}: the packet is"
+            " masqueraded by "
         )
-        yield Difference(
-            f"masqueraded by {owner}: the endpoint sees {found.seen_source} instead of"
-            f" {found.source}",
-            number,
-            "foreign-masquerade",
-            command_for(seen.steps[number - 1]) if number else "",
-        )
+        for number, step in enumerate(seen.steps, 1):
+            if _MASQUERADES.search(step.rule):
+                text += describe_rule(step)
+                yield Difference(text, number, "foreign-masquerade", command_for(step))
+                return
+        yield Difference(f"{text}a rule that was not seen", 0, "foreign-masquerade")
     elif wanted and not found.masqueraded and found.source not in seen.local:
         text = (
             f"not masqueraded: the endpoint sees {found.source} instead of an address of this node"

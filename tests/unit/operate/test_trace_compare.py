@@ -181,11 +181,16 @@ def test_masquerading() -> None:
     )
     masqueraded = connection(seen="192.0.2.1")
     assert texts(FORWARD, seen(DNAT, cni, connection=masqueraded)) == [
-        (2, "masqueraded by Flannel: the endpoint sees 192.0.2.1 instead of 10.1.0.9")
+        (
+            2,
+            "the endpoint sees 192.0.2.1 instead of 10.1.0.9: the packet is masqueraded by a rule"
+            " of Flannel in chain FLANNEL-POSTRTG (postrouting): -j MASQUERADE",
+        )
     ]
     assert texts(FORWARD, seen(DNAT, connection=masqueraded))[0] == (
         0,
-        "masqueraded by a rule that was not seen: the endpoint sees 192.0.2.1 instead of 10.1.0.9",
+        "the endpoint sees 192.0.2.1 instead of 10.1.0.9: the packet is masqueraded by a rule that"
+        " was not seen",
     )
     assert texts(MASQUERADED, seen(DNAT))[0][1].startswith("not masqueraded: the endpoint sees")
     assert compare(MASQUERADED, seen(DNAT, local=("10.1.0.9",))) == ()  # its own address already
@@ -414,6 +419,16 @@ def lost(*sightings: Sighting, around: Surroundings | None = PLACE, **more: Any)
     values: dict[str, Any] = {"answer": "none", "connection": None, "around": around} | more
     steps = values.pop("steps", ())
     return seen(*steps, sightings=sightings, **values)
+
+
+def test_a_pod_that_meets_itself_without_masquerading_drops_its_own_packet() -> None:
+    itself = connection(source=A.ip, seen=A.ip)
+    back = replace(FREED, reason="IP_LOCAL_SOURCE", source=A.ip)
+    accept = TraceStep("postrouting", "POSTROUTING", "-A X -j ACCEPT", "accept", "ip nat", 4, "Y")
+    what = lost(SENT, back, steps=(DNAT, accept), connection=itself)
+    (found,) = compare(FORWARD, what)
+    assert (found.step, found.code) == (2, "foreign-accept")
+    assert "it does not reach the rules for that, by a rule of Y" in found.text
 
 
 def test_a_drop_beside_the_rules_is_named() -> None:
