@@ -216,7 +216,8 @@ class Load:
         return sum(at >= since and pod in (None, who) for at, who in list(self.answers))
 
     def start(self) -> None:
-        self._thread.start()
+        with signals.held():  # a thread that is interrupted while it begins raises KeyError
+            self._thread.start()
 
     def stop(self) -> None:
         self._stop.set()
