@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import signal
 import time
 from collections.abc import Callable, Iterator, Sequence
@@ -11,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from steersman.host.netlink import NETLINK_NETFILTER, Netlink
+from steersman.host.netlink import NETLINK_NETFILTER, Netlink, NetlinkError
 from steersman.netfilter import nflog
 from steersman.netfilter.failure_log import GROUPS
 from tests.support.builders import kube
@@ -134,6 +135,17 @@ def test_an_endpoint_of_ipv6_that_fails_is_left_and_used_again(
     assert node.says_doctor() == [("ok", "packets of connections that fail are logged")]
 
 
+def listens(netlink: Netlink, group: int) -> bool:
+    """Listen to a group, unless the kernel has not yet closed the socket of a killed process."""
+    try:
+        nflog.listen(netlink.request, [group])
+    except NetlinkError as error:
+        if error.errno != errno.EPERM:
+            raise
+        return False
+    return True
+
+
 def test_where_packets_cannot_be_logged_a_finding_says_so(tmp_path: Path) -> None:
     with (
         DualStackNode(tmp_path, "nftables", "--eject-failing-endpoints") as node,
@@ -145,7 +157,7 @@ def test_where_packets_cannot_be_logged_a_finding_says_so(tmp_path: Path) -> Non
             """Be the other programs that listen to every group."""
             for group in GROUPS:
                 netlink = others.enter_context(Netlink(NETLINK_NETFILTER))
-                nflog.listen(netlink.request, [group])
+                node.until(lambda: listens(netlink, group))  # noqa: B023 - it is called at once
 
         node.lab.node.call(listen)
         node.start()
