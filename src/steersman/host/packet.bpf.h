@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: GPL-2.0-only OR Apache-2.0
-// A packet as programs at the kernel's tracepoints meet it (tp_btf): the structs that have it, and
-// its headers.
+// A packet as programs at the kernel's tracepoints (tp_btf) see it: the kernel's structs, and its
+// headers.
 #pragma once
 #include <stddef.h>
 #include <linux/bpf.h>

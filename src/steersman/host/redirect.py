@@ -40,7 +40,7 @@ def redirect_ipv4(source: int, target: int) -> int:
 
     Args:
         source: index of the device that receives them.
-        target: index of the device that shall seem to receive them.
+        target: index of the device that they appear to come in by.
 
     Returns:
         A descriptor: the redirection ends when it is closed, or with the device.

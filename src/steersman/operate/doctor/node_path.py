@@ -59,9 +59,12 @@ async def routes(context: Context) -> Iterable[CheckResult]:
     """Check that every endpoint, and the Service's addresses, have a route."""
     links, found = await context.network.links(), await context.once(ways)
     results: list[CheckResult] = []
+    refusing: list[tuple[str, str]] = []
+    if any(way.trouble for way in found.values()):
+        refusing = await asyncio.to_thread(_refusing_rules)
     for address, way in found.items():
         if way.trouble:
-            rule = await asyncio.to_thread(_refusing_rule, address)
+            rule = next((text for to, text in refusing if in_cidr(address, to)), "")
             results.append(
                 error(
                     f"this node has no route to the endpoint {address}: {way.trouble}"
@@ -100,16 +103,16 @@ async def routes(context: Context) -> Iterable[CheckResult]:
     return results or [ok(f"all {len(found)} endpoints have a route")]
 
 
-def _refusing_rule(address: str) -> str:
-    """Return the policy rule that refuses packets of this node to an address; "" if none does."""
-    family = socket.AF_INET6 if ":" in address else socket.AF_INET
+def _refusing_rules() -> list[tuple[str, str]]:
+    """Return the policy rules that refuse packets of this node: their destination and text."""
+    found = []
     with suppress(OSError), Netlink(NETLINK_ROUTE, buffer=1 << 18) as netlink:
-        for message in netlink.dump(list_rules(family)):
-            text = parse_rule(message).text
-            found = _REFUSING_RULE.fullmatch(text)
-            if found and (found[1] is None or in_cidr(address, found[1])):
-                return text
-    return ""
+        for family, everywhere in ((socket.AF_INET, "0.0.0.0/0"), (socket.AF_INET6, "::/0")):
+            for message in netlink.dump(list_rules(family)):
+                text = parse_rule(message).text
+                if refuses := _REFUSING_RULE.fullmatch(text):
+                    found.append((refuses[1] or everywhere, text))
+    return found
 
 
 async def policy_rules(context: Context) -> Iterable[CheckResult]:

@@ -23,10 +23,19 @@ _CAUSES = {
     **dict.fromkeys(("no-route", "policy-rule"), Cause.PATH + 1),
     # These name a place and no object: a check that finds one there explains them.
     **dict.fromkeys(
-        ("unseen", "kernel-drop", "neighbour", "no-carrier", "not-forwarded", "left", "not-sent"),
+        (
+            "unseen",
+            "kernel-drop",
+            "neighbour",
+            "no-carrier",
+            "not-forwarded",
+            "left",
+            "not-sent",
+            "answer-untranslated",
+            "not-taken",
+        ),
         Cause.SYMPTOM - 1,
     ),
-    **dict.fromkeys(("answer-untranslated", "not-taken"), Cause.SYMPTOM - 1),
     **dict.fromkeys(("not-answered", "refused", "answer-source"), Cause.ENDPOINT),
 }
 """Where a problem is, by the code of a difference; that of others is in the node."""
