@@ -7,7 +7,7 @@ import http.client
 import json
 import os
 import secrets
-import select
+import selectors
 import socket
 import sys
 import time
@@ -250,7 +250,7 @@ class Client:
         who = f"the running process (pid {pid})"
         used, looks = -1, 0
         end = time.monotonic() + self._timeout
-        while not select.select([sock], [], [], 0 if used < 0 else _LOOK)[0]:
+        while not _readable(sock, 0 if used < 0 else _LOOK):
             with suppress(OSError):  # it has ended, or cannot be seen: the socket tells
                 now = activity(pid)
                 if now.stopped:
@@ -265,6 +265,12 @@ class Client:
             used = max(used, 0)
             if time.monotonic() > end:
                 raise HungError(pid, f"{who} did not answer within {self._timeout:g} s")
+
+
+def _readable(sock: socket.socket, seconds: float) -> bool:
+    with selectors.DefaultSelector() as selector:  # select() fails for descriptors above 1,023
+        selector.register(sock, selectors.EVENT_READ)
+        return bool(selector.select(seconds))
 
 
 def known_names(kind: str, client: Client | None = None) -> tuple[str, ...]:

@@ -76,6 +76,13 @@ def test_the_place_that_explains_a_loss() -> None:
         ),
         (
             FREED,
+            around(to=Hop(END, trouble="unreachable")),
+            "no-route",
+            "dropped in this node: no route to 10.1.0.5: unreachable",
+            "nsenter x ip route get 10.1.0.5",
+        ),
+        (
+            FREED,
             around(),
             "foreign-drop",
             "dropped at pod9 of this node by a rule of netfilter that no trace reports",
