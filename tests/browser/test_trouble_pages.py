@@ -16,7 +16,7 @@ from steersman.model.drift import Drift, Writer
 from steersman.model.findings import Finding, Severity
 from steersman.model.history import History, Refusal, SyncRecord
 from steersman.model.node_state import Condition, NodeState
-from steersman.operate.doctor.check import Diagnosis, Finished, Verdict
+from steersman.operate.doctor.check import CheckResult, Diagnosis, Verdict
 from steersman.ui.pages import PAGES
 from steersman.ui.site import Site
 from tests.support.browser import Tab, tab
@@ -109,7 +109,9 @@ async def test_problems_are_found_and_change_in_place(opened: Tab, fleet: Script
 
 
 async def test_doctor_runs_with_one_click(opened: Tab, fleet: ScriptedFleet) -> None:
-    found = Finished(check="x", title="Firewall", verdict=Verdict.ERROR, text="a rule drops them")
+    found = CheckResult(
+        check="x", title="Firewall", verdict=Verdict.ERROR, text="a rule drops them"
+    )
     answer = Diagnosis(asked="node-a", cause="a rule drops them", results=(found,))
     fleet.lines = [{"answer": msgspec.to_builtins(answer)}]
     await opened.open("/problems")

@@ -16,7 +16,7 @@ from steersman.model.top import TopRow, TopSample
 from steersman.model.tracing import TraceStep
 from steersman.model.world import World
 from steersman.operate.answer import QuestionError
-from steersman.operate.doctor.check import Diagnosis, Finished, Verdict
+from steersman.operate.doctor.check import CheckResult, Diagnosis, Verdict
 from steersman.operate.dump import KernelDump, KernelLine
 from steersman.operate.fleet_view import Disagreement
 from steersman.operate.trace import ShownStep, TraceAnswer
@@ -283,7 +283,9 @@ ANSWERS = {
             asked="Service shop/web on node-a",
             cause="no endpoint is ready <b>",
             remedy="look at the pods",
-            results=(Finished(check="x", title="endpoints", verdict=Verdict.ERROR, text="none"),),
+            results=(
+                CheckResult(check="x", title="endpoints", verdict=Verdict.ERROR, text="none"),
+            ),
         ),
         ["Likely cause: no endpoint is ready &lt;b&gt;", "What to do: look at the pods"],
     ),

@@ -12,7 +12,7 @@ import pytest
 from steersman.model.findings import Finding, Severity
 from steersman.model.history import History, Refusal, SyncRecord
 from steersman.model.node_state import Condition, NodeState
-from steersman.operate.doctor.check import Diagnosis, Finished, Verdict
+from steersman.operate.doctor.check import CheckResult, Diagnosis, Verdict
 from steersman.ui.doctor_runs import DoctorRuns
 from steersman.ui.pages import PAGES
 from steersman.ui.site import Site
@@ -99,7 +99,7 @@ def diagnosis(*verdicts: Verdict) -> Diagnosis:
         asked="node a",
         cause="the table is full",
         results=tuple(
-            Finished(check=f"check-{n}", title=f"Check {n}", verdict=each, text=f"text {n}")
+            CheckResult(check=f"check-{n}", title=f"Check {n}", verdict=each, text=f"text {n}")
             for n, each in enumerate(verdicts)
         ),
     )

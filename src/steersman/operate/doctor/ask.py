@@ -3,10 +3,8 @@
 from __future__ import annotations
 
 import asyncio
-import json
 import sys
 from contextlib import suppress
-from typing import Any
 
 import msgspec
 from msgspec.structs import replace
@@ -91,9 +89,6 @@ async def examine(world: World, asked: Asked, config: ProxyConfig) -> Diagnosis:
         assert access is not None
         return ApiReply(*await fetch_reply(access, path))
 
-    async def ask_process(path: str) -> Any:
-        return json.loads(await asyncio.to_thread(Client().get, path))
-
     execute = SubprocessExec()
     server_pid = await asyncio.to_thread(Client().server_pid)
     # Where the mode keeps its objects is said by the flags of the process, not by ours.
@@ -108,7 +103,6 @@ async def examine(world: World, asked: Asked, config: ProxyConfig) -> Diagnosis:
         mode=mode,
         here=await is_here(world),
         ask_api=ask_api if access else None,
-        ask_process=ask_process if world.process else None,
         renew=world_again,
         server_pid=server_pid,
     )

@@ -2,7 +2,6 @@
 
     Check      a row: name, title, when it applies, the function that looks
     Context    what a check may use: the World, the question, this machine
-    Finished   a CheckResult with the name of its check
     Diagnosis  the answer: every result, worst first, and the likely cause
 
 A check never stops another one: if it raises or takes too long, its result is "unknown" with the
@@ -19,10 +18,12 @@ import enum
 import sys
 import time
 from collections.abc import Awaitable, Callable, Iterable, Iterator, Mapping, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple, TypeAlias, TypeVar
 
 import msgspec
+from msgspec.structs import replace
 
 from steersman.compile.trace import Flow
 from steersman.host.exec import Exec
@@ -109,60 +110,39 @@ class CheckResult(msgspec.Struct, frozen=True, kw_only=True, rename="camel"):
     """What was not tried although it belongs to the question, in a few words each."""
     unfinished: bool = False
     """The check could not be carried out, so the whole question has no answer."""
+    check: str = ""
+    """Name of the check that it is of, once that has ended."""
+    title: str = ""
 
 
-def ok(text: str, *evidence: str) -> CheckResult:
-    """Return a good result."""
-    return CheckResult(verdict=Verdict.OK, text=text, evidence=evidence)
-
-
-def warning(
-    text: str, *evidence: str, remedy: str = "", cause: int = 0, suspect: bool = False
+def result_of(
+    verdict: Verdict,
+    text: str,
+    *evidence: str,
+    remedy: str = "",
+    cause: int = 0,
+    suspect: bool = False,
+    unfinished: bool = False,
 ) -> CheckResult:
-    """Return a result that may explain failures of some traffic, or foretells them."""
+    """Return a result with lines of evidence; see the fields of CheckResult."""
     return CheckResult(
-        verdict=Verdict.WARNING,
+        verdict=verdict,
         text=text,
         evidence=evidence,
         remedy=remedy,
         cause=cause,
         suspect=suspect,
-    )
-
-
-def error(text: str, *evidence: str, remedy: str = "", cause: int = 0) -> CheckResult:
-    """Return a result that explains why traffic of the question fails."""
-    return CheckResult(
-        verdict=Verdict.ERROR, text=text, evidence=evidence, remedy=remedy, cause=cause
-    )
-
-
-def notice(text: str, *evidence: str, remedy: str = "", cause: int = 0) -> CheckResult:
-    """Return an oddity: the likely cause only if a connection fails and no error explains it."""
-    return CheckResult(
-        verdict=Verdict.NOTICE,
-        text=text,
-        evidence=evidence,
-        remedy=remedy,
-        cause=cause,
-        suspect=True,
-    )
-
-
-def unknown(text: str, *evidence: str, remedy: str = "", unfinished: bool = False) -> CheckResult:
-    """Return that something could not be checked, and why."""
-    return CheckResult(
-        verdict=Verdict.UNKNOWN,
-        text=text,
-        evidence=evidence,
-        remedy=remedy,
         unfinished=unfinished,
     )
 
 
-def skipped(text: str) -> CheckResult:
-    """Return that there is nothing to check."""
-    return CheckResult(verdict=Verdict.SKIPPED, text=text)
+error = partial(result_of, Verdict.ERROR)
+warning = partial(result_of, Verdict.WARNING)
+unknown = partial(result_of, Verdict.UNKNOWN)
+notice = partial(result_of, Verdict.NOTICE, suspect=True)
+"""An oddity: the likely cause if a connection fails and no error explains it."""
+ok = partial(result_of, Verdict.OK)
+skipped = partial(result_of, Verdict.SKIPPED)
 
 
 # What a check may use
@@ -201,7 +181,6 @@ class Context:
         linux: bool = sys.platform == "linux",
         now: Callable[[], float] = time.time,
         ask_api: Callable[[str], Awaitable[ApiReply]] | None = None,
-        ask_process: Callable[[str], Awaitable[Any]] | None = None,
         renew: Callable[[World], Awaitable[World]] | None = None,
         server_pid: int = 0,
     ) -> None:
@@ -220,8 +199,6 @@ class Context:
             linux: whether this machine runs Linux. If not, the checks that look at it are skipped.
             now: the time, in seconds since 1970.
             ask_api: sends a GET request to the API server; None if it is not known.
-            ask_process: returns a page of the running process's local socket, decoded from JSON;
-                None if the World is not of a running process.
             renew: returns the World as it is now; None if it cannot change.
             server_pid: of the running process, in the pid namespace of this one; 0 if none runs
                 or it cannot be seen from here.
@@ -237,7 +214,6 @@ class Context:
         self.linux = linux
         self.now = now
         self.ask_api = ask_api
-        self.ask_process = ask_process
         self.renew = renew
         self.server_pid = server_pid
         self._shared: dict[object, asyncio.Future[Any]] = {}
@@ -371,13 +347,6 @@ class Check(NamedTuple):
     """It is given up after this time."""
 
 
-class Finished(CheckResult, frozen=True, kw_only=True, rename="camel"):
-    """A result, and the check that it is of."""
-
-    check: str
-    title: str
-
-
 class Diagnosis(Answer, frozen=True, kw_only=True, rename="camel"):
     """The answer of `steersman doctor`."""
 
@@ -387,7 +356,7 @@ class Diagnosis(Answer, frozen=True, kw_only=True, rename="camel"):
     """The likely cause in a sentence; "" if nothing is wrong."""
     remedy: str = ""
     """What to do about it."""
-    results: tuple[Finished, ...] = ()
+    results: tuple[CheckResult, ...] = ()
     """Worst first; of equally bad ones, the one that explains the others first."""
     seconds: float = 0.0
     """How long the checks took together."""
@@ -412,9 +381,9 @@ class Diagnosis(Answer, frozen=True, kw_only=True, rename="camel"):
     @property
     def watched(self) -> Any:
         """The answer without the time that it took."""
-        return msgspec.structs.replace(self, seconds=0.0)
+        return replace(self, seconds=0.0)
 
-    def of(self, verdict: Verdict) -> Sequence[Finished]:
+    def of(self, verdict: Verdict) -> Sequence[CheckResult]:
         """Return the results with a verdict, in order."""
         return [result for result in self.results if result.verdict is verdict]
 
@@ -476,7 +445,7 @@ async def diagnose(
     _, late = await asyncio.wait(tasks, timeout=longest) if tasks else (tasks, set())
     for task in late:
         task.cancel()
-    done: list[Finished] = []
+    done: list[CheckResult] = []
     for check, task in zip(checks, tasks, strict=True):
         if task in late:
             why = f"it did not end within {longest:g} s"
@@ -497,7 +466,7 @@ async def diagnose(
     )
 
 
-def likely_cause(results: Sequence[Finished]) -> Finished | None:
+def likely_cause(results: Sequence[CheckResult]) -> CheckResult | None:
     """Return the result that explains the others, None if nothing is wrong.
 
     Args:
@@ -515,7 +484,7 @@ def likely_cause(results: Sequence[Finished]) -> Finished | None:
     return bad[0]
 
 
-async def _finish(context: Context, check: Check) -> list[Finished]:
+async def _finish(context: Context, check: Check) -> list[CheckResult]:
     """Run one check; whatever happens to it is a result."""
     try:
         if why := check.applies(context):
@@ -536,19 +505,9 @@ async def _finish(context: Context, check: Check) -> list[Finished]:
     ]
 
 
-def _named(check: Check, result: CheckResult) -> Finished:
-    return Finished(
-        check=check.name,
-        title=check.title,
-        verdict=result.verdict,
-        text=result.text,
-        evidence=result.evidence,
-        remedy=result.remedy,
-        cause=result.cause or check.cause,
-        suspect=result.suspect,
-        untried=result.untried,
-        unfinished=result.unfinished,
-    )
+def _named(check: Check, result: CheckResult) -> CheckResult:
+    cause = result.cause or check.cause
+    return replace(result, check=check.name, title=check.title, cause=cause)
 
 
 def _asked(context: Context) -> str:

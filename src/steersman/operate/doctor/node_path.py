@@ -27,6 +27,7 @@ from steersman.operate.doctor.check import (
     error,
     ok,
     on_linux,
+    result_of,
     skipped,
     unknown,
     warning,
@@ -275,10 +276,10 @@ async def _probe_size(
     stalls = target is not None and not await takes_data(target, place.netns)
     text = f"packets of {size} bytes from {place.name} do not reach the endpoint {address}: {why}"
     how = f"ping -M do -s {size - _HEADERS[family]} {address}"
-    return CheckResult(
-        verdict=Verdict.ERROR if stalls else Verdict.WARNING,
-        text=f"{text}; small ones do" + ", and connections stall" * stalls,
-        evidence=(f"{how}: no answer; ping -s {_SMALL} {address}: answered",),
+    return result_of(
+        Verdict.ERROR if stalls else Verdict.WARNING,
+        f"{text}; small ones do" + ", and connections stall" * stalls,
+        f"{how}: no answer; ping -s {_SMALL} {address}: answered",
         remedy="lower the MTU of the CNI plugin, or let ICMP `fragmentation needed` pass",
         suspect=True,
     )

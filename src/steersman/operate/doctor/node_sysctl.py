@@ -21,6 +21,7 @@ from steersman.operate.doctor.check import (
     error,
     ok,
     on_linux,
+    result_of,
     skipped,
     warning,
 )
@@ -169,10 +170,10 @@ async def ephemeral_ports(context: Context) -> Iterable[CheckResult]:
         return [ok("no node port is an ephemeral port")]
     ports = ", ".join(map(str, sorted(found)[:5])) + ("…" if len(found) > 5 else "")
     return [
-        CheckResult(
-            verdict=Verdict.NOTICE,
-            text=f"programs may be given node ports as their local ports: {ports}",
-            evidence=(f"/{folder}/ip_local_port_range is {first} {last}",),
+        result_of(
+            Verdict.NOTICE,
+            f"programs may be given node ports as their local ports: {ports}",
+            f"/{folder}/ip_local_port_range is {first} {last}",
             remedy="add the range of node ports to net.ipv4.ip_local_reserved_ports",
         )
     ]

@@ -18,6 +18,7 @@ from steersman.operate.doctor.check import (
     error,
     ok,
     on_linux,
+    result_of,
     skipped,
     unknown,
     warning,
@@ -94,11 +95,11 @@ async def cluster_ips_of_the_node(context: Context) -> Iterable[CheckResult]:
         if address in wanted
     ]
     return [
-        CheckResult(
-            verdict=Verdict.NOTICE,
-            text=f"the cluster IP {address} is an address of this node, too, on {name}: ports that "
+        result_of(
+            Verdict.NOTICE,
+            f"the cluster IP {address} is an address of this node, too, on {name}: ports that "
             "the Service does not have are this node's (a DNS cache on each node is set up so)",
-            evidence=(f"ip addr show dev {name}",),
+            f"ip addr show dev {name}",
             remedy=f"unless a DNS cache needs it: ip addr del {address} dev {name}",
         )
         for name, address in found
