@@ -150,16 +150,16 @@ class _Builder:
 
     def build(self, parser: Any) -> Document:
         """Read the events of a document."""
-        first = 0
-        while not isinstance(event := parser.get_event(), yaml.DocumentEndEvent):
+        first, scalar, end = 0, yaml.ScalarEvent, yaml.DocumentEndEvent
+        while (kind := type(event := parser.get_event())) is not end:
             self._line = event.start_mark.line + 1
             first = first or self._line
-            if isinstance(event, yaml.ScalarEvent):
+            if kind is scalar:
                 self._scalar(event)
-            elif isinstance(event, yaml.AliasEvent):
+            elif kind is yaml.AliasEvent:
                 self._alias(event.anchor or "")
             elif isinstance(event, yaml.CollectionStartEvent):
-                self._begin({} if isinstance(event, yaml.MappingStartEvent) else [], event.anchor)
+                self._begin({} if kind is yaml.MappingStartEvent else [], event.anchor)
             else:
                 self._end()
         return Document(self._value, first, self._item_lines, tuple(self._repeated))

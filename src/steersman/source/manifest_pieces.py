@@ -20,8 +20,6 @@ from steersman.source.documents import BrokenFileError, budget, is_json, list_he
 from steersman.source.manifests import Located, Manifest, read_manifest
 
 _DOCUMENT_START = re.compile(r"^---(?=[ \t\n]|$)", re.MULTILINE)
-# Directives, which apply to later documents, and line ends that only YAML counts.
-_UNCERTAIN = re.compile(r"^%|\r(?!\n)|[\x85\u2028\u2029]", re.MULTILINE)
 _LIST_ITEMS = re.compile(r"^items: *\r?\n( *)- ", re.MULTILINE)
 
 
@@ -97,13 +95,20 @@ def _cut(path: str, text: str) -> Iterator[Piece]:
             for item in found.items:
                 whole = {**{k: v for k, v in head.items() if v is not None}, "items": [item]}
                 yield Piece(msgspec.json.encode(whole).decode(), line)
-    elif not _UNCERTAIN.search(text):
+    elif not _is_uncertain(text):
         starts = [0, *(found.start() for found in _DOCUMENT_START.finditer(text)), len(text)]
         line = 1
         for start, end in pairwise(starts):
             document = text[start:end]
             yield from _cut_document(document, line)
             line += document.count("\n")
+
+
+def _is_uncertain(text: str) -> bool:
+    """Whether a text has directives, which apply to later documents, or line ends of YAML alone."""
+    if text.count("\r") != text.count("\r\n"):
+        return True
+    return text.startswith("%") or any(mark in text for mark in ("\n%", "\x85", "\u2028", "\u2029"))
 
 
 def _cut_document(document: str, line: int) -> Iterator[Piece]:
