@@ -171,8 +171,10 @@ def _check_arguments(command: Command, parsed: Parsed) -> None:
 
 def _once(command: Command, parsed: Parsed) -> int:
     from steersman.cli.output import print_answer  # noqa: PLC0415
+    from steersman.run.process.memory import collect_rarely  # noqa: PLC0415
 
     assert command.answer is not None
+    collect_rarely()
     answer = asyncio.run(command.answer(parsed))
     print_answer(answer, str(parsed.values.get("output", "text")))
     return answer.exit_code
