@@ -46,7 +46,7 @@ _QUESTIONS = (
     *("explain --from pod --to bench/service-0", "services", "services -o wide"),
     *("services -o json", "endpoints", "endpoints -o json", "nodeports", "drift", "plan"),
     *("dump bench/service-0", "doctor", "doctor bench/service-0"),
-    *("top --once", "nodes"),
+    *("trace node bench/service-0", "connections bench/service-0", "top --once", "nodes"),
 )
 
 
