@@ -76,7 +76,10 @@ def container(objects: list[Object]) -> Object:
     return found
 
 
-@pytest.fixture(params=[f"{tool}-{mode}" for tool in ("chart", "overlay") for mode in MODES])
+@pytest.fixture(
+    scope="module",
+    params=[f"{tool}-{mode}" for tool in ("chart", "overlay") for mode in MODES],
+)
 def variant(request: pytest.FixtureRequest) -> tuple[str, list[Object]]:
     """A mode, and all objects that deploy it."""
     tool, _, mode = request.param.partition("-")
