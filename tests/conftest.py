@@ -28,13 +28,12 @@ from tests.support.ending import ENDING
 
 # The same examples each time, so that a change is judged by what it changes; `make properties`
 # draws others. How fast they are made is the machine's affair.
-EXAMPLES = int(os.environ.get("EXAMPLES", "0"))
 settings.register_profile(
     "steersman",
     deadline=None,
     suppress_health_check=[HealthCheck.too_slow],
-    derandomize=not EXAMPLES,
-    max_examples=EXAMPLES or 100,
+    derandomize=not parts.EXAMPLES,
+    max_examples=parts.EXAMPLES or 100,
 )
 settings.load_profile("steersman")
 
@@ -165,6 +164,7 @@ def is_worker(config: pytest.Config) -> bool:
 
 
 def pytest_configure(config: pytest.Config) -> None:
+    parts.QUICK = config.getoption("--part") == "quick"
     if is_worker(config):
         os.environ.pop("COLUMNS", None)  # of xdist: programs would not look at their terminals
     # A shell starts background jobs with SIGINT ignored, and so would be what the tests start.

@@ -42,11 +42,12 @@ from tests.support.lab.frames import (
     transport,
     with_checksum,
 )
+from tests.support.parts import examples
 
 pytestmark = MARKS
 XDP_PASS = 2
 STRANGER, STRANGER6 = "203.0.113.200", "2001:db8:200::1"
-EXAMPLES = settings(max_examples=200, deadline=None)
+EXAMPLES = settings(max_examples=examples(200), deadline=None)
 OURS = (VIP, PLAIN, LONELY, VIP6, NODE, NODE6, POD, POD6, CLIENT, CLIENT6)
 """Addresses that Services, flows or answers of theirs have."""
 

@@ -30,6 +30,7 @@ from steersman.config.help import show_value
 from steersman.config.types import GROUP_VERSION, KIND, ProxyConfig
 from steersman.model.inputs import NodeConfig
 from steersman.modes.specs import SPECS
+from tests.support.parts import examples
 
 WORDS = st.one_of(
     st.text(max_size=8),
@@ -55,7 +56,7 @@ TREES = st.recursive(
 )
 relaxed = settings(
     deadline=None,  # machines are slow at times
-    max_examples=60,
+    max_examples=examples(60),
     suppress_health_check=[HealthCheck.too_slow, HealthCheck.data_too_large],
 )
 HEAD = {"apiVersion": GROUP_VERSION, "kind": KIND}

@@ -17,6 +17,7 @@ from steersman.source.store import Store
 from tests.support.builders.objects import NODE
 from tests.support.builders.strategies import BATCHES, CONFIGS, ONE_BY_ONE, TRAITS, take
 from tests.support.following import StoreFollower
+from tests.support.parts import examples
 from tests.support.stale import stale_entries
 
 CLOSING = Annotations(close_connections="true")
@@ -37,7 +38,7 @@ def packed(plan: ServicePlan, frontend: Frontend) -> bytes:
     return protocol + frontend.port.to_bytes(2, "big")
 
 
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=examples(200), deadline=None)
 @given(
     BATCHES | ONE_BY_ONE,
     CONFIGS,

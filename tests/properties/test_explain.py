@@ -21,6 +21,7 @@ from steersman.operate.names import Names
 from steersman.source.store import Store
 from tests.support.builders.objects import FACTS, NODE
 from tests.support.builders.strategies import ADDRESSES, CONFIGS, NUMBERS, OBJECTS, TRAITS
+from tests.support.parts import examples
 
 WORDS = st.sampled_from(
     [
@@ -51,7 +52,7 @@ def asked(events: list[KubeObject], config: NodeConfig, traits: Traits) -> World
     )
 
 
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=examples(300), deadline=None)
 @given(
     st.lists(OBJECTS, max_size=8),
     CONFIGS,
@@ -71,7 +72,7 @@ def test_every_question_has_an_answer_or_an_error(
     msgspec.json.encode(answer.data)
 
 
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=examples(200), deadline=None)
 @given(
     st.lists(OBJECTS, max_size=8),
     TRAITS,

@@ -20,6 +20,7 @@ from steersman.netfilter.iptables.restore import LIMITS, Limits
 from steersman.netfilter.iptables.saved import canonical
 from tests.support.builders.plans import SETTINGS, key, random_plan
 from tests.support.modes.iptables_tables import Tables
+from tests.support.parts import examples
 
 Rules = dict[RuleKey, str]
 FEATURES = Features()
@@ -41,7 +42,7 @@ def world(seed: int, count: int, split: bool = False) -> Rules:
 seeds = st.integers(0, 1 << 32)
 
 
-@settings(deadline=None)  # a duration says nothing about a law
+@settings(max_examples=examples(100))
 @given(seeds)
 def test_what_is_rendered_is_spelled_the_one_way(seed: int) -> None:
     for (family, *_), text in world(seed, 4).items():
@@ -49,7 +50,7 @@ def test_what_is_rendered_is_spelled_the_one_way(seed: int) -> None:
             assert canonical(rule, family) == rule
 
 
-@settings(deadline=None)
+@settings(max_examples=examples(100))
 @given(seeds, seeds, st.booleans(), st.sampled_from([LIMITS["legacy"], Limits(30, 40)]))
 def test_applying_a_diff_leads_to_what_is_wanted(
     one: int, other: int, split: bool, limits: Limits
@@ -69,7 +70,7 @@ def test_applying_a_diff_leads_to_what_is_wanted(
         have = {**want, **{k: v for k, v in found.items() if k not in left}}
 
 
-@settings(deadline=None)
+@settings(max_examples=examples(100))
 @given(seeds, seeds)
 def test_keys_of_two_service_ports_never_meet(one: int, other: int) -> None:
     first = plans(one, 1)[0]
@@ -80,7 +81,7 @@ def test_keys_of_two_service_ports_never_meet(one: int, other: int) -> None:
     assert not ours.keys() & render_node(SETTINGS, FEATURES).keys()
 
 
-@settings(deadline=None)
+@settings(max_examples=examples(100))
 @given(st.text(), st.text())
 def test_no_name_leaves_its_comment(service: str, port: str) -> None:
     name = key("ns/svc").name._replace(service=service, port=port)
@@ -89,7 +90,7 @@ def test_no_name_leaves_its_comment(service: str, port: str) -> None:
     assert printed.isascii()
 
 
-@settings(deadline=None)
+@settings(max_examples=examples(100))
 @given(st.text(max_size=200), st.sampled_from([4, 6]))
 def test_any_text_can_be_parsed(text: str, family: int) -> None:
     for table in ("nat", "filter"):

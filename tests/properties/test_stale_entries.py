@@ -16,6 +16,7 @@ from steersman.model.names import ObjectName
 from steersman.model.plan import FrontendKind, ServicePlan
 from tests.support.builders.store import service, slice_
 from tests.support.modes.conntrack_world import World
+from tests.support.parts import examples
 
 NODE = "192.0.2.1"
 NAMES = ("a", "b")
@@ -179,7 +180,7 @@ _turns = st.tuples(
 )
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=examples(150), deadline=None)
 @given(st.lists(_turns, max_size=6))
 def test_flows_end_where_they_should(turns: list[Any]) -> None:
     node = Node()

@@ -23,6 +23,7 @@ from steersman.source.store import Store
 from tests.support.builders.objects import CONFIG, FACTS, NODE, endpoint, plan_of, service, slice_
 from tests.support.builders.strategies import CONFIGS, OBJECTS, SERVICES, SLICES, TIMES, TRAITS
 from tests.support.following import StoreFollower, update
+from tests.support.parts import examples
 
 NEWCOMER = "newcomer"
 MORE_TRAITS = TRAITS | st.sampled_from(
@@ -55,7 +56,7 @@ def may_take(store: Store, winner: PlanKey, loser: PlanKey, frontend: Frontend) 
     return "" < created(store, winner) < created(store, loser)
 
 
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=examples(300), deadline=None)
 @given(
     st.lists(OBJECTS, min_size=1, max_size=8),
     SERVICES,
@@ -100,7 +101,7 @@ def test_a_newcomer_changes_nothing_for_the_others_but_by_the_claim_rules(
         assert planner.plan.services == before
 
 
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=examples(200), deadline=None)
 @given(st.lists(SERVICES, min_size=1, max_size=8), st.lists(TIMES, min_size=8, max_size=8))
 def test_every_destination_has_the_holder_that_the_rules_name(
     services: list[Service], times: list[str | None]
@@ -132,7 +133,7 @@ TEXT = st.text(max_size=40) | st.sampled_from([",", "=", "1=", ",1", "\n", "x,",
 LONG = st.builds(lambda text, times: text * times, TEXT, st.sampled_from([1, 3, 5000]))
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=examples(150), deadline=None)
 @given(st.fixed_dictionaries(dict.fromkeys(Annotations.__struct_fields__, LONG)), LONG, LONG)
 def test_whatever_an_annotation_or_name_says_findings_are_few_and_short(
     words: dict[str, str], name: str, word: str

@@ -8,7 +8,7 @@ import sys
 
 import pytest
 
-SEEDS, SHARE = 100, 50
+SEEDS, SHARE = 100, 20
 HOURS = 0.25
 
 

@@ -1,4 +1,4 @@
-"""Some planted faults, one of each kind, are named first: the full part of the tests has all."""
+"""Some planted faults are named first: the full part of the tests has all."""
 
 from __future__ import annotations
 
@@ -12,11 +12,9 @@ from tests.kernel.faults.table import FAULTS, Fault
 
 pytestmark = [pytest.mark.kernel, pytest.mark.slow(seconds=100)]
 SAMPLE = (
-    "a foreign nat chain takes the node's own connections",
     "a chain of the bridge family drops",
     "the device of a pod is down",
     "two pods have one address",
-    "a rule drops what comes by the uplink",
     "the program of a pod listens on loopback only",
     "steersman is stopped and does not know of a pod's end",
 )

@@ -6,33 +6,35 @@ import subprocess
 import sys
 from pathlib import Path
 
-from tests.support.parts import MAY_SKIP, ONLY_FULL, is_quick, unexpected
+from tests.support.parts import FURTHER, MAY_SKIP, ONLY_FULL, is_quick, unexpected
 
 ROOT = Path(__file__).parents[3]
 
 
-def collected(*arguments: str) -> str:
+def test_the_quick_part_has_no_soak() -> None:
     argv = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "--collect-only"]
     done = subprocess.run(
-        [*argv, *arguments], cwd=ROOT, capture_output=True, text=True, check=False
+        [*argv, "--part=quick", "tests/soak"], cwd=ROOT, capture_output=True, text=True, check=False
     )
-    return done.stdout
-
-
-def test_the_quick_part_has_no_soak() -> None:
-    folder = "tests/soak"
-    assert "test_ten_minutes_in_each_mode_find_nothing" in collected(folder)
-    assert "test_ten_minutes_in_each_mode_find_nothing" in collected("--part=full", folder)
-    assert "test_ten_minutes_in_each_mode_find_nothing" not in collected("--part=quick", folder)
+    assert "test_soak.py" not in done.stdout
+    assert "no tests collected" in done.stdout
+    assert "deselected" in done.stdout
 
 
 def test_everything_that_is_left_out_exists() -> None:
-    paths = [start.partition("::")[0] for start in ONLY_FULL]
-    assert all(Path(ROOT, path).exists() for path in paths)
-    found = "\n" + collected(*{path for path in paths if path.endswith(".py")})
-    assert [start for start in ONLY_FULL if "::" in start and f"\n{start}" not in found] == []
+    for start in (*ONLY_FULL, *(start for start, _ in FURTHER)):
+        path, _, test = start.partition("::")
+        assert Path(ROOT, path).exists(), path
+        if test:
+            assert f"def {test.partition('[')[0]}" in Path(ROOT, path).read_text(), start
+
+
+def test_parts_are_told_by_names_and_parameters() -> None:
     assert is_quick("tests/unit/model/test_names.py::test_it")
     assert not is_quick(f"{ONLY_FULL[0]}test_it.py::test_it")
+    start, words = FURTHER[0]
+    assert is_quick(f"{start}_of_{words[0]}[some mode]")
+    assert not is_quick(f"{start}[some {words[0]} mode]")
 
 
 def test_a_skip_that_is_not_listed_is_unexpected() -> None:

@@ -24,10 +24,11 @@ from hyperframe.frame import (
 
 from steersman.source.http2_connection import MOST_OVERHEAD, WINDOW, Http2Connection, Stream
 from steersman.source.http_connection import HttpError, Request
+from tests.support.parts import examples
 from tests.support.talking2 import REQUEST, Bare, Wire, bare
 
 ASKED = Request("GET", "https", "server", "/", (), None)
-ATTACKS = 5000
+ATTACKS = examples(5000)
 UNUSED = H2Connection()
 SEED = 2026
 

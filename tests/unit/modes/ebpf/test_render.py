@@ -9,7 +9,7 @@ from pathlib import Path
 
 import msgspec
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from steersman.model.names import Family
@@ -18,6 +18,7 @@ from steersman.modes.ebpf import layout, render
 from steersman.modes.ebpf.dump import describe
 from steersman.modes.ebpf.layout import Kind
 from tests.support.builders import plans
+from tests.support.parts import examples
 
 PROGRAMS = render.Programs(b"\x07" * 16)
 C = Path(layout.__file__).parent / "c"
@@ -189,6 +190,7 @@ def test_shares_are_even(count: int, tolerance: float) -> None:
     assert all(abs(share - mean) <= max(1, tolerance * mean) for share in shares.values())
 
 
+@settings(max_examples=examples(100))
 @given(st.integers(2, 30), st.data())
 def test_one_that_goes_moves_few_of_the_others(count: int, data: st.DataObject) -> None:
     before = endpoints(range(count))
