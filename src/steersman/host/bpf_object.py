@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import ctypes
 import os
-from collections.abc import Callable, Collection, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator
 from pathlib import Path
 
 from steersman.host.libbpf import SAMPLE, call, forget_warnings, library, load_error
@@ -38,22 +38,11 @@ class OpenedObject:
         if not self.handle:
             raise load_error(ctypes.get_errno(), f"{path} is no BPF object")
 
-    def divide(self, parts: int, without: Collection[str]) -> list[set[str]]:
-        """Divide the programs, by name, into parts that take about as long to load."""
-        size = library().bpf_program__insn_cnt
-        sizes = {name: size(handle) for name, handle in self.each("program") if name not in without}
-        found: list[set[str]] = [set() for _ in range(parts)]
-        for name in sorted(sizes, key=sizes.__getitem__, reverse=True):
-            min(found, key=lambda part: sum(map(sizes.__getitem__, part))).add(name)
-        return found
-
-    def prepare(self, programs: Collection[str], maps: Mapping[str, int]) -> None:
-        """Have `load` load only these programs, with these maps (descriptors) for its own ones."""
+    def leave_out(self, programs: Collection[str]) -> None:
+        """Have `load` not load these programs."""
         for name, handle in self.each("program"):
-            library().bpf_program__set_autoload(handle, name in programs)
-        for name, handle in self.each("map"):
-            if name in maps:
-                library().bpf_map__reuse_fd(handle, maps[name])  # libbpf duplicates it
+            if name in programs:
+                library().bpf_program__set_autoload(handle, False)
 
     def load(self) -> None:
         """Load everything; the verifier checks every program.

@@ -35,7 +35,6 @@ _FUNCTIONS: Mapping[str, tuple[object, tuple[object, ...]]] = {
     "bpf_obj_pin": (ctypes.c_int, (ctypes.c_int, ctypes.c_char_p)),
     "bpf_obj_get": (ctypes.c_int, (ctypes.c_char_p,)),
     "bpf_obj_get_info_by_fd": (ctypes.c_int, (ctypes.c_int, _Pointer, _Pointer)),
-    "bpf_btf_load": (ctypes.c_int, (_Pointer, ctypes.c_size_t, _Pointer)),
     "bpf_prog_load": (
         ctypes.c_int,
         (ctypes.c_int, *(ctypes.c_char_p,) * 3, ctypes.c_size_t, _Pointer),
@@ -54,7 +53,6 @@ _FUNCTIONS: Mapping[str, tuple[object, tuple[object, ...]]] = {
     "bpf_object__next_map": (_Pointer, (_Pointer, _Pointer)),
     "bpf_program__name": (ctypes.c_char_p, (_Pointer,)),
     "bpf_program__fd": (ctypes.c_int, (_Pointer,)),
-    "bpf_program__insn_cnt": (ctypes.c_size_t, (_Pointer,)),
     "bpf_program__set_autoload": (ctypes.c_int, (_Pointer, ctypes.c_bool)),
     "bpf_map__name": (ctypes.c_char_p, (_Pointer,)),
     "bpf_map__fd": (ctypes.c_int, (_Pointer,)),

@@ -62,7 +62,7 @@ class PacketWatch:
         unused = "watch_freed_somewhere" if drop_reasons() else "watch_freed"
         names = {name for name, _ in self._object.each("program")} - {unused}
         try:
-            self._object.prepare(names, {})
+            self._object.leave_out({unused})
             self._object.load()
             descriptor = self._object.descriptors("map")["filter"]
             call("bpf_map_update_elem", descriptor, _ONLY_KEY, wanted, 0)

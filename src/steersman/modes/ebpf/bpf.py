@@ -71,26 +71,17 @@ class _MapOptions(ctypes.Structure):
     )
 
 
-def create_map(
-    name: str,
-    shape: tuple[int, int, int, int],
-    flags: int = 0,
-    *,
-    types: tuple[int, int, int] = (0, 0, 0),
-    inner: int = 0,
-) -> int:
-    """Create a map; return its descriptor.
+def create_map(shape: tuple[int, int, int, int], flags: int = 0, *, inner: int = 0) -> int:
+    """Create a map without a name; return its descriptor.
 
     Args:
-        name: up to 15 bytes.
         shape: type, sizes of key and value, capacity.
         flags: BPF_F_*.
-        types: descriptor of BTF, and the ids of the types of key and value there.
         inner: descriptor of a map like those that an array of maps holds.
     """
-    options = _MapOptions(ctypes.sizeof(_MapOptions), *types, 0, inner, flags)
+    options = _MapOptions(ctypes.sizeof(_MapOptions), 0, 0, 0, 0, inner, flags)
     kind, *sizes = shape
-    return call("bpf_map_create", kind, name.encode(), *sizes, ctypes.byref(options))
+    return call("bpf_map_create", kind, None, *sizes, ctypes.byref(options))
 
 
 def wait_for_programs() -> None:
@@ -99,8 +90,8 @@ def wait_for_programs() -> None:
     The kernel does so when an array of maps is written: who writes it may rely on that no program
     uses the old element any more.
     """
-    inner = Object(create_map("", (_ARRAY, 4, 4, 1)))
-    outer = Object(create_map("", (_ARRAY_OF_MAPS, 4, 4, 1), inner=inner.fd))
+    inner = Object(create_map((_ARRAY, 4, 4, 1)))
+    outer = Object(create_map((_ARRAY_OF_MAPS, 4, 4, 1), inner=inner.fd))
     try:
         call("bpf_map_update_elem", outer.fd, bytes(4), inner.fd.to_bytes(4, sys.byteorder), 0)
     finally:

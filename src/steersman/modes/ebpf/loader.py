@@ -16,8 +16,7 @@ import os
 import struct
 import sys
 from collections.abc import Collection, Iterator, Mapping
-from concurrent.futures import ThreadPoolExecutor
-from contextlib import ExitStack, closing
+from contextlib import closing
 from pathlib import Path
 from typing import NamedTuple, TypeAlias
 
@@ -31,8 +30,6 @@ FILE = Path(__file__).with_name(f"steersman-{'el' if sys.byteorder == 'little' e
 BTF_KIND_STRUCT = 4
 _MAP_INFO = struct.Struct("=6I16sIIQQ3I")  # the start of struct bpf_map_info
 _MAP_INFO_SIZE = 80
-# Threads that load the object of the mode.
-_THREADS = 2
 
 
 class StaleMapsError(Exception):
@@ -75,9 +72,9 @@ class Shape(NamedTuple):
     @classmethod
     def of_object(cls, btf: int, handle: int) -> Shape:
         """Return the shape of a map that an object asks for."""
-        kind, key, value, capacity, flags, *types = map_attributes(handle)
-        fields = (read_fields(btf, number) for number in types)
-        return cls(kind, key, value, capacity, flags, *fields)
+        attributes = [getattr(library(), f"bpf_map__{name}")(handle) for name in MAP_ATTRIBUTES]
+        kind, key, value, capacity, flags, *types = attributes
+        return cls(kind, key, value, capacity, flags, *(read_fields(btf, each) for each in types))
 
     def serves_as(self, other: Shape) -> bool:
         """Whether a map can be used as another one; fields that BTF does not know may differ."""
@@ -85,11 +82,6 @@ class Shape(NamedTuple):
             not mine or not theirs or mine == theirs
             for mine, theirs in ((self.key, other.key), (self.value, other.value))
         )
-
-
-def map_attributes(handle: int) -> tuple[int, ...]:
-    """Return what an object asks for in a map, in the order of MAP_ATTRIBUTES."""
-    return tuple(getattr(library(), f"bpf_map__{name}")(handle) for name in MAP_ATTRIBUTES)
 
 
 def read_fields(btf: int | None, number: int) -> dict[str, tuple[int, int]]:
@@ -118,14 +110,7 @@ def digest(path: Path = FILE) -> bytes:
 
 
 class LoadedObject:
-    """The programs and maps of the mode, in the kernel while this is open or they are pinned.
-
-    Of 70 ms of CPU, half goes to creating maps (the kernel clears 100 MB), half to the verifier,
-    most of that for ingress and egress. Each half is divided between two threads, which takes 40
-    ms: bpf(2) runs without Python's lock, and the verifier of a privileged process without a lock
-    of its own. libbpf loads an object in one go, so each thread has an object of its own, whose
-    programs use the same maps; the variables (.bss) are one of them.
-    """
+    """The programs and maps of the mode, in the kernel while this is open or they are pinned."""
 
     def __init__(self, path: Path, pins: Path | None, without: Collection[str] = ()) -> None:
         """Load an object; use the maps that are pinned in `pins`, and pin the others there.
@@ -147,71 +132,27 @@ class LoadedObject:
         self.maps: dict[str, int] = {}
         """Descriptors by name."""
         try:
-            with ExitStack() as stack:
-                objects = [
-                    stack.enter_context(closing(OpenedObject(path))) for _ in range(_THREADS)
-                ]
-                first = objects[0]
-                wrong = next(iter(differences(first.handle, layout.SIZES, layout.OFFSETS)), "")
-                if wrong:
-                    raise load_error(
-                        errno.EINVAL, f"{path} has other structs than this version: {wrong}"
-                    )
-                threads = stack.enter_context(ThreadPoolExecutor(_THREADS))
-                self._open_maps(first, pins, threads)
-                for each, names in zip(objects, first.divide(_THREADS, without), strict=True):
-                    each.prepare(names, self.maps)
-                for _ in threads.map(OpenedObject.load, objects):
-                    pass  # raises its error
-                # Copies, because libbpf's memory is given back, 1 MB for each object.
-                for each in objects:
-                    loaded = each.descriptors("program").items()
-                    self.programs |= {name: os.dup(fd) for name, fd in loaded if fd >= 0}
+            with closing(OpenedObject(path)) as opened:
+                check_structs(opened, layout.SIZES, layout.OFFSETS)
+                pinned = use_pinned(opened, pins) if pins else frozenset[str]()
+                opened.leave_out(without)
+                opened.load()
+                # Copies, because libbpf's memory is given back, 1 MB.
+                for name, fd in opened.descriptors("program").items():
+                    if name not in without:
+                        self.programs[name] = os.dup(fd)
+                for name, fd in opened.descriptors("map").items():
+                    if not name.endswith(".rodata"):  # constants
+                        self.maps[name] = os.dup(fd)
+            for name, fd in self.maps.items():
+                if pins and name not in pinned and not name.endswith(".bss"):
+                    bpf.Object(fd).pin(pins / name)
         except BaseException:
             self.close()
             raise
         for pin in pins.iterdir() if pins else ():
             if pin.name not in self.maps:
                 pin.unlink()
-
-    def _open_maps(
-        self, opened: OpenedObject, pins: Path | None, threads: ThreadPoolExecutor
-    ) -> None:
-        """Open the pinned maps and create the others; StaleMapsError if some have another shape."""
-        btf, stale, missing = library().bpf_object__btf(opened.handle), set(), {}
-        pinned = set(os.listdir(pins)) if pins else set()
-        for name, handle in opened.each("map"):
-            if name.endswith(".rodata"):  # constants; each object has them
-                continue
-            if not pins or name not in pinned:
-                missing[name] = handle
-                continue
-            self.maps[name] = fd = bpf.Object.pinned(pins / name).fd
-            if not Shape.of_map(fd).serves_as(Shape.of_object(btf, handle)):
-                stale.add(name)
-        if stale:
-            raise StaleMapsError(frozenset(stale))
-        if not missing:
-            return
-        # Not by libbpf, which could not load the object after that.
-        size = ctypes.c_uint32()
-        data = library().btf__raw_data(btf, ctypes.byref(size))
-        types = bpf.Object(call("bpf_btf_load", data, size.value, None))
-
-        def create(name: str) -> None:
-            kind, key, value, capacity, flags, of_key, of_value = map_attributes(missing[name])
-            shape, own = (kind, key, value, capacity), (types.fd, of_key, of_value)
-            try:
-                self.maps[name] = fd = bpf.create_map(name, shape, flags, types=own)
-            except OSError as error:
-                code = error.errno or errno.EIO
-                raise load_error(code, f"the kernel does not create the map {name}") from error
-            if pins and not name.endswith(".bss"):
-                bpf.Object(fd).pin(pins / name)
-
-        with closing(types):
-            for _ in threads.map(create, missing):
-                pass  # raises its error
 
     def close(self) -> None:
         """Close every descriptor. Idempotent."""
@@ -249,20 +190,8 @@ class BesideObject(OpenedObject):
         super().__init__(path)
         self._attached: list[bpf.Object] = []
         try:
-            if wrong := next(iter(differences(self.handle, sizes, offsets or {})), ""):
-                raise load_error(errno.EINVAL, f"{path} has other structs: {wrong}")
-            btf, stale = library().bpf_object__btf(self.handle), set()
-            pinned = set(os.listdir(maps))
-            for name, own in self.each("map"):
-                if name not in pinned:
-                    continue
-                shared = bpf.Object.pinned(maps / name)
-                if not Shape.of_map(shared.fd).serves_as(Shape.of_object(btf, own)):
-                    stale.add(name)
-                library().bpf_map__reuse_fd(own, shared.fd)  # libbpf duplicates it
-                shared.close()
-            if stale:
-                raise StaleMapsError(frozenset(stale))
+            check_structs(self, sizes, offsets or {})
+            use_pinned(self, maps)
             self.load()
         except BaseException:
             self.close()
@@ -291,6 +220,40 @@ class BesideObject(OpenedObject):
             each.close()
         self._attached = []
         super().close()
+
+
+def use_pinned(opened: OpenedObject, pins: Path) -> frozenset[str]:
+    """Have an object use those of its maps that are pinned; return their names.
+
+    Raises:
+        StaleMapsError: some have another shape.
+    """
+    btf, stale = library().bpf_object__btf(opened.handle), set()
+    pinned = frozenset(os.listdir(pins))
+    for name, handle in opened.each("map"):
+        if name in pinned:
+            shared = bpf.Object.pinned(pins / name)
+            if not Shape.of_map(shared.fd).serves_as(Shape.of_object(btf, handle)):
+                stale.add(name)
+            library().bpf_map__reuse_fd(handle, shared.fd)  # libbpf duplicates it
+            shared.close()
+    if stale:
+        raise StaleMapsError(frozenset(stale))
+    return pinned
+
+
+def check_structs(
+    opened: OpenedObject, sizes: Mapping[str, int], offsets: Mapping[str, Mapping[str, int]]
+) -> None:
+    """Compare the structs of an object with those that Python knows.
+
+    Raises:
+        ObjectError: one differs.
+    """
+    if wrong := next(iter(differences(opened.handle, sizes, offsets)), ""):
+        raise load_error(
+            errno.EINVAL, f"{opened.path} has other structs than this version: {wrong}"
+        )
 
 
 def differences(

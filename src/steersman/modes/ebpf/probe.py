@@ -104,7 +104,7 @@ def _loads(kind: int, attach_type: int, *code: bytes) -> Callable[[], bool]:
 
 
 def _can_map_arrays() -> bool:
-    return _accepts(lambda: bpf.create_map("", (_ARRAY, 4, 8, 1), _MMAPABLE))
+    return _accepts(lambda: bpf.create_map((_ARRAY, 4, 8, 1), _MMAPABLE))
 
 
 def _has_batches() -> bool:
