@@ -33,6 +33,7 @@ _MASK = (
     | 0x01000000  # IN_ONLYDIR
 )
 _EVENT = struct.Struct("iIII")  # struct inotify_event: wd, mask, cookie, len; then the name
+_PIECE = 1 << 16  # bytes of a read
 _RARELY, _AT_MOST = 50, 10  # pauses without inotify, in times of the work
 _QUICK = 2.0  # seconds, up to which the first one holds
 
@@ -51,10 +52,14 @@ def read_file(path: str | os.PathLike[str], limit: int) -> bytes:
             raise OSError(errno.EISDIR, os.strerror(errno.EISDIR))
         if not stat.S_ISREG(status.st_mode):
             raise OSError(errno.EINVAL, "it is not a regular file")
-        data = file.read(limit + 1) if status.st_size <= limit else b""
-        if status.st_size > limit or len(data) > limit:
+        # In pieces: a read takes memory for all that it may return, which Windows gives at once.
+        pieces, left = list[bytes](), limit + 1 if status.st_size <= limit else 0
+        while piece := file.read(min(left, _PIECE)):
+            pieces.append(piece)
+            left -= len(piece)
+        if not left:
             raise OSError(errno.EFBIG, f"it is longer than {limit} bytes")
-        return data
+        return b"".join(pieces)
 
 
 def lock_holder(path: Path, proc: Path = Path("/proc")) -> str:
