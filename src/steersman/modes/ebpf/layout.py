@@ -14,7 +14,7 @@ import socket
 import struct
 import sys
 from collections import defaultdict
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from hashlib import blake2b
 from typing import Literal, NamedTuple, TypeAlias
 
@@ -31,7 +31,6 @@ SLOT = struct.Struct("=18s6x")
 NAME = struct.Struct("=240s")
 MEMBER_KEY = struct.Struct("=I4x18s6x")
 PREFIX = struct.Struct("=II16s")
-CIDRS = struct.Struct("=256sQ")
 DEVICE = struct.Struct("=16s16sII")
 CONFIG = struct.Struct("=Q16s16sIHH16s16s16s")
 FLOW_KEY = struct.Struct("=16s16s2s2sBB2x")
@@ -69,7 +68,6 @@ SIZES: Mapping[str, int] = {
     "service_name": NAME.size,
     "member_key": MEMBER_KEY.size,
     "prefix": PREFIX.size,
-    "cidrs": CIDRS.size,
     "device": DEVICE.size,
     "config": CONFIG.size,
     "flow_key": FLOW_KEY.size,
@@ -91,8 +89,6 @@ OFFSETS: Mapping[str, Mapping[str, int]] = {
     "slot": {"address": 0, "port": 16},
     "member_key": {"service": 0, "address": 8, "port": 24},
     "prefix": {"length": 0, "id": 4, "address": 8},
-    "cidr": {"network": 0, "mask": 16},
-    "cidrs": {"services": 0, "pods": 128, "complete": 256},
     "device": {"masquerade4": 0, "masquerade6": 16, "flags": 32},
     "config": {
         "host_cookie": 0,
@@ -182,8 +178,6 @@ DEVICE_NO_ETHERNET = 2
 DEVICE_XDP = 4
 DEVICE_PEER = 8
 
-LISTED_CIDRS = 4
-
 PREFIXES_PODS = 0xFFFFFFFC
 PREFIXES_SERVICE_CIDRS = 0xFFFFFFFF
 
@@ -225,8 +219,6 @@ _PREFIX_NUMBER_SIZE = 4
 _PREFIX_FIXED_BITS = 32
 _FLOW_PROTOCOL_AT = OFFSETS["flow_key"]["protocol"]
 _FLOW_KIND_AT, _FLOW_STATE_AT = OFFSETS["flow"]["kind"], OFFSETS["flow"]["state"]
-# An element of `cidrs` that has no address.
-_NO_CIDR = b"\xff" * ADDRESS_SIZE + bytes(ADDRESS_SIZE)
 # First bytes of an affinity's client that is a network namespace; its cookie follows.
 _NETNS_CLIENT = b"\xff" * 8
 
@@ -422,19 +414,6 @@ def unpack_prefix(key: bytes) -> tuple[int, bytes]:
     """Return the number and the CIDR of a key of the trie `prefixes`."""
     length, number, address = PREFIX.unpack(key)
     return number, bytes((length - _PREFIX_FIXED_BITS,)) + address
-
-
-def pack_cidrs(prefixes: Iterable[tuple[int, bytes]]) -> bytes:
-    """Return the record in `cidrs` of prefixes as in `unpack_prefix`; zeros if it lacks room."""
-    lists: dict[int, list[bytes]] = {PREFIXES_SERVICE_CIDRS: [], PREFIXES_PODS: []}
-    for number, cidr in prefixes:
-        host_bits = 8 * ADDRESS_SIZE - cidr[0]
-        mask = (1 << 8 * ADDRESS_SIZE) - (1 << host_bits)
-        lists[number].append(cidr[1:] + mask.to_bytes(ADDRESS_SIZE, "big"))
-    if max(map(len, lists.values())) > LISTED_CIDRS:
-        return bytes(CIDRS.size)
-    places = (own + [_NO_CIDR] * (LISTED_CIDRS - len(own)) for own in lists.values())
-    return CIDRS.pack(b"".join(map(b"".join, places)), 1)
 
 
 def address_of(key: bytes) -> bytes:

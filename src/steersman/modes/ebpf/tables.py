@@ -191,9 +191,6 @@ class Tables:
         self.frontends = FrontendTable(maps["frontends"])
         self.node = NodeTable(maps["config"])
         self.prefixes = HashMap(maps["prefixes"])
-        self._cidrs = ArrayMap(maps["cidrs"])
-        # Keys of the node's prefixes; None until they are read.
-        self._node_cidrs: set[bytes] | None = None
         self.node_ips = HashMap(maps["node_ips"])
         self.maglevs = HashMap(maps["maglevs"])
         self.devices = HashMap(maps["devices"])
@@ -244,7 +241,6 @@ class Tables:
         )
         for key in [*_node_prefixes(new), *self._range_prefixes(new)]:
             self.prefixes.put(key, _ONE)  # tries take no batches before Linux 5.16
-        self._list_cidrs(added=_node_prefixes(new))
 
         # Addresses and frontends; the presence filter knows an address before it is served.
         frontends = new[Kind.FRONTEND.value]
@@ -265,7 +261,6 @@ class Tables:
         # Without its frontend a packet would be dropped for its ServiceCIDR; without the source
         # ranges of its frontend, for them.
         self.prefixes.delete_all(_node_prefixes(removed))
-        self._list_cidrs(removed=_node_prefixes(removed))
         self.frontends.remove([key for key, _ in removed[Kind.FRONTEND.value]])
         self.node_ips.delete_all(key for key, _ in removed[Kind.NODE_IP.value])
         self.prefixes.delete_all(self._range_prefixes(removed))
@@ -287,26 +282,6 @@ class Tables:
             for table in (self.frontends.map, self.node_ips)
             for key, _ in table.items()
         )
-
-    def _list_cidrs(self, added: Iterable[bytes] = (), removed: Iterable[bytes] = ()) -> None:
-        """Bring the map `cidrs` up to date, given changed keys of the node's prefixes."""
-        before = self._node_cidrs
-        if before is None:
-            numbers = layout.PREFIXES_PODS, layout.PREFIXES_SERVICE_CIDRS
-            keys = (key for key, _ in self.prefixes.items())
-            now = {key for key in keys if layout.unpack_prefix(key)[0] in numbers}
-        else:
-            now = (before | set(added)) - set(removed)
-        if now == before:
-            return
-        # Programs look into the trie until the list is complete again.
-        record = layout.pack_cidrs(map(layout.unpack_prefix, sorted(now)))
-        fields, complete = layout.CIDRS.unpack(record)
-        self._cidrs.write(0, layout.CIDRS.pack(fields, 0))
-        self._cidrs.store(
-            0, layout.OFFSETS["cidrs"]["complete"], complete.to_bytes(8, layout.BYTE_ORDER)
-        )
-        self._node_cidrs = now
 
     def _range_prefixes(self, objects: ByKind) -> list[bytes]:
         """Return the trie keys of source ranges; those of a ServicePort go before it."""

@@ -19,23 +19,6 @@ ports = st.integers(1, 65535)
 cidrs = st.sampled_from(["0.0.0.0/0", "10.0.0.0/8", "192.0.2.1/32", "::/0", "2001:db8::/64"])
 
 
-def test_a_list_of_cidrs_has_room_for_some_of_each_kind() -> None:
-    services = [
-        (layout.PREFIXES_SERVICE_CIDRS, layout.pack_cidr(f"10.{n}.0.0/16")) for n in range(5)
-    ]
-    pod = (layout.PREFIXES_PODS, layout.pack_cidr("2001:db8::/64"))
-    at = layout.OFFSETS["cidrs"]
-    listed = layout.pack_cidrs([*services[:4], pod])
-    assert int.from_bytes(listed[at["complete"] :], layout.BYTE_ORDER) == 1
-    assert listed[at["services"] :].startswith(
-        layout.pack_address("10.0.0.0") + b"\xff" * 14 + bytes(2)
-    )
-    assert listed[at["pods"] :].startswith(
-        layout.pack_address("2001:db8::") + b"\xff" * 8 + bytes(8)
-    )
-    assert layout.pack_cidrs([*services, pod]) == bytes(layout.CIDRS.size)
-
-
 @given(packed, ports)
 def test_endpoints_survive(address: bytes, port: int) -> None:
     endpoint = address + port.to_bytes(2, "big")

@@ -63,7 +63,7 @@ VERIFIED_ONCE int find_frontend(struct frontend_key *destination, int own, struc
 	key = (struct frontend_key){ .address = address };
 	if (read_frontend(&key, out))
 		return UNKNOWN_PORT;
-	return in_service_cidrs(&address) ? UNASSIGNED : NOTHING;
+	return in_prefixes(PREFIXES_SERVICE_CIDRS, &address) ? UNASSIGNED : NOTHING;
 }
 
 INLINE __u32 action_of(const struct frontend *frontend, __u32 class)

@@ -34,8 +34,6 @@ enum pool_index { CLUSTER_POOL = 0, LOCAL_POOL = 1 };
 #define PREFIXES_PODS 0xfffffffc
 #define PREFIXES_SERVICE_CIDRS 0xffffffff
 
-#define LISTED_CIDRS 4 // of services and of pods each, in `cidrs`; more are in `prefixes` only
-
 #define MAGLEV_SIZE 4093 // places of a table (render.py)
 #define MAGLEV_ROOM 4096
 

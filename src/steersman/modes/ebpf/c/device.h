@@ -38,7 +38,7 @@ INLINE __u32 class_of(struct __sk_buff *skb, const struct packet *packet)
 
 	if (!config)
 		return EXTERNAL;
-	if (config->flags & CONFIG_DETECTOR_CIDR && in_pod_cidrs(&packet->key.source))
+	if (config->flags & CONFIG_DETECTOR_CIDR && in_prefixes(PREFIXES_PODS, &packet->key.source))
 		return POD;
 	if (config->flags & CONFIG_DETECTOR_DEVICE && device_flags(skb) & DEVICE_POD)
 		return POD;

@@ -10,7 +10,6 @@ MAP(names, BPF_MAP_TYPE_HASH, __u32, struct service_name, 131072, BPF_F_NO_PREAL
 // Endpoints of ServicePorts with affinity or of UDP; the value has a bit for each pool.
 MAP(members, BPF_MAP_TYPE_HASH, struct member_key, __u32, 262144, BPF_F_NO_PREALLOC);
 MAP(prefixes, BPF_MAP_TYPE_LPM_TRIE, struct prefix, __u32, 131072, BPF_F_NO_PREALLOC);
-MAP(cidrs, BPF_MAP_TYPE_ARRAY, __u32, struct cidrs, 1, BPF_F_MMAPABLE);
 MAP(maglevs, BPF_MAP_TYPE_HASH, __u32, struct maglev, 65536, BPF_F_NO_PREALLOC);
 MAP(node_ips, BPF_MAP_TYPE_HASH, struct address, __u32, 4096, BPF_F_NO_PREALLOC);
 MAP(devices, BPF_MAP_TYPE_HASH, __u32, struct device, 16384, BPF_F_NO_PREALLOC);

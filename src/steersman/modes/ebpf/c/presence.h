@@ -32,44 +32,11 @@ INLINE void note_client(const struct address *client)
 		all->places[place].clients[all->filling & 1] = 1;
 }
 
-// Whether a CIDR of this list has an address. Unused ones have none.
-INLINE int in_list(const struct cidr *list, const struct address *address)
-{
-	for (int place = 0; place < LISTED_CIDRS; place++) {
-		const struct cidr *own = &list[place];
-
-		if ((address->halves[0] & own->mask.halves[0]) == own->network.halves[0] &&
-		    (address->halves[1] & own->mask.halves[1]) == own->network.halves[1])
-			return 1;
-	}
-	return 0;
-}
-
-INLINE int in_service_cidrs(const struct address *address)
-{
-	__u32 zero = 0;
-	const struct cidrs *own = bpf_map_lookup_elem(&cidrs, &zero);
-
-	if (own && own->complete)
-		return in_list(own->services, address);
-	return in_prefixes(PREFIXES_SERVICE_CIDRS, address);
-}
-
-INLINE int in_pod_cidrs(const struct address *address)
-{
-	__u32 zero = 0;
-	const struct cidrs *own = bpf_map_lookup_elem(&cidrs, &zero);
-
-	if (own && own->complete)
-		return in_list(own->pods, address);
-	return in_prefixes(PREFIXES_PODS, address);
-}
-
 // Whether an address certainly belongs to no frontend and to no ServiceCIDR.
 INLINE int serves_nothing(const struct address *address)
 {
 	struct marks *all = presence_filter();
 
 	return address && all && all->trusted && !all->places[presence_place(address)].served &&
-	       !in_service_cidrs(address);
+	       !in_prefixes(PREFIXES_SERVICE_CIDRS, address);
 }

@@ -91,19 +91,6 @@ struct prefix {
 	struct address address;
 };
 
-struct cidr {
-	struct address network; // an unused one has no bits in `mask`, and some here
-	struct address mask;
-};
-
-// The node's own prefixes once more: comparing a few costs less than a lookup in a trie, which
-// every packet that may open a connection would pay. tables.py clears `complete` while it writes.
-struct cidrs {
-	struct cidr services[LISTED_CIDRS];
-	struct cidr pods[LISTED_CIDRS];
-	__u64 complete; // 0: look into `prefixes`
-};
-
 struct device {
 	struct address masquerade4;
 	struct address masquerade6;
