@@ -175,11 +175,11 @@ class SearchingSession(Session):
         self._pending[data[:2]] = queries(data, self._suffixes)
         super().send(data)
 
-    def datagram_received(self, data: bytes, addr: tuple[object, ...]) -> None:
+    def received(self, data: bytes) -> None:
         """Try the next query, or pass on a reply to the client's query."""
         pending = self._pending.get(data[:2])
         if pending is None:
-            super().datagram_received(data, addr)
+            super().received(data)
             return
         query, *left = pending
         if failed(data) and left:
@@ -192,4 +192,4 @@ class SearchingSession(Session):
             answer = restored(data, query)
         except BrokenMessageError:
             answer = data
-        super().datagram_received(answer, addr)
+        super().received(answer)

@@ -215,7 +215,7 @@ class Proxy:
         try:
             for key, plan in wanted.items():
                 if not self.listens_at(key, plan):
-                    fresh[key] = await self._open(key, plan)
+                    fresh[key] = self._open(key, plan)
         except OSError as error:
             self.stop(fresh.values())
             at = f"{plan.bind or 'every address'} port {plan.port or '(a free one)'}/{key.protocol}"
@@ -284,7 +284,7 @@ class Proxy:
             self._poller = None
         return cut
 
-    async def _open(self, key: FrontendKey, plan: ListenerPlan) -> RunningListener:
+    def _open(self, key: FrontendKey, plan: ListenerPlan) -> RunningListener:
         """Start a listener on the predecessor's socket or a new one."""
         inherited = self._claim(key, plan)
         address = plan.bind or wildcard(key.family is Family.IPV6)
@@ -317,7 +317,6 @@ class Proxy:
                 if self.dns_search and plan.owner.name.port == PORT_NAME:
                     session = partial(SearchingSession, suffixes=self.dns_search)
                 listener = UdpListener(sock, route, self._udp_idle, session)
-                await listener.start()
         except OSError:
             sock.close()
             raise

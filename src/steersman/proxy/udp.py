@@ -12,7 +12,7 @@ import contextlib
 import socket
 from collections.abc import Callable, Iterator
 from ipaddress import ip_address
-from typing import Any, NamedTuple, TypeAlias, cast
+from typing import NamedTuple, TypeAlias
 
 from steersman.host.probe import outcome_of
 from steersman.model.addresses import join_host_port
@@ -37,7 +37,6 @@ from steersman.proxy.sockets import (
 ANSWER_SECONDS = 5.0
 """How long a client that waits for an answer keeps its session: resolvers wait as long
 (resolv.conf(5))."""
-_QUEUE = 16  # datagrams that wait while a session connects
 _DESCRIPTORS = 1  # of one session
 _MAX_DATAGRAM = 1 << 16
 _ANCILLARY = 128  # bytes
@@ -52,7 +51,7 @@ class Client(NamedTuple):
     arrival: Arrival = Arrival()
 
 
-class Session(asyncio.DatagramProtocol):
+class Session:
     """The connection of one client to an endpoint."""
 
     def __init__(
@@ -61,27 +60,41 @@ class Session(asyncio.DatagramProtocol):
         self.endpoint = endpoint
         self._reservation = reservation
         reservation.evict = self.close
-        self.dial: Dial | None = None
+        self._dial: Dial | None = None
         self._listener = listener
         self.client = client
-        self._transport: asyncio.DatagramTransport | None = None
-        self._waiting: list[bytes] = []
-        """Datagrams for the endpoint, until there is a transport."""
-        self.closed = self._unanswered = self._answered = self._full = False
+        self._receiver: asyncio.Task[None] | None = None
+        """Only on a loop without readers."""
+        self.closed = self._unanswered = self._answered = False
         self._balancer = listener.route.balancer
         self._counters = listener.route.reached(client.address[0], endpoint, 0.0)
         self._began = self._used = listener.loop.time()
         self._timer = listener.loop.call_later(listener.idle_seconds, self._check_idle)
 
-    def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        """Send the datagrams that waited."""
-        self._transport = cast(asyncio.DatagramTransport, transport)
-        if self.closed:
-            self._transport.abort()
+    def open(self, caller: Dial | None) -> None:
+        """Open the socket to the endpoint, or close the session.
+
+        Args:
+            caller: the dial of this process that the client is; None for others.
+        """
+        route, loop = self._listener.route, self._listener.loop
+        try:
+            sock = open_socket(self.endpoint.ip, "UDP")
+        except OSError:  # no descriptors, say: the endpoint is not to blame
+            route.budget.refused += 1
+            self.close()
             return
-        for data in self._waiting:
-            self._pass_on(data)
-        self._waiting.clear()
+        self._dial = route.dials.add(sock, route.plan.owner, self.endpoint, caller)
+        try:
+            sock.setblocking(False)
+            sock.connect((self.endpoint.ip, self.endpoint.port))  # sends nothing
+            if self._listener.reads:
+                loop.add_reader(sock, self._readable, sock)
+            else:
+                self._receiver = loop.create_task(self._receive_forever(sock))
+        except OSError as error:
+            route.failed(self.endpoint, self.client.address[0], error)
+            self.close()
 
     def send(self, data: bytes) -> None:
         """Pass on a datagram of the client."""
@@ -91,31 +104,48 @@ class Session(asyncio.DatagramProtocol):
         budget.touch(self._reservation)
         self._used, self._unanswered = self._listener.loop.time(), True
         self._counters.move(0, len(data))
-        if self._transport is not None:
+        if self._receiver is None:
             self._pass_on(data)
-        elif len(self._waiting) < _QUEUE:
-            self._waiting.append(data)
+        else:  # an ICMP error is lost unless the socket receives before it sends
+            self._listener.loop.call_soon(self._pass_on, data)
 
     def _pass_on(self, data: bytes) -> None:
-        assert self._transport is not None
-        if data:
-            if not self._full:
-                self._transport.sendto(data)
-        elif self.dial is not None:
-            with contextlib.suppress(OSError):  # asyncio's transports send no empty datagrams
-                self.dial.socket.send(data)
+        if self._dial is None:
+            return
+        try:
+            self._dial.socket.send(data)
+        except BlockingIOError:  # its buffer is full: the datagram is lost
+            pass
+        except OSError as error:
+            self._failed(error)
 
-    def pause_writing(self) -> None:
-        """Drop datagrams: the socket takes no more."""
-        self._full = True
+    def _readable(self, sock: socket.socket) -> None:
+        try:
+            data = sock.recv(_MAX_DATAGRAM)
+        except BlockingIOError:
+            return
+        except OSError as error:
+            self._failed(error)
+        else:
+            self.received(data)
 
-    def resume_writing(self) -> None:
-        """Pass on datagrams again."""
-        self._full = False
+    async def _receive_forever(self, sock: socket.socket) -> None:
+        """Receive by waiting.
 
-    def datagram_received(self, data: bytes, addr: SocketAddress) -> None:
+        A transport of asyncio names no destination to WSASendTo, which refuses that, and receives
+        nothing any more after an ICMP error.
+        """
+        while not self.closed:
+            try:
+                data = await self._listener.loop.sock_recv(sock, _MAX_DATAGRAM)
+            except OSError as error:
+                self._failed(error)
+                await asyncio.sleep(_RECEIVE_AGAIN)
+            else:
+                self.received(data)
+
+    def received(self, data: bytes) -> None:
         """Pass on a reply."""
-        del addr
         self._listener.route.budget.touch(self._reservation)
         self._used, self._unanswered = self._listener.loop.time(), False
         if not self._answered:
@@ -124,10 +154,10 @@ class Session(asyncio.DatagramProtocol):
         self._counters.move(1, len(data))
         self._listener.reply(data, self.client)
 
-    def error_received(self, exc: Exception) -> None:
+    def _failed(self, error: OSError) -> None:
         """Close if the endpoint refuses; the client's next datagram goes to another endpoint."""
-        if isinstance(exc, OSError) and outcome_of(exc) == "refused":
-            self._listener.route.failed(self.endpoint, self.client.address[0], exc)
+        if outcome_of(error) == "refused" and not self.closed:
+            self._listener.route.failed(self.endpoint, self.client.address[0], error)
             self.close()
 
     def _check_idle(self) -> None:
@@ -149,7 +179,7 @@ class Session(asyncio.DatagramProtocol):
         if not address:  # a node port: the address of ours that was asked
             own = self._listener.socket.getsockname()[0]
             address = str(ip_address(arrival)) if arrival else own
-        source = self.dial.socket.getsockname() if self.dial is not None else None
+        source = self._dial.socket.getsockname() if self._dial is not None else None
         return OpenConnection(
             endpoint=str(self.endpoint),
             client=print_address(self.client.address),
@@ -167,54 +197,18 @@ class Session(asyncio.DatagramProtocol):
             self.closed = True
             self._listener.forget(self.client, self)
             self._timer.cancel()
-            if self.dial is not None:
-                self._listener.route.dials.remove(self.dial)
+            if self._receiver is not None:
+                self._receiver.cancel()
+            if self._dial is not None:
+                self._listener.route.dials.remove(self._dial)
+                if self._listener.reads:
+                    self._listener.loop.remove_reader(self._dial.socket)
+                self._dial.socket.close()
+                self._dial = None
             self._listener.route.ended(self._balancer, self.endpoint, self._reservation)
-            if self._transport is not None:
-                self._transport.close()
 
 
 MakeSession: TypeAlias = Callable[["UdpListener", Client, Endpoint, Reservation], Session]
-
-
-class _WaitingTransport(asyncio.DatagramTransport):
-    """The transport of a Session on a loop without readers.
-
-    That of asyncio names no destination to WSASendTo, which refuses that, and receives nothing any
-    more after an ICMP error.
-    """
-
-    def __init__(self, sock: socket.socket, session: Session) -> None:
-        super().__init__()
-        self._socket = sock
-        loop = asyncio.get_running_loop()
-        self._task = loop.create_task(self._receive(session))
-        # An ICMP error is lost unless the socket receives before it sends.
-        loop.call_soon(session.connection_made, self)
-
-    async def _receive(self, session: Session) -> None:
-        loop = asyncio.get_running_loop()
-        while not session.closed:
-            try:
-                data = await loop.sock_recv(self._socket, _MAX_DATAGRAM)
-            except OSError as error:
-                session.error_received(error)
-                await asyncio.sleep(_RECEIVE_AGAIN)
-            else:
-                session.datagram_received(data, ())
-
-    def sendto(self, data: Any, addr: Any = None) -> None:
-        """Send to the endpoint; the datagram is lost if the buffer is full."""
-        del addr
-        with contextlib.suppress(OSError):
-            self._socket.send(data)
-
-    def close(self) -> None:
-        """Close the socket. Idempotent."""
-        self._task.cancel()
-        self._socket.close()
-
-    abort = close
 
 
 class UdpListener:
@@ -227,7 +221,7 @@ class UdpListener:
         idle_seconds: float,
         session: MakeSession | None = None,
     ) -> None:
-        """Make a listener; `start` begins.
+        """Receive datagrams from now on, on the running loop.
 
         Args:
             sock: a bound socket.
@@ -244,14 +238,11 @@ class UdpListener:
         """Only on a loop without readers (Windows' Proactor)."""
         self._sessions: dict[Client, Session] = {}
         self._make = session or Session
-        self._reads = self._stopped = False
-        self._tasks: set[asyncio.Task[None]] = set()
-
-    async def start(self) -> None:
-        """Receive datagrams from now on."""
-        if request_arrivals(self.socket):
-            self.loop.add_reader(self.socket, self._readable)
-            self._reads = True
+        self._stopped = False
+        self.reads = request_arrivals(sock)
+        """Whether the loop has readers."""
+        if self.reads:
+            self.loop.add_reader(sock, self._readable)
         else:
             self._receiver = self.loop.create_task(self._receive_forever())
 
@@ -301,7 +292,7 @@ class UdpListener:
         if session is not None and not route.serves(session.endpoint):
             session.close()
             session = None
-        # Or open one. Its first datagrams wait until the socket is there.
+        # Or open one.
         if session is None:
             by_interface = not route.plan.same_for_all
             index = client.arrival.interface
@@ -313,35 +304,8 @@ class UdpListener:
             if reservation is None:
                 return
             session = self._sessions[client] = self._make(self, client, endpoints[0], reservation)
-            task = self.loop.create_task(self._connect(session, caller))
-            self._tasks.add(task)
-            task.add_done_callback(self._tasks.discard)
+            session.open(caller)
         session.send(data)
-
-    async def _connect(self, session: Session, caller: Dial | None) -> None:
-        """Open a session's socket, or close the session."""
-        endpoint = session.endpoint
-        if session.closed:
-            return
-        try:
-            sock = open_socket(endpoint.ip, "UDP")
-        except OSError:  # no descriptors, say: the endpoint is not to blame
-            self.route.budget.refused += 1
-            session.close()
-            return
-        session.dial = self.route.dials.add(sock, self.route.plan.owner, endpoint, caller)
-        try:
-            sock.setblocking(False)
-            sock.connect((endpoint.ip, endpoint.port))  # sends nothing
-            if self._receiver is not None:
-                _WaitingTransport(sock, session)
-            else:
-                await self.loop.create_datagram_endpoint(lambda: session, sock=sock)
-        except (OSError, asyncio.CancelledError) as error:
-            sock.close()
-            if isinstance(error, OSError):
-                self.route.failed(endpoint, session.client.address[0], error)
-            session.close()
 
     def reply(self, data: bytes, client: Client) -> None:
         """Send a datagram to a client; it is lost if the socket's buffer is full."""
@@ -365,7 +329,7 @@ class UdpListener:
 
     def pause(self) -> None:
         """Leave new datagrams to another process that has the same socket."""
-        if self._reads:
+        if self.reads:
             self.loop.remove_reader(self.socket)
 
     def stop(self) -> None:
@@ -373,9 +337,9 @@ class UdpListener:
 
         If another process has the same socket, sessions go on until they are idle.
         """
-        if self._reads:
+        if self.reads:
             self.loop.remove_reader(self.socket)
-        if self._reads and self.route.shared and self._sessions:
+        if self.reads and self.route.shared and self._sessions:
             self._stopped = True
             return
         self.abort()
@@ -385,7 +349,5 @@ class UdpListener:
 
     def abort(self) -> None:
         """End every session."""
-        for task in tuple(self._tasks):
-            task.cancel()
         for session in tuple(self._sessions.values()):
             session.close()
