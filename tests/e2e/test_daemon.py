@@ -99,9 +99,9 @@ def test_a_dry_run_speaks_nft_in_nftables_mode(tmp_path: Path) -> None:
         flags = (f"--manifests={folder}", "--proxy-mode=nftables", *FLAGS)
         status, out, _ = await command("run", "--dry-run", *flags)
         assert status == 1
-        assert "add table ip kube-proxy" in out
-        slot = "service-endpoints { 10.96.0.1 . tcp . 80 . 0 : 10.244.0.5 . 8080 }"
-        assert f"add element ip kube-proxy {slot}" in out.splitlines()
+        assert "+ table ip kube-proxy: base chains, sets and maps" in out
+        slot = "map service-endpoints: 10.96.0.1 . tcp . 80 . 0 : 10.244.0.5 . 8080"
+        assert f"+ table ip kube-proxy, {slot}" in out.splitlines()
         assert sh("nft list ruleset") == ""
 
     in_namespace(body)

@@ -110,7 +110,7 @@ def test_new_manifests_name_the_services_and_objects_that_change(tmp_path: Path)
             assert counts(out)["nftables", "elements of service-endpoints"] == (1, 1, 0)
             assert "cluster IP served from now on\n    1 Service: shop/db" in out
             assert "endpoint gets no more connections\n    1 Service: shop/web" in out
-            gone = "delete element ip kube-proxy service-endpoints { 10.96.0.1 . tcp . 80 . 0"
+            gone = "- table ip kube-proxy, map service-endpoints: 10.96.0.1 . tcp . 80 . 0 : "
             assert gone in out
 
     in_namespace(body)
@@ -157,7 +157,7 @@ def test_a_dry_run_after_a_run_has_nothing_to_change(tmp_path: Path) -> None:
         status, out, _ = await command("run", "--dry-run", *flags, *FLAGS)
         assert status == 1
         assert counts(out)["nftables", "tables"] == (2, 0, 0)
-        assert "add table ip kube-proxy" in out
+        assert "+ table ip kube-proxy: base chains" in out
 
     in_namespace(body)
 

@@ -108,22 +108,3 @@ def patch(have: Ruleset, change: Diff) -> dict[Any, Any]:
     for key, (_, new) in change.changed.items():
         out[key] = new
     return out
-
-
-def format_diff(change: Diff) -> str:
-    """Write a Diff for people: a line per line of kernel text, marked `+` or `-`."""
-    lines: list[str] = []
-    for mark, objects in (("-", change.removed), ("+", change.added)):
-        for key in sorted(objects, key=str):
-            lines += [f"{mark} {text}" for text in _text(key, objects[key])]
-    for key in sorted(change.changed, key=str):
-        old, new = (_text(key, value) for value in change.changed[key])
-        lines += [f"- {text}" for text in old if text not in new]
-        lines += [f"+ {text}" for text in new if text not in old]
-    return "\n".join(lines)
-
-
-def _text(key: object, value: object) -> list[str]:
-    parts = key if isinstance(key, tuple) else (key,)
-    name = " ".join(str(part) for part in parts if part != "")
-    return [f"{name}: {line}" for line in str(value).splitlines() or [""]]

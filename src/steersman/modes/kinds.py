@@ -28,7 +28,7 @@ class Words(NamedTuple):
 
 
 def plain(key: Any, value: Any) -> Iterable[Words]:
-    """Print an object without a tool, as `format_diff` does."""
+    """Print an object without a tool."""
     parts = key if isinstance(key, tuple) else (key,)
     place = " ".join(str(part) for part in parts if part != "")
     return [Words(place, line) for line in str(value).splitlines() or [""]]

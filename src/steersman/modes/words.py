@@ -10,7 +10,7 @@ from typing import Any, TypeAlias
 
 from steersman.host.worker import KernelWorker
 from steersman.model.plan import NodeSettings, ServicePlan
-from steersman.model.ruleset import Diff, Ruleset, Script, format_diff
+from steersman.model.ruleset import Diff, Ruleset, Script
 from steersman.modes.kinds import Kind, Words
 
 Scripts: TypeAlias = Callable[[Ruleset, Diff], tuple[Script, ...]]
@@ -61,10 +61,6 @@ class KernelWords:
         """
         del kernel
         return rendered
-
-    def describe(self, change: Diff) -> str:
-        """Print a Diff for people, in the words of the mode's tool if it has one."""
-        return format_diff(change)
 
     def scripts(self, have: Ruleset, change: Diff) -> tuple[Script, ...]:
         """Write a Diff as the input of programs, in the order in which they are to run.
@@ -149,3 +145,21 @@ class KernelWords:
             line if line.purpose else line._replace(purpose=kind.purpose)
             for line in kind.words(key, value)
         ]
+
+    def describe(self, change: Diff) -> str:
+        """Print a Diff: a line for each line of an object, marked `+` or `-`."""
+        lines: list[str] = []
+        for mark, objects in (("-", change.removed), ("+", change.added)):
+            for key in self._sorted(objects):
+                lines += [f"{mark} {text}" for text in self._texts(key, objects[key])]
+        for key in self._sorted(change.changed):
+            old, new = (self._texts(key, value) for value in change.changed[key])
+            lines += [f"- {text}" for text in old if text not in new]
+            lines += [f"+ {text}" for text in new if text not in old]
+        return "\n".join(lines)
+
+    def _sorted(self, keys: Iterable[Any]) -> list[Any]:
+        return sorted(keys, key=lambda key: (self.rank(key), str(key)))
+
+    def _texts(self, key: Any, value: Any) -> list[str]:
+        return [f"{line.place}: {line.text}" for line in self.words(key, value)]

@@ -2,7 +2,7 @@ from __future__ import annotations
 
 import pytest
 
-from steersman.model.ruleset import Diff, diff, diff_of_owners, format_diff, patch
+from steersman.model.ruleset import Diff, diff, diff_of_owners, patch
 
 
 def test_diff_names_what_is_added_removed_and_changed() -> None:
@@ -40,20 +40,3 @@ def test_two_owners_of_one_object_are_refused(
 
 def test_a_key_that_changes_hands_is_a_change() -> None:
     assert diff_of_owners([({"a": 1}, {}), ({}, {"a": 2})]) == Diff({}, {}, {"a": (1, 2)})
-
-
-def test_a_diff_is_printed_by_line() -> None:
-    change = Diff(
-        added={("nat", "B", ""): "-A B 1\n-A B 2", "empty": ""},
-        removed={("nat", "A"): "-A A 1"},
-        changed={"c": ("kept\nold", "kept\nnew")},
-    )
-    assert format_diff(change).splitlines() == [
-        "- nat A: -A A 1",
-        "+ nat B: -A B 1",
-        "+ nat B: -A B 2",
-        "+ empty: ",
-        "- c: old",
-        "+ c: new",
-    ]
-    assert format_diff(Diff()) == ""

@@ -5,11 +5,14 @@ from __future__ import annotations
 import pytest
 
 from steersman.host.listening import ListeningSocket
+from steersman.host.worker import KernelWorker
 from steersman.model.names import Family, PlanKey, Protocol
 from steersman.model.plan import Verdict
+from steersman.model.ruleset import Diff
 from steersman.modes.kinds import Words, iptables_rules
 from steersman.modes.nftables import words as nftables_words
 from steersman.modes.userspace.render import StrayKey
+from steersman.modes.words import KernelWords
 from steersman.proxy.listeners import Decision, ListenerPlan
 from tests.support.builders import case_files
 from tests.support.builders.objects import HTTP
@@ -71,6 +74,35 @@ def test_a_rule_that_is_in_force_is_wanted_as_the_tool_prints_it() -> None:
     kernel = {key: f"-A {number}" for number, key in enumerate(rules)}
     wanted = words.wanted(rendered, kernel)
     assert {key: wanted[key] for key in rules} == kernel
+
+
+def test_a_diff_is_printed_by_line() -> None:
+    words = KernelWords(KernelWorker(), dict)
+    change = Diff(
+        added={("nat", "B", ""): "-A B 1\n-A B 2", "empty": ""},
+        removed={("nat", "A"): "-A A 1"},
+        changed={"c": ("kept\nold", "kept\nnew")},
+    )
+    assert words.describe(change).splitlines() == [
+        "- nat A: -A A 1",
+        "+ nat B: -A B 1",
+        "+ nat B: -A B 2",
+        "+ empty: ",
+        "- c: old",
+        "+ c: new",
+    ]
+    assert words.describe(Diff()) == ""
+
+
+@every_mode
+def test_every_object_of_a_diff_is_printed(under_test: ModeUnderTest) -> None:
+    mode = under_test.offline()
+    plan = case_files.world(case_files.names()[0], mode.traits).plan(mode.traits)
+    words, ruleset = mode.words, dict(render(plan, mode))
+    lines = words.describe(Diff(ruleset)).splitlines()
+    assert len(lines) >= len(ruleset)
+    assert all(line.startswith("+ ") for line in lines)
+    assert words.describe(Diff({}, ruleset)) == "\n".join(f"-{line[1:]}" for line in lines)
 
 
 def test_a_chain_without_rules_is_printed_as_iptables_save_declares_it() -> None:

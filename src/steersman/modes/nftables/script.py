@@ -1,6 +1,6 @@
 """A Diff as commands of nft, which `nft -c -f -` accepts. Pure.
 
-nft 1.0.6 cannot write the rules of session affinity: they are comments here, as for `describe`. A
+nft 1.0.6 cannot write the rules of session affinity: they are comments here, as for `dump`. A
 table that is replaced is written as for the first of its two steps (text.py, `loadable`).
 """
 
@@ -24,10 +24,14 @@ from steersman.modes.nftables.layout import (
     printed_fields,
     split_element,
     unpack_address,
-    unpack_endpoint,
 )
 from steersman.modes.nftables.skeleton import HEADER
-from steersman.modes.nftables.text import interim_firewall, loadable, ruleset_text
+from steersman.modes.nftables.text import (
+    interim_firewall,
+    loadable,
+    member_text,
+    ruleset_text,
+)
 
 _SETS = {
     Kind.AFFINITY: "map {table} {name} {{ typeof {A} saddr : {A} daddr . th dport ;"
@@ -122,6 +126,5 @@ def _deleted(key: bytes, value: bytes, table: str) -> str:
         if SETS[kind].form is Form.INTERVALS:
             element += f"-{unpack_address(value)}"
         return f"delete element {table} {name} {{ {element} }}"
-    of_set, own = split_element(key)
-    fields = unpack_endpoint(own) if kind == Kind.MEMBER else (unpack_address(own),)
-    return f"delete element {table} {name_of(of_set)} {{ {' . '.join(map(str, fields))} }}"
+    element = member_text(key) if kind == Kind.MEMBER else unpack_address(split_element(key)[1])
+    return f"delete element {table} {name_of(key)} {{ {element} }}"

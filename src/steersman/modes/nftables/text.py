@@ -1,4 +1,4 @@
-"""A Ruleset of this mode as nft commands: for operators, for goldens, and for `nft -f -`. Pure.
+"""A Ruleset of this mode as nft commands: for scripts, for goldens, and for `nft -f -`. Pure.
 
 A table that is not as this version made it (upstream's has the same name) is replaced in one
 transaction of nft that holds the skeleton and all elements (`loadable`). nft 1.0.6 cannot write the
@@ -12,7 +12,7 @@ from collections.abc import Iterable, Mapping
 from typing import Any
 
 from steersman.model.names import Family
-from steersman.model.ruleset import Diff, Ruleset
+from steersman.model.ruleset import Ruleset
 from steersman.modes.nftables.layout import (
     DROP,
     REJECT,
@@ -34,7 +34,6 @@ from steersman.modes.nftables.layout import (
 )
 from steersman.modes.nftables.rules import FIREWALL, FIREWALL_BASES, FIREWALL_CHECK
 from steersman.modes.nftables.skeleton import HEADER
-from steersman.proxy.listeners import ListenerPlan
 
 _PROTOCOL = {Family.IPV4: "ip protocol", Family.IPV6: "ip6 nexthdr"}
 _HOOKS = {0: "prerouting", 3: "output"}
@@ -43,17 +42,7 @@ _NOUNS = {Kind.CHAIN: "chain", Kind.MEMBERS: "set"}
 
 def ruleset_text(ruleset: Ruleset) -> str:
     """Return the commands that add everything, sorted by kind, family and key."""
-    lines = (_command("add", key, ruleset[key]).rstrip("\n") for key in sorted(ruleset))
-    return "".join(f"{line}\n" for line in lines)
-
-
-def diff_text(change: Diff) -> str:
-    """Return the commands that carry out a Diff."""
-    lines = [_command("delete", key, value) for key, value in sorted(change.removed.items())]
-    for key, (old, new) in sorted(change.changed.items()):
-        lines += [_command("delete", key, old), _command("add", key, new)]
-    lines += [_command("add", key, value) for key, value in sorted(change.added.items())]
-    return "".join(f"{line}\n" for line in lines)
+    return "".join(f"{_command(key, ruleset[key])}\n" for key in sorted(ruleset))
 
 
 def describe(keys: Iterable[bytes]) -> str:
@@ -73,37 +62,39 @@ def _table_of(key: bytes) -> str:
     return f"{HEADER[family_of(key)]} {TABLE}"
 
 
-def _command(verb: str, key: bytes, value: bytes | str | ListenerPlan) -> str:
-    """Return an object as an nft command; as a comment if nft has no words for it."""
+def _command(key: bytes, value: bytes) -> str:
+    """Return the command that adds an object; what nft has no words for follows as a comment."""
     kind = Kind(kind_of(key))
-    if isinstance(value, ListenerPlan):
-        return f"# {verb} listener at {value}"
-    if isinstance(value, str):
-        return value if verb == "add" else f"{verb} table {_table_of(key)}"
     if kind in SETS:
         local = "  # local" if SETS[kind].form is Form.ENDPOINTS and is_local(value) else ""
-        element = " . ".join(printed_fields(key))
-        match SETS[kind].form:
-            case Form.VERDICTS:
-                chain, _, comment = value.partition(b"\0")
-                verdict = chain.decode() if chain in (DROP, REJECT) else f"goto {chain.decode()}"
-                element += f"{_comment(comment)} : {verdict}"
-            case Form.ENDPOINTS:
-                element += f" : {_endpoint(value)}"
-            case Form.INTERVALS:
-                element += f"-{unpack_address(value)}"
-            case _:
-                element += _comment(value)
-        return f"{verb} element {_table_of(key)} {SETS[kind].name} {{ {element} }}{local}"
+        element = element_text(key, value)
+        return f"add element {_table_of(key)} {SETS[kind].name} {{ {element} }}{local}"
     if kind is Kind.MEMBER:
-        members, endpoint = split_element(key)
-        return f"{verb} element {_table_of(key)} {name_of(members)} {{ {_endpoint(endpoint)} }}"
+        return f"add element {_table_of(key)} {name_of(key)} {{ {member_text(key)} }}"
     does = f"  # {value.decode()}" if value else ""
-    return f"{verb} {_NOUNS.get(kind, 'map')} {_table_of(key)} {name_of(key)}{does}"
+    return f"add {_NOUNS.get(kind, 'map')} {_table_of(key)} {name_of(key)}{does}"
 
 
-def _endpoint(data: bytes) -> str:
-    address, port = unpack_endpoint(data)
+def element_text(key: bytes, value: bytes) -> str:
+    """Return an element of a fixed set as nft prints it."""
+    element = " . ".join(printed_fields(key))
+    match SETS[kind_of(key)].form:
+        case Form.VERDICTS:
+            chain, _, comment = value.partition(b"\0")
+            verdict = chain.decode() if chain in (DROP, REJECT) else f"goto {chain.decode()}"
+            return f"{element}{_comment(comment)} : {verdict}"
+        case Form.ENDPOINTS:
+            address, port = unpack_endpoint(value)
+            return f"{element} : {address} . {port}"
+        case Form.INTERVALS:
+            return f"{element}-{unpack_address(value)}"
+        case _:
+            return element + _comment(value)
+
+
+def member_text(key: bytes) -> str:
+    """Return an element of a ServicePort's set of endpoints as nft prints it."""
+    address, port = unpack_endpoint(split_element(key)[1])
     return f"{address} . {port}"
 
 

@@ -38,15 +38,12 @@ from steersman.modes.nftables.layout import (
     pack_port,
     prefix,
     printed_fields,
-    split_element,
-    unpack_address,
-    unpack_endpoint,
     unpack_slot,
 )
 from steersman.modes.nftables.render import render_node
 from steersman.modes.nftables.script import script
 from steersman.modes.nftables.skeleton import HEADER
-from steersman.modes.nftables.text import diff_text
+from steersman.modes.nftables.text import element_text, member_text
 from steersman.modes.words import KernelWords
 from steersman.netfilter.trace.reader import list_family, table_of
 from steersman.proxy.listeners import ListenerPlan
@@ -129,9 +126,7 @@ def _socket_words(_key: bytes, value: ListenerPlan) -> list[Words]:
 
 
 def _member_words(key: bytes, _value: Any) -> list[Words]:
-    members, endpoint = split_element(key)
-    text = " . ".join(map(str, unpack_endpoint(endpoint)))
-    return [Words(f"{_table(key)}, set {name_of(members)}", text)]
+    return [Words(f"{_table(key)}, set {name_of(key)}", member_text(key))]
 
 
 def _chain_words(key: bytes, value: bytes) -> list[Words]:
@@ -145,26 +140,17 @@ def _set_words(key: bytes, _value: Any) -> list[Words]:
 
 def _element(purpose: str, key: bytes, value: bytes) -> list[Words]:
     """Print an element of a fixed set; fields of it are filled in the purpose."""
-    spec, fields = SETS[kind_of(key)], printed_fields(key)
-    text, to, local = " . ".join(fields), "", ""
+    spec, to, local = SETS[kind_of(key)], "", ""
     noun = "set" if spec.form in (Form.SET, Form.INTERVALS) else "map"
-    match spec.form:
-        case Form.VERDICTS:
-            chain, _, comment = value.partition(b"\0")
-            to = {DROP: "drop", REJECT: "reject"}.get(chain, f"goto {chain.decode()}")
-            verdict = "continue" if chain == REJECT else to
-            text += (f' comment "{comment.decode()}"' if comment else "") + f" : {verdict}"
-        case Form.ENDPOINTS:
-            address, port = unpack_endpoint(value)
-            text += f" : {address} . {port}"
-            local = ", an endpoint on this node" if is_local(value) else ""
-        case Form.INTERVALS:
-            text += f"-{unpack_address(value)}"
-        case _:
-            text += f' comment "{value.decode()}"' if value else ""
+    if spec.form is Form.VERDICTS:
+        chain = value.partition(b"\0")[0]
+        to = {DROP: "drop", REJECT: "reject"}.get(chain, f"goto {chain.decode()}")
+    elif spec.form is Form.ENDPOINTS:
+        local = ", an endpoint on this node" if is_local(value) else ""
     slot = unpack_slot(key) if spec.fields.endswith("s") else 0
-    does = purpose.format(*fields, to=to, slot=slot, local=local)
-    return [Words(f"{_table(key)}, {noun} {spec.name}", text, does)]
+    does = purpose.format(*printed_fields(key), to=to, slot=slot, local=local)
+    place = f"{_table(key)}, {noun} {spec.name}"
+    return [Words(place, element_text(key, value), does)]
 
 
 _LAST = len(_RANKED)
@@ -237,10 +223,6 @@ class NftablesWords(KernelWords):
     def _sockets(self) -> Collection[ListeningSocket]:
         """The sockets at the first look: there are thousands of Services, and one answer."""
         return listening_sockets()
-
-    def describe(self, change: Diff) -> str:
-        """Print a Diff as nft commands (`--dry-run`)."""
-        return diff_text(change)
 
     def scripts(self, have: Ruleset, change: Diff) -> tuple[Script, ...]:
         """Write a Diff as commands of nft; sockets are not part of it."""

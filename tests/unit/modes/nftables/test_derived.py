@@ -12,7 +12,7 @@ from steersman.model.ruleset import Diff, diff
 from steersman.modes.nftables.derived import DerivedElements, check_derived, derived
 from steersman.modes.nftables.layout import Kind, prefix, without_locality
 from steersman.modes.nftables.render import Slots, render_service
-from steersman.modes.nftables.text import diff_text, ruleset_text
+from steersman.modes.nftables.text import ruleset_text
 from tests.support.builders import nftables_plans as make
 from tests.support.builders.plans import PLAIN
 
@@ -96,10 +96,9 @@ def test_a_source_without_its_derived_element_is_not_in_force() -> None:
         assert objects.keys() == (rendered.keys() - lost) | {stranger}
 
 
-def hairpins(change: Diff) -> list[str]:
+def hairpins(objects: dict[bytes, Any]) -> list[str]:
     """Return the commands for `hairpin-connections`."""
-    words = diff_text(change).splitlines()
-    return [line.replace(" element ip kube-proxy", "") for line in words if "hairpin" in line]
+    return [line for line in ruleset_text(objects).splitlines() if "hairpin" in line]
 
 
 ITSELF = "hairpin-connections { 10.244.0.1 . 10.244.0.1 . tcp . 8080 }"
@@ -112,10 +111,13 @@ def test_an_endpoint_that_comes_to_this_node_can_call_itself() -> None:
     away, home = (render_service(plan, make.SETTINGS, slots) for plan in (there, here))
     known = DerivedElements()
     known.load(away)
-    for change, what in ((diff(away, home), "add"), (diff(home, away), "delete")):
+    for change, comes in ((diff(away, home), True), (diff(home, away), False)):
         assert [key[0] for key in change.changed] == [Kind.SERVICE_ENDPOINTS]
         counts = known.counts_after(change)
-        assert hairpins(known.complete(change, counts)) == [f"{what} {ITSELF}"]
+        whole = known.complete(change, counts)
+        found = [hairpins(part) for part in (whole.added, whole.removed)]
+        line = f"add element ip kube-proxy {ITSELF}"
+        assert found == ([[line], []] if comes else [[], [line]])
         known.commit(counts, set())
 
 
@@ -130,7 +132,7 @@ def test_an_element_without_sources_stays_if_one_comes() -> None:
     known.reset(check_derived(objects))
     change = diff(objects, rendered)
     complete = known.complete(change, known.counts_after(change))
-    assert hairpins(complete) == [f"delete {ITSELF}"]
+    assert hairpins(complete.removed) == [f"add element ip kube-proxy {ITSELF}"]
     assert [key[0] for key in complete.changed] == [Kind.SERVICE_ENDPOINTS]
 
 

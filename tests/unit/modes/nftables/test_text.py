@@ -9,24 +9,11 @@ from steersman.model.plan import (
     Frontend,
     FrontendKind,
 )
-from steersman.model.ruleset import Diff, diff
 from steersman.modes.nftables.layout import Kind, prefix
-from steersman.modes.nftables.render import Slots, render_localhost, render_node, render_service
-from steersman.modes.nftables.text import describe, diff_text, interim_firewall, loadable
+from steersman.modes.nftables.render import render_node, render_service
+from steersman.modes.nftables.text import describe, interim_firewall, loadable
 from tests.support.builders import nftables_plans as make
-from tests.support.builders.nftables_plans import ON
 from tests.support.builders.plans import MASQUERADED, PLAIN, Actions
-
-
-def test_a_diff_is_printed() -> None:
-    plan, more = make.port([1], affinity=60), make.port([1, 3, 5, 7, 9], affinity=60)
-    slots: Slots = {}
-    before = render_service(plan, make.SETTINGS, slots) | render_node(make.SETTINGS)
-    after = render_service(more, make.SETTINGS, slots)
-    text = diff_text(diff(before, after))
-    assert "delete table ip6 kube-proxy\n" in text
-    assert "delete chain ip kube-proxy cluster-affinity-" in text
-    assert "  # lookup tcp mark-cluster cluster lb-16\n" in text
 
 
 def test_objects_are_named_in_errors() -> None:
@@ -38,16 +25,6 @@ def test_objects_are_named_in_errors() -> None:
     assert said == {"element", "chain", "affinity", "members", "member"}
     table = describe([prefix(Kind.SKELETON, Family.IPV6)])
     assert table == "skeleton in table ip6 kube-proxy"
-
-
-def node_port(actions: Actions = PLAIN, port: int = 30080) -> Frontend:
-    return Frontend(FrontendKind.NODE_PORT, "", port, *actions)
-
-
-def test_listeners_are_printed_as_comments() -> None:
-    plan = make.port([1], frontends=[node_port()])
-    text = diff_text(Diff(added=render_localhost(plan, ON)))
-    assert text == "# add listener at 127.0.0.1 port 30080: all to 10.244.0.1:8080\n"
 
 
 V4, V6 = Family.IPV4, Family.IPV6
