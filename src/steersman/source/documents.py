@@ -8,7 +8,6 @@ from __future__ import annotations
 import json
 from collections.abc import Iterator
 from contextlib import suppress
-from typing import NamedTuple
 
 import msgspec
 
@@ -17,11 +16,6 @@ from steersman.model.yaml_reader import BoundsError, Budget, Document, YamlError
 _MAX_DEPTH = 200  # levels; Kubernetes objects have about ten
 _NODES = 1_000_000  # YAML nodes of any file, and more by its size
 _BYTES_PER_NODE = 8  # real manifests have twelve and more
-
-
-def budget(size: int) -> Budget:
-    """Return the limits for a file of this many bytes: aliases can make it grow without bound."""
-    return Budget(_NODES + size // _BYTES_PER_NODE, _MAX_DEPTH)
 
 
 class BrokenFileError(Exception):
@@ -33,24 +27,11 @@ class BrokenFileError(Exception):
         self.reason = reason
 
 
-class ListHead(NamedTuple):
-    """A List without its items."""
-
-    kind: str
-    api_version: str | None
-
-
-def read_documents(
-    data: bytes, *, only_json: bool = False, bounds: Budget | None = None
-) -> list[Document]:
+def read_documents(data: bytes, *, only_json: bool = False) -> list[Document]:
     """Parse the documents of a file, without empty ones.
 
     YAML is a superset of JSON except for tabs and streams of objects, so a file that starts like
     JSON is parsed as JSON first.
-
-    Args:
-        data: the file, or a piece of it.
-        bounds: the budget left for the whole file, if `data` is a piece.
 
     Raises:
         BrokenFileError: some part of it is not YAML (or, with `only_json`, not JSON).
@@ -60,33 +41,15 @@ def read_documents(
     except UnicodeDecodeError as error:
         line = data.count(b"\n", 0, error.start) + 1
         raise BrokenFileError(line, "is not UTF-8 text") from None
-    if only_json or is_json(text):
+    if only_json or text.lstrip()[:1] in ("{", "["):
         try:
             return list(_json_documents(text))
         except BrokenFileError:
             if only_json:
                 raise
-    return list(_yaml_documents(text, bounds or budget(len(data))))
-
-
-def is_json(text: str) -> bool:
-    """Whether a file starts like JSON."""
-    return text.lstrip()[:1] in ("{", "[")
-
-
-def list_head(text: str) -> ListHead | None:
-    """Parse the YAML of a List without items; None if it may be something else."""
-    try:
-        documents = list(read_yaml(text, budget(len(text))))
-    except YamlError:
-        return None
-    # Several documents, or `items` twice (the last one counts): items cannot be read one by one.
-    if len(documents) != 1 or documents[0].repeated or not isinstance(documents[0].value, dict):
-        return None
-    kind, version = documents[0].value.get("kind"), documents[0].value.get("apiVersion")
-    if not isinstance(kind, str) or not kind.endswith("List"):
-        return None
-    return ListHead(kind, version) if version is None or isinstance(version, str) else None
+    # Aliases can make a file grow without bound.
+    bounds = Budget(_NODES + len(data) // _BYTES_PER_NODE, _MAX_DEPTH)
+    return list(_yaml_documents(text, bounds))
 
 
 def _json_documents(text: str) -> Iterator[Document]:

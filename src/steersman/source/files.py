@@ -29,8 +29,12 @@ from steersman.model.kube import KubeObject
 from steersman.model.names import ObjectName
 from steersman.source.base import EventHandler, upsert_in_batches
 from steersman.source.documents import BrokenFileError
-from steersman.source.manifest_pieces import KnownPieces, update_manifest
-from steersman.source.manifests import CombinedManifests, Manifest, combine_manifests
+from steersman.source.manifests import (
+    CombinedManifests,
+    Manifest,
+    combine_manifests,
+    read_manifest,
+)
 
 _SUFFIXES = (".yaml", ".yml", ".json")
 _RACY_NS = 50_000_000  # a file this young may change again within the clock's granularity
@@ -57,8 +61,6 @@ class _File(NamedTuple):
     """From `stat`; None to read it again in any case."""
     manifest: Manifest
     """The last good content."""
-    known: KnownPieces
-    """The pieces of that content, for the next reading."""
     fault: Finding | None = None
     size: int = 0
     """Bytes read."""
@@ -168,7 +170,7 @@ class FileSource:
         self._reported = frozenset(findings)
         if not self._scan.seen.issuperset(self._directories):
             return
-        # An object that was not parsed again is the same object: only others are fed.
+        # Objects of a file that was not read again are the same ones: only others are fed.
         for kind, objects in combined.objects.items():
             fed = self._fed.get(kind, {})
             fresh = (obj for name, obj in objects.items() if fed.get(name) is not obj)
@@ -258,7 +260,7 @@ def _read_file(path: Path, old: _File | None, left: int) -> _File | None:
     Args:
         left: bytes that it and all later files may have together.
     """
-    manifest, known, size = (old.manifest, old.known, old.size) if old else (Manifest(), {}, 0)
+    manifest, size = (old.manifest, old.size) if old else (Manifest(), 0)
     good = manifest.objects or manifest.findings
     then = "its last good content stays in force" if good else "nothing of it is in force"
     try:
@@ -275,15 +277,15 @@ def _read_file(path: Path, old: _File | None, left: int) -> _File | None:
         if left < status.st_size <= MAX_FILE_BYTES:
             raise OSError(0, f"all manifests together may have {MAX_TOTAL_BYTES} bytes")
         data = read_file(path, MAX_FILE_BYTES)
-        return _File(signature, *update_manifest(str(path), data, known), size=len(data))
+        return _File(signature, read_manifest(str(path), data), size=len(data))
     except BrokenFileError as error:
         fault = _fault(path, f"{error.reason}; {then}", f"line {error.line}")
-        return _File(signature, manifest, known, fault, size)
+        return _File(signature, manifest, fault, size)
     except OSError as error:
         if isinstance(error, FileNotFoundError) and not os.path.islink(path):
             return None
         fault = _fault(path, f"cannot be read ({error.strerror}); {then}")
-        return _File(None, manifest, known, fault, size)
+        return _File(None, manifest, fault, size)
 
 
 def _is_manifest(name: str) -> bool:

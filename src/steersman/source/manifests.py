@@ -5,7 +5,6 @@
 
 There is no API server between a file and us. So this module fills in the API server's defaults if
 their absence would change the meaning of an object; if it cannot, the object gets a Finding.
-manifest_pieces.py reads a changed file again.
 """
 
 from __future__ import annotations
@@ -27,7 +26,7 @@ from steersman.model.kube import (
     SessionAffinityConfig,
 )
 from steersman.model.names import ObjectName
-from steersman.model.yaml_reader import Budget, Document
+from steersman.model.yaml_reader import Document
 from steersman.source.documents import read_documents
 from steersman.source.objects import decode_value
 
@@ -50,11 +49,6 @@ class Located(NamedTuple):
     obj: KubeObject
     where: str
     """`FILE line N`, for Findings."""
-
-    @property
-    def line(self) -> int:
-        """The line in its file."""
-        return int(self.where.rpartition(" ")[2])
 
 
 class Manifest(msgspec.Struct, frozen=True):
@@ -106,15 +100,10 @@ def combine_manifests(files: Mapping[str, Manifest]) -> CombinedManifests:
     )
 
 
-def read_manifest(path: str, data: bytes, first: int = 1, bounds: Budget | None = None) -> Manifest:
+def read_manifest(path: str, data: bytes) -> Manifest:
     """Read one file: several documents, Lists of any kind, the output of `kubectl get -o yaml`.
 
     Kinds that we do not use are skipped. A malformed object becomes a Finding.
-
-    Args:
-        data: its content, or a piece of it.
-        first: line of the file at which `data` starts.
-        bounds: the budget left for the whole file, if `data` is a piece.
 
     Raises:
         BrokenFileError: it is not YAML or JSON.
@@ -122,9 +111,9 @@ def read_manifest(path: str, data: bytes, first: int = 1, bounds: Budget | None 
     objects: list[Located] = []
     findings: list[Finding] = []
     endpoints: list[tuple[ObjectName, str]] = []
-    for document in read_documents(data, only_json=path.endswith(".json"), bounds=bounds):
+    for document in read_documents(data, only_json=path.endswith(".json")):
         for value, line in _expand(document.value, document.line, document):
-            where = f"{path} line {line + first - 1}"
+            where = f"{path} line {line}"
             match _read_object(value, where):
                 case Finding() as finding:
                     findings.append(finding)

@@ -30,7 +30,7 @@ def source():
     match case:
         case "parsing":
             (folder / "a.yaml").write_text("a: 1")
-            files.update_manifest = blocks
+            files.read_manifest = blocks
             return FileSource([folder])
         case "resolving":
             socket.getaddrinfo = blocks

@@ -16,8 +16,7 @@ from steersman.model.kube import KINDS, KubeObject, Service
 from steersman.model.names import ObjectName
 from steersman.source import files as files_module
 from steersman.source.files import FileSource
-from steersman.source.manifest_pieces import KnownPieces, update_manifest
-from steersman.source.manifests import Manifest
+from steersman.source.manifests import Manifest, read_manifest
 
 
 class Seen:
@@ -270,11 +269,11 @@ async def test_only_what_changed_is_read_again(
 ) -> None:
     read: list[str] = []
 
-    def reading(path: str, data: bytes, known: KnownPieces) -> tuple[Manifest, KnownPieces]:
+    def reading(path: str, data: bytes) -> Manifest:
         read.append(path)
-        return update_manifest(path, data, known)
+        return read_manifest(path, data)
 
-    monkeypatch.setattr(files_module, "update_manifest", reading)
+    monkeypatch.setattr(files_module, "read_manifest", reading)
     for name in ("a", "b"):
         (tmp_path / f"{name}.yaml").write_text(service(name))
         os.utime(tmp_path / f"{name}.yaml", (1e9, 1e9))
