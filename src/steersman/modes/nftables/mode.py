@@ -48,7 +48,6 @@ from steersman.modes.nftables.sender import open_netlink
 from steersman.modes.nftables.skeleton import foundation
 from steersman.modes.specs import ModeOptions
 from steersman.modes.tracer import Tracer
-from steersman.netfilter.conntrack.flows import find_connections
 from steersman.netfilter.nft.generations import NEWGEN, RecentWriters, generation, writer_of
 from steersman.netfilter.nft.tables import table_left
 from steersman.netfilter.nft.wire import table_of
@@ -223,6 +222,10 @@ class NftablesMode(Mode):
 
     def find_connections(self, search: ConnectionSearch) -> Generator[None, None, None]:
         """Add the connections that conntrack has, and those from loopback."""
+        from steersman.netfilter.conntrack.flows import (  # noqa: PLC0415 - only pages ask
+            find_connections,
+        )
+
         yield from find_connections(search)
         self.worker.on_loop(self._relay.find_connections(search))
 

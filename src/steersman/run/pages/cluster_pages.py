@@ -22,7 +22,6 @@ from steersman.run.pages.world_wire import concerning, encode_world
 from steersman.run.process.startup import cluster_access
 from steersman.run.serve.http import Answer, Page, Request
 from steersman.run.sync.sync import Sync
-from steersman.source.fetch import fetch_nodes
 from steersman.source.kubeconfig import KubeconfigError
 from steersman.source.packed import unpacked
 from steersman.source.trimmed import trimmed_node
@@ -127,6 +126,8 @@ class ClusterPages:
         """Answer with all Nodes: this process holds its own one, and asks for the others now."""
         nodes: Sequence[Node] = self._sync().store.nodes
         if not self._config().steersman.manifests:
+            from steersman.source.fetch import fetch_nodes  # noqa: PLC0415 - only pages ask
+
             try:
                 nodes = [
                     trimmed_node(node) for node in await fetch_nodes(cluster_access(self._config()))

@@ -40,7 +40,6 @@ from steersman.run.observe.metrics import Metrics
 from steersman.source.apiserver import ApiServerSource
 from steersman.source.base import Source
 from steersman.source.events import ApiEventPoster, NoEvents
-from steersman.source.fetch import fetch_objects
 from steersman.source.kubeconfig import ClusterAccess, load_cluster_access
 from steersman.source.store import Store
 from steersman.source.wire import ApiError
@@ -191,6 +190,8 @@ async def load_store(config: ProxyConfig, *, seconds: float = 30.0) -> Store:
 
                 await FileSource([Path(path) for path in paths]).read_once(store)
             else:
+                from steersman.source.fetch import fetch_objects  # noqa: PLC0415 - see above
+
                 await fetch_objects(cluster_access(config), store)
     except TimeoutError:
         where = ", ".join(paths) or "the API server"

@@ -33,12 +33,9 @@ from steersman.run.process.event_loop import MeasuredLoop
 from steersman.run.process.instance import Instance, MachineInstance
 from steersman.run.process.klog import ProcessLog
 from steersman.run.process.machine import Machine
-from steersman.run.serve.control import ControlSocket
 from steersman.run.serve.health import ProxyHealth, ServiceHealthServers, now, proxy_health_app
 from steersman.run.serve.http import App, Page, keep_serving
-from steersman.run.serve.local_port import ControlPort
 from steersman.run.serve.metrics_server import Pages, metrics_app
-from steersman.run.serve.state_server import serve_state
 from steersman.run.sync.sync import Sync
 from steersman.source.pace import Timing
 from steersman.source.stats import SourceStats
@@ -134,9 +131,10 @@ class Servers:
         work: dict[str, Coroutine[Any, Any, None]] = {"events": self.recorder.run()}
         state = config.steersman.state
         if self._has_socket:
-            local = ControlPort if sys.platform == "win32" else ControlSocket
-            work["local socket"] = local(self.pages).run()
+            work["local socket"] = _local_server(self.pages)
         if state.bind_address:
+            from steersman.run.serve.state_server import serve_state  # noqa: PLC0415 - few have one
+
             reason, action = "FailedToStartStateServer", "StartStateServer"
             work["state server"] = serve_state(
                 state,
@@ -215,3 +213,14 @@ class Servers:
             return []
         addresses = settings.family(family).node_port_addresses
         return [_ANY[family]] if addresses is None else list(addresses)
+
+
+def _local_server(pages: Mapping[tuple[str, str], Page]) -> Coroutine[Any, Any, None]:
+    """Return the work of the server for commands on this node; only its own system's is loaded."""
+    if sys.platform == "win32":
+        from steersman.run.serve.local_port import ControlPort  # noqa: PLC0415
+
+        return ControlPort(pages).run()
+    from steersman.run.serve.control import ControlSocket  # noqa: PLC0415
+
+    return ControlSocket(pages).run()
