@@ -167,6 +167,7 @@ def pytest_configure(config: pytest.Config) -> None:
     parts.QUICK = config.getoption("--part") == "quick"
     if is_worker(config):
         os.environ.pop("COLUMNS", None)  # of xdist: programs would not look at their terminals
+    os.environ.pop("PYTHONUNBUFFERED", None)  # of the caller: programs run as those of users do
     # A shell starts background jobs with SIGINT ignored, and so would be what the tests start.
     if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
         signal.signal(signal.SIGINT, signal.default_int_handler)

@@ -7,7 +7,7 @@ import os
 import sys
 import traceback
 from collections.abc import Callable
-from typing import Final
+from typing import Final, TextIO
 
 _PIPE_CLOSED: Final = 128 + 13  # as shells report SIGPIPE
 _INTERRUPTED: Final = 128 + 2
@@ -36,7 +36,12 @@ def guarded(call: Callable[[], int], program: str) -> int:
         status = call()
         sys.stdout.flush()
     except BaseException as error:
-        return report(error, program)
+        status = report(error, program)
+    try:
+        if sys.stderr is not None:  # it was closed before we began
+            sys.stderr.flush()
+    except OSError:  # what could not be logged, as a disk is full, is no failure of the command
+        _drop(sys.stderr)
     return status
 
 
@@ -47,10 +52,10 @@ def report(error: BaseException, program: str) -> int:
     """
     match error:
         case BrokenPipeError():  # the reader of a pipe is gone: `steersman run --help | head`
-            _drop_output()
+            _drop(sys.stdout)
             return _PIPE_CLOSED
         case OSError(errno=errno.ENOSPC):
-            _drop_output()
+            _drop(sys.stdout)
             print(f"{program}: output: {error.strerror}", file=sys.stderr)
         case BaseExceptionGroup():
             for inner in error.exceptions:
@@ -82,7 +87,7 @@ def text_of(error: BaseException) -> str:
     return "\n".join(map(printable, str(error).split("\n")))
 
 
-def _drop_output() -> None:
-    """Discard standard output, so that the interpreter's last flush cannot fail."""
+def _drop(stream: TextIO) -> None:
+    """Discard what a stream still holds, so that the interpreter's last flush cannot fail."""
     with open(os.devnull, "w", encoding="utf-8") as nowhere:
-        os.dup2(nowhere.fileno(), sys.stdout.fileno())
+        os.dup2(nowhere.fileno(), stream.fileno())
