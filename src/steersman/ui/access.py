@@ -29,10 +29,9 @@ import secrets
 import string
 import time
 from collections import OrderedDict
-from collections.abc import Awaitable, Callable, Hashable, Iterable, Mapping
+from collections.abc import Awaitable, Callable, Iterable, Mapping
 from contextvars import ContextVar
-from functools import partial
-from typing import Generic, NamedTuple, Protocol, TypeVar
+from typing import NamedTuple, Protocol, TypeVar
 from urllib.parse import quote
 
 import msgspec
@@ -45,6 +44,7 @@ from steersman.source.pace import Timing
 from steersman.source.stats import SourceStats
 from steersman.source.wire import ApiError
 from steersman.ui.requests import Asked, Form, RefusedError, Route, cookie
+from steersman.ui.sampling import Shared
 
 _LOOPBACK = frozenset({"localhost", "127.0.0.1", "[::1]"})
 COOKIE = "steersman_session"
@@ -200,37 +200,6 @@ class ApiReviewer:
             raise QuestionError(text) from error
 
 
-class _Recent(Generic[ValueT]):
-    """Answers of the last seconds, bounded in number; the same question is asked once at a time."""
-
-    def __init__(self, clock: Callable[[], float], at_once: asyncio.Semaphore) -> None:
-        self._clock = clock
-        self._at_once = at_once
-        self._kept: OrderedDict[Hashable, tuple[float, asyncio.Future[ValueT]]] = OrderedDict()
-
-    async def get(self, key: Hashable, ask: Callable[[], Awaitable[ValueT]]) -> ValueT:
-        """Return the recent answer to a question, or ask; a failure to answer is not kept."""
-
-        async def in_turn() -> ValueT:
-            async with self._at_once:
-                return await ask()
-
-        until, answer = self._kept.get(key, (0.0, None))
-        if answer is None or self._clock() >= until:
-            answer = asyncio.ensure_future(in_turn())
-            answer.add_done_callback(lambda done: done.cancelled() or done.exception())
-            self._kept[key] = self._clock() + _KEPT, answer
-            self._kept.move_to_end(key)
-            while len(self._kept) > _MOST_KEPT:
-                self._kept.popitem(last=False)
-        try:
-            return await asyncio.shield(answer)  # a reader that leaves does not take it from others
-        except QuestionError:
-            if self._kept.get(key, (0.0, None))[1] is answer:
-                del self._kept[key]
-            raise
-
-
 class _Session(msgspec.Struct):
     """A reader that has logged in."""
 
@@ -258,9 +227,9 @@ class ClusterAccess(Access):
         self._reviewer = reviewer
         self._namespace = namespace
         self._clock = clock
-        at_once = asyncio.Semaphore(_AT_ONCE)
-        self._users: _Recent[User | None] = _Recent(clock, at_once)
-        self._rights: _Recent[bool] = _Recent(clock, at_once)
+        self._at_once = asyncio.Semaphore(_AT_ONCE)
+        self._users = Shared[bytes, User | None](_MOST_KEPT, _KEPT, clock)
+        self._rights = Shared[tuple[bytes, Right], bool](_MOST_KEPT, _KEPT, clock)
         self._sessions: OrderedDict[str, _Session] = OrderedDict()
 
     def routes(self, render: Callable[..., str]) -> tuple[Route, ...]:
@@ -331,8 +300,19 @@ class ClusterAccess(Access):
         _reader.set(user)
 
     async def _may(self, user: User, right: Right) -> bool:
-        review = partial(self._reviewer.allowed, user, right)
+        review = self._in_turn(self._reviewer.allowed, user, right)
         return await self._rights.get((msgspec.json.encode(user), right), review)
+
+    def _in_turn(
+        self, ask: Callable[..., Awaitable[ValueT]], *about: object
+    ) -> Callable[[], Awaitable[ValueT]]:
+        """Return what asks the reviewer as soon as few enough others do."""
+
+        async def review() -> ValueT:
+            async with self._at_once:
+                return await ask(*about)
+
+        return review
 
     async def sees_pods(self, namespace: str) -> bool:
         """Return whether the reader whose request is answered now may look up pods there."""
@@ -360,7 +340,7 @@ class ClusterAccess(Access):
         if len(token) > _LONGEST_TOKEN:
             return None
         key = hashlib.sha256(token.encode(errors="surrogatepass")).digest()
-        return await self._users.get(key, partial(self._reviewer.user, token))
+        return await self._users.get(key, self._in_turn(self._reviewer.user, token))
 
     def _begin_session(self, token: str, request: Request) -> str:
         """Begin a session; return its cookie, as a header sets it."""
