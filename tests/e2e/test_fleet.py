@@ -13,7 +13,7 @@ import pytest
 
 from steersman.host.peers import CONTROL
 from steersman.model.names import ObjectName
-from steersman.ui.live_fleet import LiveFleet
+from steersman.ui.fleet import Fleet
 from steersman.ui.nodes import Finder, FixedNodes, Token
 from steersman.ui.pages import PAGES
 from steersman.ui.site import Site
@@ -28,8 +28,8 @@ JSON = {"Accept": "application/json"}
 
 
 @asynccontextmanager
-async def following(finder: Finder) -> AsyncIterator[LiveFleet]:
-    fleet = LiveFleet(finder, grace=1.0, compare=0.5)
+async def following(finder: Finder) -> AsyncIterator[Fleet]:
+    fleet = Fleet(finder, grace=1.0, compare=0.5)
     task = asyncio.create_task(fleet.run())
     try:
         yield fleet
@@ -39,7 +39,7 @@ async def following(finder: Finder) -> AsyncIterator[LiveFleet]:
             await task
 
 
-async def when(fleet: LiveFleet, true: Callable[[], bool]) -> None:
+async def when(fleet: Fleet, true: Callable[[], bool]) -> None:
     async with asyncio.timeout(60):
         version = 0
         while not true():

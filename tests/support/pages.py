@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Callable, Mapping
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from contextlib import asynccontextmanager
 from typing import Any
 
@@ -13,6 +13,7 @@ from steersman.model.names import ObjectName
 from steersman.model.node_state import NodeState
 from steersman.model.world import World
 from steersman.operate.answer import QuestionError
+from steersman.operate.fleet_view import SeenNode
 from steersman.run.serve.http import App, listen
 from steersman.ui.fleet import Fleet
 from steersman.ui.site import Site
@@ -29,27 +30,35 @@ class ScriptedFleet(Fleet):
         pages: Mapping[tuple[str, str], bytes] | None = None,
         worlds: Mapping[str, World] | None = None,
     ) -> None:
+        self.version, self.problem = 0, ""
+        self.disagreements = ()
         self._nodes = dict(nodes or {})
         self.pages = dict(pages or {})
         self.worlds = dict(worlds or {})
         self.lines: list[Any] = []
         """Answer of every request that starts something."""
         self.posted: list[tuple[str, str, object]] = []
-        self._change = asyncio.Event()
+        self._put = asyncio.Event()
 
     @property
     def nodes(self) -> Mapping[str, NodeState]:
         return self._nodes
 
+    @property
+    def seen(self) -> Sequence[SeenNode]:
+        return tuple(
+            SeenNode(name, "", state, state.now, state.now) for name, state in self.nodes.items()
+        )
+
     def put(self, state: NodeState) -> None:
         self._nodes[state.node] = state
         self.version += 1
-        self._change.set()
-        self._change = asyncio.Event()
+        self._put.set()
+        self._put = asyncio.Event()
 
     async def changed(self, since: int) -> int:
         while self.version <= since:
-            await self._change.wait()
+            await self._put.wait()
         return self.version
 
     async def get(self, node: str, path: str) -> bytes:
@@ -66,6 +75,9 @@ class ScriptedFleet(Fleet):
         if node not in self.worlds:
             raise QuestionError(f"there is no node {node}")
         return self.worlds[node]
+
+    async def part(self, node: str, services: Sequence[ObjectName]) -> World:
+        return await self.world(node)
 
 
 @asynccontextmanager

@@ -11,7 +11,7 @@ from typing import Any
 
 from aiohttp import ClientSession
 
-from steersman.ui.live_fleet import LiveFleet
+from steersman.ui.fleet import Fleet
 from steersman.ui.nodes import FixedNodes
 from steersman.ui.pages import PAGES
 from steersman.ui.site import Site
@@ -66,7 +66,7 @@ class Reader:
 @asynccontextmanager
 async def reading(node: str = "node-a") -> AsyncIterator[Reader]:
     """Serve pages about this node, once it has been reached."""
-    fleet = LiveFleet(FixedNodes())
+    fleet = Fleet(FixedNodes())
     task = asyncio.create_task(fleet.run())
     try:
         async with asyncio.timeout(SECONDS):

@@ -113,7 +113,7 @@ def ask_fleet(view: View) -> Callable[[Parsed], Coroutine[Any, Any, Answer]]:
 
     async def answer(parsed: Parsed) -> Answer:
         from steersman.host.limits import raise_descriptor_limit  # noqa: PLC0415
-        from steersman.ui.live_fleet import seen_once  # noqa: PLC0415
+        from steersman.ui.fleet import seen_once  # noqa: PLC0415
 
         raise_descriptor_limit()
         return view(parsed, await seen_once(finder_of(parsed)))
@@ -126,7 +126,7 @@ def follow_fleet(view: View) -> Callable[[Parsed, float], AsyncIterator[Answer]]
 
     async def follow(parsed: Parsed, every: float) -> AsyncIterator[Answer]:
         from steersman.host.limits import raise_descriptor_limit  # noqa: PLC0415
-        from steersman.ui.live_fleet import seen_again  # noqa: PLC0415
+        from steersman.ui.fleet import seen_again  # noqa: PLC0415
 
         raise_descriptor_limit()
         async for fleet in seen_again(finder_of(parsed), every):

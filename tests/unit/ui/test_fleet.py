@@ -15,8 +15,9 @@ import pytest
 from steersman.model.names import ObjectName
 from steersman.source.kubeconfig import ClusterAccess, Material
 from steersman.source.pace import Timing
-from steersman.ui import live_fleet, nodes
-from steersman.ui.live_fleet import LiveFleet
+from steersman.ui import fleet as fleets
+from steersman.ui import nodes
+from steersman.ui.fleet import Fleet
 from steersman.ui.nodes import Finder, FixedNodes, NodeError, PodNodes, Token, Way, read_urls
 from tests.support.apiserver.certificates import Authority
 from tests.support.apiserver.pods import steersman_pod
@@ -28,8 +29,8 @@ PATIENT = 30.0
 
 
 @asynccontextmanager
-async def following(finder: Finder, **how: Any) -> AsyncIterator[LiveFleet]:
-    fleet = LiveFleet(finder, FAST, **how)
+async def following(finder: Finder, **how: Any) -> AsyncIterator[Fleet]:
+    fleet = Fleet(finder, FAST, **how)
     task = asyncio.create_task(fleet.run())
     try:
         yield fleet
@@ -39,7 +40,7 @@ async def following(finder: Finder, **how: Any) -> AsyncIterator[LiveFleet]:
             await task
 
 
-async def until(fleet: LiveFleet, true: Callable[[], bool]) -> None:
+async def until(fleet: Fleet, true: Callable[[], bool]) -> None:
     """Wait for a condition, looking whenever the fleet changed."""
     async with asyncio.timeout(PATIENT):
         version = 0
@@ -47,7 +48,7 @@ async def until(fleet: LiveFleet, true: Callable[[], bool]) -> None:
             version = await fleet.changed(version)
 
 
-def problem(fleet: LiveFleet, name: str) -> str:
+def problem(fleet: Fleet, name: str) -> str:
     return next(each.problem for each in fleet.seen if each.name == name)
 
 
@@ -84,7 +85,7 @@ async def test_waiters_wake_at_most_four_times_a_second() -> None:
             versions.append(await fleet.changed(versions[-1]))
             times.append(loop.time())
         apart = [later - earlier for earlier, later in pairwise(times)]
-        assert min(apart) > live_fleet._APART * 0.9
+        assert min(apart) > fleets._APART * 0.9
         assert versions == sorted(set(versions))
 
 
@@ -150,7 +151,7 @@ async def test_no_node_is_asked_once_the_finder_has_ended() -> None:
                 for _ in range(50):  # a session takes a while to close
                     await asyncio.sleep(0)
 
-    fleet = LiveFleet(SlowToEnd(), Timing(sleep=lambda _: asyncio.sleep(0)))
+    fleet = Fleet(SlowToEnd(), Timing(sleep=lambda _: asyncio.sleep(0)))
     task = asyncio.create_task(fleet.run())
     async with asyncio.timeout(PATIENT):
         await tried.wait()
@@ -222,7 +223,7 @@ async def test_services_that_nodes_disagree_about_are_named() -> None:
 @asynccontextmanager
 async def cluster(
     simulated: SimulatedNodes, tmp_path: Path, **how: Any
-) -> AsyncIterator[tuple[ApiServer, LiveFleet]]:
+) -> AsyncIterator[tuple[ApiServer, Fleet]]:
     """An API server with a pod of steersman on each node, and a fleet that asks through it."""
     authority = Authority()
     async with ApiServer(tls=authority.server_context(tmp_path)) as server:

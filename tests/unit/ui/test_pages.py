@@ -9,7 +9,7 @@ from contextlib import asynccontextmanager, suppress
 from aiohttp import ClientSession
 
 from steersman.model.findings import Finding
-from steersman.ui.live_fleet import LiveFleet, seen_once
+from steersman.ui.fleet import Fleet, seen_once
 from steersman.ui.nodes import FixedNodes
 from steersman.ui.pages import PAGES
 from steersman.ui.site import Site
@@ -22,9 +22,9 @@ HOSTILE = "<script>alert(1)</script>\u202e" + "x" * 253
 
 
 @asynccontextmanager
-async def pages(nodes: SimulatedNodes) -> AsyncIterator[tuple[ClientSession, LiveFleet]]:
+async def pages(nodes: SimulatedNodes) -> AsyncIterator[tuple[ClientSession, Fleet]]:
     """A client of pages about simulated nodes, all of which have been reached or not."""
-    fleet = LiveFleet(FixedNodes(nodes.urls))
+    fleet = Fleet(FixedNodes(nodes.urls))
     task = asyncio.create_task(fleet.run())
     try:
         async with asyncio.timeout(60):
@@ -175,7 +175,7 @@ async def test_services_without_a_node() -> None:
         reply = await client.get("/services?node=x")
         assert reply.status == 503
         assert "there is no node x" in await reply.text()
-    fleet = LiveFleet(FixedNodes())
+    fleet = Fleet(FixedNodes())
     async with serving(Site(fleet, PAGES)) as client:
         assert "no node has answered yet" in await (await client.get("/services")).text()
         assert "No node is known." in await (await client.get("/")).text()

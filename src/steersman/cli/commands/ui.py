@@ -27,7 +27,7 @@ def run_ui(words: Sequence[str]) -> int:
     from steersman.model.addresses import join_host_port, split_host_port  # noqa: PLC0415
     from steersman.run.process.startup import cluster_access  # noqa: PLC0415
     from steersman.ui.access import Access, ApiReviewer, ClusterAccess  # noqa: PLC0415
-    from steersman.ui.live_fleet import LiveFleet  # noqa: PLC0415
+    from steersman.ui.fleet import Fleet  # noqa: PLC0415
     from steersman.ui.pages import PAGES  # noqa: PLC0415
     from steersman.ui.site import Site  # noqa: PLC0415
 
@@ -44,7 +44,7 @@ def run_ui(words: Sequence[str]) -> int:
             "so only loopback is served; from elsewhere, use a tunnel (ssh -L), or --login"
         )
     raise_descriptor_limit()  # each node takes one
-    fleet = LiveFleet(finder_of(parsed))
+    fleet = Fleet(finder_of(parsed))
     access = Access()
     if login:
         namespace = str(parsed.values.get("pod-namespace") or "")
