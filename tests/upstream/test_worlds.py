@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Mapping
 from dataclasses import replace
 from functools import partial
@@ -10,9 +11,11 @@ from typing import TypeAlias
 import pytest
 
 from steersman.model.addresses import family_of, split_host_port
+from steersman.model.names import Protocol
 from tests.support.modes.flows import Answer, FlowCase, by_trace
 from tests.support.modes.ipvs import IPVS, Servers, as_ipvs_serves
 from tests.support.modes.registry import MODES, ModeUnderTest
+from tests.support.stale import Entry, contains_entry, stale_entries
 from tests.upstream.worlds import RECORDINGS, Record, Recording
 
 Decide: TypeAlias = Callable[[FlowCase], Answer]
@@ -164,3 +167,38 @@ def test_health_checks(recording: Recording, mode: str) -> None:
         }
         assert ready == ({check.ready} if check.status else set()), check
         assert check.status in (0, 200 if check.ready else 503), check
+
+
+@pytest.mark.parametrize("mode", ["iptables", "nftables"])
+@pytest.mark.parametrize("recording", RECORDINGS, ids=repr)
+def test_open_flows(recording: Recording, mode: str) -> None:
+    """Connections stay, and a client of UDP that never pauses comes to the endpoints of now.
+
+    Which endpoint a client had is not recorded: each of those it could have is looked at.
+    """
+    worlds = recording.worlds(mode)
+    plans = [world.plan(MODES[mode].traits) for world in worlds]
+    seen = Counter[str]()
+    for record, before, after in recording.open_flows(mode):
+        family, flow = family_of(record.address), recording.flow(record)
+        found = stale_entries(plans[record.step], worlds[record.step].snapshot, family)
+        entry = partial(Entry, Protocol(record.protocol).number, record.address, record.port)
+        had = {end for end, _ in by_trace(plans[record.step - 1], flow).ends}
+        told = by_trace(plans[record.step], flow)
+        ended = {end for end in had if contains_entry(found, entry(*split_host_port(end)))}
+        seen[f"{record.protocol} {before} {after}"] += 1
+        if record.protocol == "TCP":
+            assert (before, after, ended) == ("ok", "alive", set()), record
+        elif (before, after) == ("ok", "timeout"):
+            assert ended == had, record
+        elif before != "ok" and after == "valid":
+            assert told.kind == "forward", record
+            untranslated = entry(record.address, record.port)
+            assert contains_entry(found, untranslated), record
+        elif after == "valid":
+            kept = {end for end, _ in told.ends} & had
+            # Who has one that is published though it does not serve chooses again.
+            out = recording.not_serving(record.step)
+            assert {split_host_port(end)[0] for end in kept & ended} <= out, record
+    assert seen["TCP ok alive"] > 10
+    assert seen["UDP ok valid"] > 5

@@ -72,6 +72,17 @@ class HealthCheck(NamedTuple):
     """Endpoints of the Service on the node."""
 
 
+class OpenFlow(NamedTuple):
+    """A connection, or a client of UDP that never pauses, while the world changed."""
+
+    record: Record
+    """Its destination and client, in the step that changed the world."""
+    before: str
+    """What the client met before: ok, sink (not translated), reject or timeout."""
+    after: str
+    """The same afterwards, but for ok: alive or valid, or stale if the endpoint had gone."""
+
+
 class Recording:
     """One world and configuration, in the steps in which it changed."""
 
@@ -104,6 +115,23 @@ class Recording:
                 yield HealthCheck(step, service, address, 0, 0)
             else:
                 yield HealthCheck(step, service, address, status, more[0])
+
+    def open_flows(self, mode: str) -> Iterator[OpenFlow]:
+        """Return what became of connections while the world changed."""
+        for row in self._data["upstream"][mode]["openFlows"]:
+            step, _, frontend, client, protocol, destination, before, after = row
+            record = Record(step, frontend, client, protocol, destination, "", frozenset(), False)
+            yield OpenFlow(record, before, after)
+
+    def not_serving(self, step: int) -> set[str]:
+        """Return the addresses of endpoints that do not serve after a step."""
+        return {
+            address
+            for each in self._data["steps"][step]["endpointSlices"]
+            for endpoint in each["endpoints"]
+            if endpoint.get("conditions", {}).get("serving") is False
+            for address in endpoint["addresses"]
+        }
 
     def config(self, mode: str) -> NodeConfig:
         """Return the configuration of the world, for a mode."""
