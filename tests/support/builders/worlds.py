@@ -15,7 +15,7 @@ from steersman.model.inputs import HostFacts, NodeConfig, Snapshot
 from steersman.model.kube import KINDS, EndpointSlice, KubeObject
 from steersman.model.plan import NodePlan, Traits
 from steersman.model.ruleset import diff
-from steersman.modes.base import Mode
+from steersman.modes.base import Mode, release
 from steersman.source.objects import decode_value
 from steersman.source.store import Store
 from tests.support.lab.cluster import Lab, Layout, Pod
@@ -116,7 +116,14 @@ def program(lab: Lab, plan: NodePlan, mode: ModeUnderTest, variant: str) -> None
     """Make the lab's node carry out a plan."""
     localhost = plan.settings.ipv4.localhost_node_ports
     lab.sysctl("ipv4/conf/all/route_localnet", str(int(localhost)))
-    asyncio.run(apply(plan, mode.make(SubprocessExec(lab.exec_argv(())), variant)))
+
+    async def once() -> None:
+        made = mode.make(SubprocessExec(lab.exec_argv(())), variant)
+        await apply(plan, made)
+        if not mode.stays:
+            await release(made)
+
+    asyncio.run(once())
     # A port that comes again would lead a datagram where the last world's endpoint was.
     lab.run("conntrack", "--flush")
 

@@ -7,6 +7,7 @@ mode for as long as this process lives.
 from __future__ import annotations
 
 import asyncio
+import os
 import threading
 from collections.abc import Callable, Coroutine
 from pathlib import Path
@@ -101,6 +102,8 @@ def userspace_behind(execute: Exec, variant: str) -> Mode:
     for word in execute.prefix if isinstance(execute, SubprocessExec) else ():
         if word.startswith("--net="):
             path = word.removeprefix("--net=")
+            for other in [other for other in _running if not os.path.exists(other)]:
+                _running.pop(other).close()
             if path not in _running:
                 mode = userspace_mode(execute, variant)
                 _running[path] = ThreadedMode(mode, Path(path))

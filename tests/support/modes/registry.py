@@ -41,6 +41,8 @@ class ModeUnderTest:
     """Evaluates the rendered objects of a plan; None if that takes a kernel."""
     golden: Callable[[NodePlan], str]
     """The rendered objects of a plan's Services, as text."""
+    stays: bool = False
+    """Whether `make` returns one mode for a lab, which serves for as long as the lab is there."""
     like: str = ""
     """For a mode of which the conformance data knows nothing: whose expectations hold for it."""
 
@@ -169,6 +171,7 @@ USERSPACE = ModeUnderTest(
     userspace_behind,
     _userspace_evaluator,
     _userspace_golden,
+    stays=True,
 )
 
 
@@ -182,6 +185,7 @@ EBPF = ModeUnderTest(
     lambda exec_, _: ebpf.mode_behind(exec_),
     _ebpf_evaluator,
     ebpf.golden,
+    stays=True,
     like="nftables",
 )
 
