@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import ipaddress
 import secrets
 from collections.abc import Callable, Iterator
@@ -40,7 +41,7 @@ from tests.support.lab.ebpf_packets import (
 from tests.support.lab.frames import ACK, SYN, packet, see
 
 pytestmark = MARKS
-PLACES, MARK = 1 << PRESENCE_BITS, 4
+PLACES, MARK = 1 << PRESENCE_BITS, layout.SIZES["mark"]
 AT = OFFSETS["marks"]
 
 
@@ -83,18 +84,18 @@ class Marked(Programs):
         for _ in self.presence.renew(lambda: flows.clients_of(self.flows)):
             pass
 
-    def generation(self, number: int) -> set[int]:
-        """Places that are marked in a generation of clients."""
+    def marks(self) -> set[int]:
+        """Places that are marked for clients."""
         start = AT["places"]
-        marks = self.memory[start : start + PLACES * MARK].tobytes()[number::MARK]
+        marks = self.memory[start : start + PLACES * MARK : MARK].tobytes()
         return {place for place, mark in enumerate(marks) if mark}
 
     def clients(self) -> set[bytes]:
         return set(flows.clients_of(self.flows))
 
     @property
-    def filling(self) -> int:
-        return self.memory[AT["filling"]]
+    def trusted(self) -> bool:
+        return bool(self.memory[AT["trusted"]])
 
 
 @pytest.fixture
@@ -121,7 +122,7 @@ def test_programs_and_we_mark_the_same_places(marked: Marked, client: str) -> No
     with flow(marked, 4000, client):
         before = marked.clients()
         assert pack_address(client) in before
-        assert marked.generation(0) == places_of(before)
+        assert marked.marks() == places_of(before)
 
 
 def test_addresses_spread() -> None:
@@ -145,19 +146,49 @@ def test_an_unmarked_packet_is_not_looked_at(marked: Marked) -> None:
         marked.presence.trust(flows.clients_of(marked.flows))
 
 
+def crowd(marked: Marked) -> None:
+    marked.memory[AT["places"] : AT["places"] + PLACES * MARK : MARK] = b"\1" * PLACES
+
+
 def test_a_crowd_of_marks_goes_and_flows_stay(marked: Marked) -> None:
     with flow(marked, 4000), flow(marked, 4001, CLIENT6):
         marked.renew()
-        assert marked.filling == 0
-        marked.memory[AT["places"] : AT["places"] + PLACES * MARK : MARK] = b"\1" * PLACES
-        marked.renew()
-        assert marked.filling == 1
+        before = marked.marks()
+        crowd(marked)
+        steps = marked.presence.renew(lambda: flows.clients_of(marked.flows))
+        next(steps)
+        assert not marked.trusted
         with flow(marked, 4002, "203.0.113.77"):
+            assert list(steps) == []
+            assert marked.trusted
+            assert before < marked.marks() == places_of(marked.clients())
+
+
+def test_a_renewal_that_fails_is_done_again(marked: Marked) -> None:
+    def fails() -> Iterator[bytes]:
+        raise OSError(errno.ENOMEM, "no memory")
+
+    with flow(marked, 4000):
+        crowd(marked)
+        with pytest.raises(OSError, match="no memory"):
+            list(marked.presence.renew(fails))
+        with flow(marked, 4001, CLIENT6):
+            assert not marked.trusted
             marked.renew()
-            assert not marked.generation(0)
-            assert marked.generation(1) == places_of(marked.clients())
-            marked.renew()
-            assert marked.filling == 1
+            assert marked.trusted
+            assert marked.marks() == places_of(marked.clients())
+
+
+def test_marks_that_are_distrusted_meanwhile_stay_so(marked: Marked) -> None:
+    """Programs of another version may be attached, which write none of them."""
+    with flow(marked, 4000):
+        crowd(marked)
+        steps = marked.presence.renew(lambda: flows.clients_of(marked.flows))
+        next(steps)
+        marked.presence.distrust()
+        assert list(steps) == []
+        marked.renew()
+        assert not marked.trusted
 
 
 def test_devices_without_ethernet_share_places_with_others(marked: Marked) -> None:

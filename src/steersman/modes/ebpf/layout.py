@@ -77,8 +77,8 @@ SIZES: Mapping[str, int] = {
     "tally": TALLY.size,
     "affinity_key": AFFINITY_KEY.size,
     "affinity": AFFINITY.size,
-    "mark": 4,
-    "marks": 8 + L3_DEVICE_PLACES + (4 << PRESENCE_BITS),
+    "mark": 2,
+    "marks": 8 + L3_DEVICE_PLACES + (2 << PRESENCE_BITS),
 }
 """Size of each struct by its name in C."""
 OFFSETS: Mapping[str, Mapping[str, int]] = {
@@ -127,11 +127,10 @@ OFFSETS: Mapping[str, Mapping[str, int]] = {
     "health": {"answered": 0},
     "answer": {"endpoint": 0, "time": 24},
     "failure": {"endpoint": 0, "client": 16, "time": 32, "port": 40, "protocol": 42, "kind": 43},
-    "mark": {"served": 2},
+    "mark": {"client": 0, "served": 1},
     "marks": {
         "trusted": 0,
-        "filling": 1,
-        "attached": 2,
+        "attached": 1,
         "bare": 8,
         "places": 8 + L3_DEVICE_PLACES,
     },

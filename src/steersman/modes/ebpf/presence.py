@@ -6,12 +6,9 @@ bit set. Bits are shared: a bit too many costs a lookup, a bit too few would los
 programs trust the filter only after every one of them writes it, and the clients of the flows that
 existed before are in it.
 
-Flows come and go, but a bit cannot be cleared for one of them. There are two generations of the
-bits of clients, and programs look at both:
-
-    1. one generation fills; when a quarter of it is set, programs are switched to the other one
-    2. a while later the clients of all present flows are added to the other generation, and the
-       first is emptied
+Flows come and go, but a bit cannot be cleared for one of them. When a quarter of the bits is set,
+programs look at every packet for a moment, in which all bits are cleared, and those of the present
+flows set again.
 """
 
 from __future__ import annotations
@@ -20,22 +17,23 @@ import struct
 from collections.abc import Callable, Collection, Generator, Iterable, Iterator
 from itertools import islice
 
-from steersman.modes.ebpf.bpf import ArrayMap
+from steersman.modes.ebpf.bpf import ArrayMap, wait_for_programs
 from steersman.modes.ebpf.layout import (
     L3_DEVICE_PLACES,
     OFFSETS,
     PRESENCE_BITS,
     PRESENCE_FACTOR,
+    SIZES,
 )
 
 _WORDS = struct.Struct("=IIII")
 _PLACES = 1 << PRESENCE_BITS
-_PLACE_SIZE = 4  # bytes
+_PLACE_SIZE = SIZES["mark"]
 _CROWDED = _PLACES // 4
 # Clients that are added in a step: about 1 ms.
 _AT_ONCE = 1024
 _AT = OFFSETS["marks"]
-_SERVED_AT = OFFSETS["mark"]["served"]
+_CLIENT_AT, _SERVED_AT = OFFSETS["mark"]["client"], OFFSETS["mark"]["served"]
 
 
 def places_of(addresses: Iterable[bytes]) -> set[int]:
@@ -53,13 +51,14 @@ class PresenceFilter:
         """Map a descriptor into memory; it stays with its owner."""
         self._memory = ArrayMap(fd).whole()
         start, end = _AT["places"], _AT["places"] + _PLACES * _PLACE_SIZE
-        # Clients by generation.
-        self._clients = [self._memory[start + n : end : _PLACE_SIZE] for n in range(2)]
+        self._clients = self._memory[start + _CLIENT_AT : end : _PLACE_SIZE]
         self._served = self._memory[start + _SERVED_AT : end : _PLACE_SIZE]
+        self._renews = False
 
     def distrust(self) -> None:
         """Make programs look at every packet: some may soon open flows without a bit."""
         self._memory[_AT["trusted"]] = 0
+        self._renews = False
 
     def allow_new_flows(self, allowed: bool) -> None:
         """Say whether programs may open flows: only while every device has them.
@@ -85,27 +84,31 @@ class PresenceFilter:
             self._served[place] = 1
 
     def renew(self, clients: Callable[[], Iterable[bytes]]) -> Generator[None, None, None]:
-        """Do the next part of emptying, if one is due, in steps of a millisecond.
-
-        Between two calls every running program must have ended.
+        """Clear the bits of clients if too many are set, and set the present ones again, in steps.
 
         Args:
             clients: returns the packed addresses of the clients of all present flows.
         """
-        # Part 2 comes first: it needs a pause after part 1, as programs may still fill the old one.
-        filling = self._memory[_AT["filling"]] & 1
-        other = self._clients[1 - filling]
-        if any(other.tobytes()):
-            yield from self._note(clients())
-            other[:] = bytes(_PLACES)
-        elif self._clients[filling].tobytes().count(1) > _CROWDED:
-            self._memory[_AT["filling"]] = 1 - filling
+        crowded = self._clients.tobytes().count(1) > _CROWDED
+        if crowded and self._memory[_AT["trusted"]]:
+            self.distrust()
+            self._renews = True
+        if not self._renews:
+            return
+        # A program may still rely on a bit when it is cleared, or have set one for a flow that it
+        # is about to write.
+        wait_for_programs()
+        self._clients[:] = bytes(_PLACES)
+        wait_for_programs()
+        yield from self._note(clients())
+        if self._renews:  # nobody distrusts it for another reason
+            self._memory[_AT["trusted"]] = 1
+            self._renews = False
 
     def note(self, clients: Collection[bytes]) -> None:
         """Add the clients of a few flows, before these are written."""
-        filling = self._memory[_AT["filling"]] & 1
         for place in places_of(clients):
-            self._clients[filling][place] = 1
+            self._clients[place] = 1
 
     def _note(self, clients: Iterable[bytes]) -> Iterator[None]:
         """Add clients in steps, as many together take memory and time."""

@@ -27,7 +27,7 @@ INLINE int concerns_no_flow(const struct marks *all, const struct packet *packet
 
 	if (!all->trusted)
 		return 0;
-	if (all->places[source].either || all->places[destination].either)
+	if (all->places[source].client || all->places[destination].client)
 		return 0;
 	return !opens(packet) || serves_nothing(&packet->key.destination);
 }

@@ -29,7 +29,7 @@ INLINE void note_client(const struct address *client)
 	struct marks *all = presence_filter();
 
 	if (all)
-		all->places[place].clients[all->filling & 1] = 1;
+		all->places[place].client = 1;
 }
 
 // Whether an address certainly belongs to no frontend and to no ServiceCIDR.

@@ -208,22 +208,16 @@ struct fragment {
 	__be16 destination_port;
 };
 
-// A place of the presence filter, shared by several addresses (presence.h). There are two
-// generations of what belongs to flows; presence.py empties one of them.
+// A place of the presence filter, shared by several addresses (presence.h).
 struct mark {
-	union {
-		__u8 clients[2];
-		__u16 either;
-	};
+	__u8 client; // of flows
 	__u8 served; // addresses of frontends
-	__u8 zero;
 };
 
 struct marks {
 	__u8 trusted; // 0: any packet may belong to a flow
-	__u8 filling;
 	__u8 attached; // 0: some device has no programs, so no flow may begin
-	__u8 zero[5];
+	__u8 zero[6];
 	__u8 bare[L3_DEVICE_PLACES]; // L3 devices (without Ethernet), by the remainder of their
 				     // index
 	struct mark places[1 << PRESENCE_BITS];
