@@ -188,14 +188,14 @@ def test_links_and_ways() -> None:
         assert links["v2"].hairpin is False
         assert (links["v1"].master, links["v1"].hairpin) == ("", None)
         assert (links["x0"].driver, links["x0"].below, links["x0"].mtu) == ("vxlan", "br0", 1350)
-        direct, far = await network.way("10.1.0.9"), await network.way("10.9.1.1")
+        direct, far = await network.hop("10.1.0.9"), await network.hop("10.9.1.1")
         assert (direct.device, direct.gateway, direct.mtu) == ("br0", "", 0)
         assert (far.device, far.gateway, far.mtu) == ("br0", "10.1.0.7", 1300)
-        assert (await network.way("10.1.0.1")).local
-        assert (await network.way("10.8.1.1")).trouble == "a blackhole route"
-        assert (await network.way("10.7.1.1")).trouble == "No route to host"
-        assert (await network.way("11.0.0.1")).trouble == "Network is unreachable"
-        assert (await network.way("::1")).local
+        assert (await network.hop("10.1.0.1")).local
+        assert (await network.hop("10.8.1.1")).trouble == "a blackhole route"
+        assert (await network.hop("10.7.1.1")).trouble == "No route to host"
+        assert (await network.hop("11.0.0.1")).trouble == "Network is unreachable"
+        assert (await network.hop("::1")).local
 
     in_namespace(look)
 

@@ -19,16 +19,17 @@ from typing import NamedTuple
 
 from steersman.host.netlink import NETLINK_ROUTE, DumpInterruptedError, Netlink
 from steersman.host.nlmsg import Message, Request, attributes, string
-from steersman.host.rtnetlink import LIST_LINKS, parse_link
+from steersman.host.rtnetlink import LIST_LINKS, Interface, parse_link
 
 _RTM_GETNEIGH, _RTM_GETQDISC, _RTM_GETTFILTER = 30, 38, 46
 _IFINFOMSG, _NDMSG = struct.Struct("=BxHiII"), struct.Struct("=BxxxiHBB")
 _TC = struct.Struct("=BxxxiIII")
 _NDA_DST, _NDA_LLADDR = 1, 2
-_IFLA_ADDRESS, _IFLA_IFNAME, _IFLA_LINKINFO, _IFLA_XDP = 1, 3, 18, 43
-_IFLA_INFO_SLAVE_KIND, _IFLA_INFO_SLAVE_DATA, _IFLA_BRPORT_STATE = 4, 5, 1
+_IFLA_ADDRESS, _IFLA_MTU, _IFLA_LINK, _IFLA_LINKINFO, _IFLA_XDP = 1, 4, 5, 18, 43
+_IFLA_INFO_KIND, _IFLA_INFO_DATA, _IFLA_INFO_SLAVE_KIND, _IFLA_INFO_SLAVE_DATA = 1, 2, 4, 5
+_IFLA_VXLAN_LINK, _IFLA_BRPORT_STATE, _IFLA_BRPORT_MODE = 3, 1, 4
 _IFLA_XDP_ATTACHED = 2
-_IFF_UP = 1
+_IFF_UP, _IFF_PROMISC = 0x1, 0x100
 _TCA_KIND, _TCA_OPTIONS, _TCA_BPF_NAME = 1, 2, 7
 _INGRESS, _EGRESS = 0xFFFFFFF2, 0xFFFFFFF3  # of TC_H_CLSACT
 _CLSACT = ("clsact", "ingress")
@@ -42,21 +43,31 @@ _STATES = {
     0x40: "NOARP",
     0x80: "PERMANENT",
 }
+SILENT = ("INCOMPLETE", "FAILED")
+"""States of neighbours that do not answer."""
 _PORT_STATES = {0: "disabled", 1: "listening", 2: "learning", 3: "forwarding", 4: "blocking"}
 
 
-class Port(NamedTuple):
-    """A link."""
+class Link(NamedTuple):
+    """A network interface."""
 
     name: str
-    mac: str
-    up: bool
-    xdp: bool
-    """Whether a program of XDP sees its packets."""
-    state: str
-    """Of the port of a bridge, such as `forwarding`; "" if it is none."""
+    mtu: int = 1500
+    up: bool = True
+    driver: str = ""
+    """Kind of a virtual interface, such as `bridge` or `vxlan`; "" for a physical one."""
     master: str = ""
     """The bridge or bond that it belongs to."""
+    below: str = ""
+    """The interface that an overlay or VLAN sends through."""
+    hairpin: bool | None = None
+    """For the port of a bridge: whether a frame may leave by the port that it came in by."""
+    promiscuous: bool = False
+    mac: str = ""
+    xdp: bool = False
+    """Whether a program of XDP sees its packets."""
+    state: str = ""
+    """Of the port of a bridge, such as `forwarding`; "" if it is none."""
 
 
 class Neighbour(NamedTuple):
@@ -86,9 +97,19 @@ class Filter(NamedTuple):
 class LinkState(NamedTuple):
     """The state of a network namespace's links, at a moment."""
 
-    ports: Mapping[str, Port]
+    links: Mapping[str, Link]
     neighbours: tuple[Neighbour, ...]
     filters: tuple[Filter, ...]
+
+
+def list_links() -> dict[str, Link]:
+    """Return the links of this thread's network namespace by name; it blocks.
+
+    Raises:
+        OSError: the kernel cannot be asked.
+    """
+    with Netlink(NETLINK_ROUTE, buffer=1 << 20) as netlink:
+        return {link.name: link for link in _links(netlink).values()}
 
 
 def link_state() -> LinkState:
@@ -98,12 +119,9 @@ def link_state() -> LinkState:
         OSError: the kernel cannot be asked.
     """
     with Netlink(NETLINK_ROUTE, buffer=1 << 20) as netlink:
-        links = [*_dump(netlink, LIST_LINKS)]
-        masters = {each.number: each.name for each in map(parse_link, links)}
-        numbered = dict(_port(each, masters) for each in links)
-        names = {number: port.name for number, port in numbered.items()}
+        links = _links(netlink)
         neighbours = [
-            _neighbour(each, names)
+            _neighbour(each, links)
             for family in (socket.AF_INET, socket.AF_INET6, socket.AF_BRIDGE)
             for each in _dump(netlink, Request(_RTM_GETNEIGH, _NDMSG.pack(family, 0, 0, 0, 0)))
         ]
@@ -111,13 +129,13 @@ def link_state() -> LinkState:
         for each in [*_dump(netlink, Request(_RTM_GETQDISC, bytes(_TC.size)))]:
             number = _TC.unpack_from(each.payload)[1]
             kind = string(attributes(each.payload, _TC.size).get(_TCA_KIND, b""))
-            device = names.get(number, "")
+            device = links[number].name if number in links else ""
             if kind in _CLSACT:
                 filters += _filters(netlink, number, device)
             else:
                 filters.append(Filter(device, kind))
-    ports = {port.name: port for port in numbered.values()}
-    return LinkState(ports, tuple(neighbours), tuple(filters))
+    by_name = {link.name: link for link in links.values()}
+    return LinkState(by_name, tuple(neighbours), tuple(filters))
 
 
 def _dump(netlink: Netlink, request: Request) -> Iterator[Message]:
@@ -130,29 +148,49 @@ def _dump(netlink: Netlink, request: Request) -> Iterator[Message]:
             raise
 
 
-def _port(message: Message, masters: Mapping[int, str]) -> tuple[int, Port]:
-    _, _, number, flags, _ = _IFINFOMSG.unpack_from(message.payload)
+def _links(netlink: Netlink) -> dict[int, Link]:
+    """Return the links by index."""
+    listed = [(parse_link(each), each) for each in _dump(netlink, LIST_LINKS)]
+    names = {interface.number: interface.name for interface, _ in listed}
+    return {interface.number: _link(interface, each, names) for interface, each in listed}
+
+
+def _link(interface: Interface, message: Message, names: Mapping[int, str]) -> Link:
+    flags: int = _IFINFOMSG.unpack_from(message.payload)[3]
     values = attributes(message.payload, _IFINFOMSG.size)
-    xdp = attributes(values.get(_IFLA_XDP, b""))
     info = attributes(values.get(_IFLA_LINKINFO, b""))
-    state = ""
+    driver = string(info.get(_IFLA_INFO_KIND, b""))
+    below = _number(values.get(_IFLA_LINK, b""))
+    if driver == "vxlan" and not below:  # it has no IFLA_LINK
+        below = _number(attributes(info.get(_IFLA_INFO_DATA, b"")).get(_IFLA_VXLAN_LINK, b""))
+    hairpin, state = None, ""
     if string(info.get(_IFLA_INFO_SLAVE_KIND, b"")) == "bridge":
-        data = attributes(info.get(_IFLA_INFO_SLAVE_DATA, b""))
-        state = _PORT_STATES.get(_number(data.get(_IFLA_BRPORT_STATE, b"\3")), "")
-    name = string(values.get(_IFLA_IFNAME, b""))
-    mac = values.get(_IFLA_ADDRESS, b"").hex(":")
-    attached = any(xdp.get(_IFLA_XDP_ATTACHED, b""))
-    master = masters.get(parse_link(message).master, "")
-    return number, Port(name, mac, bool(flags & _IFF_UP), attached, state, master)
+        port = attributes(info.get(_IFLA_INFO_SLAVE_DATA, b""))
+        hairpin = any(port.get(_IFLA_BRPORT_MODE, b""))
+        state = _PORT_STATES.get(_number(port.get(_IFLA_BRPORT_STATE, b"\3")), "")
+    return Link(
+        interface.name,
+        _number(values.get(_IFLA_MTU, b"")),
+        bool(flags & _IFF_UP),
+        driver,
+        names.get(interface.master, ""),
+        # The peer of a veth is no interface to send through.
+        names.get(below, "") if driver != "veth" else "",
+        hairpin,
+        bool(flags & _IFF_PROMISC),
+        values.get(_IFLA_ADDRESS, b"").hex(":"),
+        any(attributes(values.get(_IFLA_XDP, b"")).get(_IFLA_XDP_ATTACHED, b"")),
+        state,
+    )
 
 
-def _neighbour(message: Message, names: Mapping[int, str]) -> Neighbour:
+def _neighbour(message: Message, links: Mapping[int, Link]) -> Neighbour:
     _, number, state, _, _ = _NDMSG.unpack_from(message.payload)
     values = attributes(message.payload, _NDMSG.size)
     packed = values.get(_NDA_DST, b"")
     family = {4: socket.AF_INET, 16: socket.AF_INET6}.get(len(packed))
     return Neighbour(
-        names.get(number, ""),
+        links[number].name if number in links else "",
         socket.inet_ntop(family, packed) if family else "",
         values.get(_NDA_LLADDR, b"").hex(":"),
         _STATES.get(state, "NONE"),

@@ -36,7 +36,7 @@ from steersman.host.nlmsg import (
 RTM_NEWLINK, RTM_DELLINK, RTM_GETLINK = 16, 17, 18
 RTM_NEWADDR, RTM_DELADDR, RTM_GETADDR = 20, 21, 22
 RTM_NEWROUTE, RTM_GETROUTE = 24, 26
-RTM_NEWNEIGH, RTM_GETNEIGH = 28, 30
+RTM_NEWNEIGH = 28
 RTM_GETRULE = 34
 RTM_GETNSID = 90
 
@@ -54,7 +54,6 @@ _IFF_UP = 0x1
 MAIN_TABLE, _RTPROT_STATIC, _RTN_UNICAST, _RTN_LOCAL, _RTNH_F_ONLINK = 254, 4, 1, 2, 4
 _NUD_PERMANENT, _NDA_DST, _NDA_LLADDR = 0x80, 1, 2
 _RTM_F_LOOKUP_TABLE = 0x1000
-NUD_INCOMPLETE, NUD_FAILED = 0x01, 0x20
 _RULE = struct.Struct("=BBBBBxxBI")  # struct fib_rule_hdr
 _FRA_DST, _FRA_SRC, _FRA_IIFNAME, _FRA_PRIORITY = 1, 2, 3, 6
 _FRA_FWMARK, _FRA_TABLE, _FRA_FWMASK, _FRA_OIFNAME = 10, 15, 16, 17
@@ -65,13 +64,10 @@ _RULE_ACTIONS = {
 }
 _TABLES = {253: "default", MAIN_TABLE: "main", 255: "local"}
 
-_IFLA_IFNAME, _IFLA_MTU, _IFLA_LINK, _IFLA_MASTER, _IFLA_LINKINFO = 3, 4, 5, 10, 18
-_IFLA_INFO_KIND, _IFLA_INFO_DATA, _IFLA_INFO_SLAVE_KIND, _IFLA_INFO_SLAVE_DATA = 1, 2, 4, 5
-_IFLA_VXLAN_LINK = 3
+_IFLA_IFNAME, _IFLA_MASTER, _IFLA_LINKINFO, _IFLA_INFO_KIND, _IFLA_INFO_DATA = 3, 10, 18, 1, 2
 _IFLA_ADDRESS, _IFLA_NET_NS_FD, _VETH_INFO_PEER = 1, 28, 1
 _IFLA_LINK_NETNSID = 37
 _NETNSA_NSID, _NETNSA_FD = 1, 3
-_IFLA_BRPORT_MODE = 4  # hairpin
 _IFA_ADDRESS, _IFA_LOCAL, _IFA_CACHEINFO, _IFA_FLAGS = 1, 2, 6, 8
 _IFA_F_NODAD = 0x02
 _RTA_DST, _RTA_SRC, _RTA_IIF, _RTA_OIF, _RTA_GATEWAY = 1, 2, 3, 4, 5
@@ -120,21 +116,6 @@ class VethEnd(NamedTuple):
     """A descriptor of the network namespace to put it into; None for that of the socket."""
 
 
-class LinkDetails(NamedTuple):
-    """More about a network interface, for diagnosis: much of it changes often."""
-
-    interface: Interface
-    mtu: int = 0
-    flags: int = 0
-    """IFF_*."""
-    driver: str = ""
-    """Kind of a virtual interface, such as `bridge` or `vxlan`; "" for a physical one."""
-    below: int = 0
-    """Index of the interface that an overlay or VLAN sends through; 0 if there is none."""
-    hairpin: bool | None = None
-    """For the port of a bridge: whether a frame may leave by the port that it came in by."""
-
-
 class Route(NamedTuple):
     """The route that the kernel takes to an address."""
 
@@ -150,20 +131,9 @@ class Route(NamedTuple):
     """Number of the routing table; 0 if the kernel does not say."""
 
 
-class Neighbour(NamedTuple):
-    """The state of an address on a link."""
-
-    link: int
-    """Interface index."""
-    address: str
-    state: int
-    """NUD_*."""
-
-
 class Rule(NamedTuple):
     """A policy rule, which says for some packets in which table their route is."""
 
-    priority: int
     table: int
     text: str
     """As `ip rule` prints it."""
@@ -204,25 +174,6 @@ def parse_link(message: Message) -> Interface:
     veth = string(info.get(_IFLA_INFO_KIND, b"")) == "veth"
     elsewhere = veth and _IFLA_LINK_NETNSID in values
     return Interface(number, string(values.get(_IFLA_IFNAME, b"")), kind, master, elsewhere)
-
-
-def parse_link_details(message: Message) -> LinkDetails:
-    """Decode RTM_NEWLINK with everything that diagnosis reads."""
-    flags: int = _IFINFOMSG.unpack_from(message.payload)[3]
-    values = attributes(message.payload, _IFINFOMSG.size)
-    mtu, below = (
-        int.from_bytes(values.get(name, b""), sys.byteorder) for name in (_IFLA_MTU, _IFLA_LINK)
-    )
-    info = attributes(values.get(_IFLA_LINKINFO, b""))
-    driver = string(info.get(_IFLA_INFO_KIND, b""))
-    if driver == "vxlan" and not below:  # it has no IFLA_LINK
-        data = attributes(info.get(_IFLA_INFO_DATA, b""))
-        below = int.from_bytes(data.get(_IFLA_VXLAN_LINK, b""), sys.byteorder)
-    hairpin = None
-    if string(info.get(_IFLA_INFO_SLAVE_KIND, b"")) == "bridge":
-        port = attributes(info.get(_IFLA_INFO_SLAVE_DATA, b""))
-        hairpin = any(port.get(_IFLA_BRPORT_MODE, b""))
-    return LinkDetails(parse_link(message), mtu, flags, driver, below, hairpin)
 
 
 def namespace_of_peer(message: Message) -> int | None:
@@ -431,17 +382,4 @@ def parse_rule(message: Message) -> Rule:
     words += [_RULE_ACTIONS.get(action, f"action {action}")]
     if action == _FR_ACT_TO_TBL:
         words += [_TABLES.get(table, str(table))]
-    return Rule(number(_FRA_PRIORITY), table, f"{number(_FRA_PRIORITY)}: {' '.join(words)}")
-
-
-def list_neighbours(family: int) -> Request:
-    """Ask for the neighbours of a family (AF_*)."""
-    return Request(RTM_GETNEIGH, bytes((family,)) + bytes(_NDMSG.size - 1))
-
-
-def parse_neighbour(message: Message) -> Neighbour:
-    """Decode RTM_NEWNEIGH; its address is "" if it has none of IP."""
-    _, link, state, _, _ = _NDMSG.unpack_from(message.payload)
-    packed = attributes(message.payload, _NDMSG.size).get(_NDA_DST, b"")
-    family = {4: socket.AF_INET, 16: socket.AF_INET6}.get(len(packed))
-    return Neighbour(link, socket.inet_ntop(family, packed) if family else "", state)
+    return Rule(table, f"{number(_FRA_PRIORITY)}: {' '.join(words)}")

@@ -27,7 +27,7 @@ from ipaddress import ip_address
 from pathlib import Path
 from typing import Literal, NamedTuple
 
-from steersman.host.link_state import link_state
+from steersman.host.link_state import list_links
 from steersman.host.netlink import NETLINK_ROUTE, Netlink
 from steersman.host.netns import call_inside, linked_namespaces, new_namespace
 from steersman.host.redirect import redirect_ipv4
@@ -168,7 +168,7 @@ async def client_outside(by: str = "") -> AsyncIterator[Place]:
 @contextmanager
 def _redirected(place: Place, by: str) -> Iterator[Place]:
     """Let packets of IPv4 come in by another device for a while, if that can be done."""
-    mac = link_state().ports[by].mac if by else ""
+    mac = list_links()[by].mac if by else ""
     link = -1
     if mac and not _is_strict(by) and place.has(Family.IPV4):
         with suppress(OSError):

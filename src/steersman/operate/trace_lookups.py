@@ -15,21 +15,19 @@ from ipaddress import ip_address
 from pathlib import Path
 
 from steersman.host.exec import Exec
+from steersman.host.link_state import SILENT, link_state
 from steersman.host.netlink import NETLINK_ROUTE, DumpInterruptedError, Netlink
 from steersman.host.netns import HERE, call_inside, linked_holders
 from steersman.host.rtnetlink import (
     MAIN_TABLE,
-    NUD_FAILED,
-    NUD_INCOMPLETE,
+    Rule,
     get_route,
-    list_neighbours,
     list_rules,
-    parse_neighbour,
     parse_route,
     parse_rule,
 )
 from steersman.host.sysctl import SysctlError
-from steersman.model.addresses import is_loopback
+from steersman.model.addresses import in_cidr, is_loopback
 from steersman.model.tracing import Sighting
 from steersman.netfilter.conntrack.usage import usage
 from steersman.netfilter.trace.owners import owner_of
@@ -40,7 +38,7 @@ _WORDS = {
     errno.EACCES: "a route of type prohibit",
     errno.EXDEV: "its source is reached by another device (rp_filter)",
 }
-_STATES = {NUD_INCOMPLETE: "INCOMPLETE", NUD_FAILED: "FAILED"}
+_REFUSES = re.compile(r"\d+: from all(?: to (\S+))? (?:blackhole|prohibit|unreachable)")
 _HANDLE = re.compile(r" # handle (\d+)$")
 _DROPS = re.compile(r"(^|\s)(drop|reject)\b|-j (DROP|REJECT)\b")
 
@@ -88,11 +86,11 @@ def look_around(
         return ""
 
     def ask() -> Surroundings:
-        hops = [_hop(address, back, device, mark) for address in to]
+        hops = [look_up(address, back, device, mark) for address in to]
         forward = next((hop for hop in hops if hop.trouble), hops[0])
         backward = Hop()
         if back:
-            backward = _hop(back, forward.address if forward.local else "", "", 0)
+            backward = look_up(back, forward.address if forward.local else "")
         next_hop = backward if forward.local else forward
         drops: Iterable[str] = ()
         if seen.reason == NETFILTER:
@@ -154,21 +152,13 @@ def _index(device: str) -> int:
     return 0
 
 
-def _family(address: str) -> socket.AddressFamily:
-    return socket.AF_INET6 if ":" in address else socket.AF_INET
+def look_up(to: str, source: str = "", device: str = "", mark: int = 0) -> Hop:
+    """Look up the way to an address, in the namespace of this thread; it blocks.
 
-
-def _hop(to: str, source: str, device: str, mark: int) -> Hop:
-    """Look up the way to an address, in the namespace of this thread.
-
-    A device and a mark select it as for a packet that was received. If that has no route, and the
-    address alone has one, a policy rule is to blame.
+    A device and a mark select it as for a packet that was received.
     """
     packed, index = ip_address(to).packed, _index(device)
     with Netlink(NETLINK_ROUTE, buffer=1 << 18) as netlink:
-        rules = []
-        with suppress(DumpInterruptedError):
-            rules = [parse_rule(each) for each in netlink.dump(list_rules(_family(to)))]
         from_ = ip_address(source).packed if source else b""
         # The kernel refuses to look up what cannot be: a packet that was received from one of its
         # own addresses (it is masqueraded by now), and one that it sends itself from another.
@@ -183,21 +173,44 @@ def _hop(to: str, source: str, device: str, mark: int) -> Hop:
             trouble = _WORDS.get(code, os.strerror(code))
             if index and ":" not in to:
                 trouble = _not_forwarded(device) or trouble
-            rule = ""
-            with suppress(OSError):  # no packet has a route there
-                netlink.request(get_route(packed))
-                chosen = (f"fwmark {mark:#x}", "fwmark") * bool(mark)
-                chosen += (f"iif {device} ",) * bool(index) + (f"from {source}",) * bool(source)
-                rule = next((r.text for word in chosen for r in rules if word in f"{r.text} "), "")
-            return Hop(to, rule=rule, trouble=trouble)
+            selected_by = (f"fwmark {mark:#x}", "fwmark") * bool(mark)
+            selected_by += (f"iif {device} ",) * bool(index) + (f"from {source}",) * bool(source)
+            return Hop(to, rule=_refusing_rule(netlink, to, selected_by), trouble=trouble)
         route = parse_route(reply)
+        rule = ""
+        if route.table not in (0, MAIN_TABLE, MAIN_TABLE + 1, MAIN_TABLE - 1):
+            rules = _rules(netlink, to)
+            rule = next((each.text for each in rules if each.table == route.table), "")
     name = ""
     with suppress(OSError):
         name = socket.if_indextoname(route.device) if route.device else ""
-    rule = ""
-    if route.table not in (0, MAIN_TABLE, MAIN_TABLE + 1, MAIN_TABLE - 1):
-        rule = next((each.text for each in rules if each.table == route.table), "")
-    return Hop(to, name, route.gateway, route.local, rule)
+    return Hop(to, name, route.gateway, route.mtu, route.local, rule)
+
+
+def _rules(netlink: Netlink, to: str) -> list[Rule]:
+    """Return the policy rules of an address's family."""
+    with suppress(DumpInterruptedError):
+        family = socket.AF_INET6 if ":" in to else socket.AF_INET
+        return [parse_rule(each) for each in netlink.dump(list_rules(family))]
+    return []
+
+
+def _refusing_rule(netlink: Netlink, to: str, selected_by: Iterable[str]) -> str:
+    """Return the policy rule by which packets to an address have no route; "" if none is to blame.
+
+    Args:
+        netlink: reaches the kernel.
+        to: the address.
+        selected_by: words of rules that select the packets.
+    """
+    rules = [each.text for each in _rules(netlink, to)]
+    try:
+        netlink.request(get_route(ip_address(to).packed))
+    except OSError:  # no packet has a route there
+        everywhere = "::/0" if ":" in to else "0.0.0.0/0"
+        refusals = [(found, text) for text in rules if (found := _REFUSES.fullmatch(text))]
+        return next((text for found, text in refusals if in_cidr(to, found[1] or everywhere)), "")
+    return next((text for word in selected_by for text in rules if word in f"{text} "), "")
 
 
 def _not_forwarded(device: str) -> str:
@@ -218,14 +231,9 @@ def _is_own(netlink: Netlink, packed: bytes) -> bool:
 
 def _neighbour(device: str, address: str) -> str:
     """Return the state of a neighbour that does not answer; "" if it does or is not known."""
-    index = _index(device)
-    if not index:
-        return ""
-    with Netlink(NETLINK_ROUTE, buffer=1 << 18) as netlink, suppress(DumpInterruptedError):
-        for reply in netlink.dump(list_neighbours(_family(address))):
-            found = parse_neighbour(reply)
-            if (found.link, found.address) == (index, address):
-                return _STATES.get(found.state, "")
+    for each in link_state().neighbours if device else ():
+        if (each.device, each.address) == (device, address) and each.state in SILENT:
+            return each.state
     return ""
 
 

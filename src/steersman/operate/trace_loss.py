@@ -36,10 +36,12 @@ class Hop(Value, frozen=True):
     device: str = ""
     gateway: str = ""
     """"" if the address is reached directly."""
+    mtu: int = 0
+    """Of the route itself; 0 if it has none."""
     local: bool = False
     """The namespace itself has the address."""
     rule: str = ""
-    """The policy rule that chose the table; "" for the tables main and local."""
+    """The policy rule that chose the table, or refuses; "" for the tables main and local."""
     trouble: str = ""
     """The kernel's reason if it has no route."""
 

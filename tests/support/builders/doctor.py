@@ -7,6 +7,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from steersman.host.link_state import Link
 from steersman.model.inputs import HostFacts, NodeConfig
 from steersman.model.kube import EndpointSlice, Node, Service
 from steersman.model.names import ObjectName
@@ -21,7 +22,7 @@ from steersman.operate.doctor.check import (
     Verdict,
     diagnose,
 )
-from steersman.operate.doctor.network import Link, Way
+from steersman.operate.trace_loss import Hop
 from tests.support.builders import objects
 from tests.support.builders.objects import plan_of, snapshot
 from tests.support.modes.scripted import Scripted
@@ -32,15 +33,15 @@ CART = ObjectName("shop", "cart")
 class FakeNetwork:
     """Interfaces and ways to addresses that a test names; other addresses have no route."""
 
-    def __init__(self, *links: Link, ways: Mapping[str, Way] | None = None) -> None:
+    def __init__(self, *links: Link, ways: Mapping[str, Hop] | None = None) -> None:
         self._links = {link.name: link for link in links}
         self._ways = ways or {}
 
     async def links(self) -> Mapping[str, Link]:
         return self._links
 
-    async def way(self, address: str) -> Way:
-        return self._ways.get(address, Way(trouble="Network is unreachable"))
+    async def hop(self, address: str) -> Hop:
+        return self._ways.get(address, Hop(trouble="Network is unreachable"))
 
 
 NOON = 1_700_000_000.0

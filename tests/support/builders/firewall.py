@@ -8,7 +8,7 @@ from typing import Literal
 
 from steersman.modes.base import Requirements
 from steersman.operate.doctor.check import Context, Question
-from steersman.operate.doctor.network import Way
+from steersman.operate.trace_loss import Hop
 from tests.support.builders.doctor import CART, FakeNetwork, context_of
 from tests.support.builders.objects import endpoint, port, service, slice_
 from tests.support.modes.memory import MemoryMode
@@ -45,7 +45,7 @@ def programs(filter_table: str, *more: tuple[str, str | int | Exception]) -> Scr
 def context(
     runs: Scripted,
     *,
-    way: Way | None = None,
+    way: Hop | None = None,
     delivery: Delivery = "forwarded",
     question: Question | None = None,
     root: Path | None = None,
@@ -54,7 +54,7 @@ def context(
     return context_of(
         *THINGS,
         mode=Delivering(delivery),
-        network=FakeNetwork(ways={"10.0.0.5": way or Way("pod1")}),
+        network=FakeNetwork(ways={"10.0.0.5": way or Hop(device="pod1")}),
         programs=runs,
         question=question or Question(CART),
         root=root,

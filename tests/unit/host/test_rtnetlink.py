@@ -9,11 +9,9 @@ import pytest
 
 from steersman.host.nlmsg import Message, Request, attr, attributes, message, messages, text, u32
 from steersman.host.rtnetlink import (
-    NUD_FAILED,
     RTM_NEWLINK,
     Address,
     Interface,
-    Neighbour,
     VethEnd,
     bring_up,
     delete_address,
@@ -29,7 +27,6 @@ from steersman.host.rtnetlink import (
     new_veth,
     parse_address,
     parse_link,
-    parse_neighbour,
     parse_route,
     parse_rule,
 )
@@ -167,10 +164,3 @@ def test_policy_rules(
     payload = struct.pack("=BBBBBxxBI", *head) + b"".join(values)
     found = parse_rule(received(Request(32, payload)))
     assert (found.text, found.table) == (text, table)
-
-
-def test_neighbours() -> None:
-    head = struct.pack("=BxxxiHBB", 2, 7, NUD_FAILED, 0, 0)
-    found = parse_neighbour(received(Request(28, head + attr(1, bytes((10, 0, 0, 9))))))
-    assert found == Neighbour(7, "10.0.0.9", NUD_FAILED)
-    assert parse_neighbour(received(Request(28, head))).address == ""

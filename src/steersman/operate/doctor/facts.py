@@ -12,7 +12,7 @@ from steersman.model.plan import Endpoint, Frontend, ServicePlan, SourceClass, V
 from steersman.modes.base import Requirements, Support
 from steersman.netfilter.firewall.read import Firewall, read_firewall
 from steersman.operate.doctor.check import Context
-from steersman.operate.doctor.network import Way
+from steersman.operate.trace_loss import Hop
 
 _MOST_ENDPOINTS = 64
 """Endpoints of a ServicePort whose ways are looked at."""
@@ -68,11 +68,11 @@ def _paths(context: Context) -> Iterable[Path]:
                     yield Path(plan, frontend, source, endpoint, action.masquerade)
 
 
-async def ways(context: Context) -> dict[str, Way]:
+async def ways(context: Context) -> dict[str, Hop]:
     """Return the ways to the endpoints of the question, by address."""
     found = await context.once(paths)
     addresses = dict.fromkeys(path.endpoint.ip for path in found)
-    looked_up = await asyncio.gather(*map(context.network.way, addresses))
+    looked_up = await asyncio.gather(*map(context.network.hop, addresses))
     return dict(zip(addresses, looked_up, strict=True))
 
 

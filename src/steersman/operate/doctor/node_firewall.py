@@ -31,7 +31,7 @@ from steersman.operate.doctor.check import (
     warning,
 )
 from steersman.operate.doctor.facts import Path, firewall, paths, requirements, ways
-from steersman.operate.doctor.network import Way
+from steersman.operate.trace_loss import Hop
 
 WHO: Final = {
     SourceClass.POD: "pods of this node",
@@ -148,7 +148,7 @@ def first_packet(path: Path, settings: NodeSettings, flow: Flow | None) -> Packe
 
 
 def stages(
-    path: Path, needs: Requirements, settings: NodeSettings, way: Way, flow: Flow | None
+    path: Path, needs: Requirements, settings: NodeSettings, way: Hop, flow: Flow | None
 ) -> Iterator[Stage]:
     """Yield the hooks that the first packet of a connection and its answer pass.
 

@@ -3,19 +3,12 @@
 from __future__ import annotations
 
 import asyncio
-import errno
-import re
-import socket
-from collections.abc import Iterable, Mapping, Sequence
-from contextlib import suppress
+from collections.abc import Iterable, Mapping
 from functools import partial
-from itertools import product
 from typing import Final
 
 from steersman.host.echo import EchoRefusedError, answers_echo, known_mtu
-from steersman.host.netlink import NETLINK_ROUTE, Netlink
-from steersman.host.rtnetlink import get_route, list_rules, parse_rule
-from steersman.model.addresses import in_cidr
+from steersman.host.link_state import Link
 from steersman.model.names import Family, Protocol
 from steersman.operate.doctor.check import (
     Cause,
@@ -34,22 +27,16 @@ from steersman.operate.doctor.check import (
     with_service,
 )
 from steersman.operate.doctor.facts import requirements, ways
-from steersman.operate.doctor.network import Link, Way
-from steersman.operate.doctor.node_pods import Views, views
 from steersman.operate.doctor.traffic_dial import Target, takes_data
 from steersman.operate.doctor.tries import is_pod
 from steersman.operate.places import NODE, Place, find_pods
+from steersman.operate.trace_loss import Hop
 
 _OVERHEAD = {"vxlan": 50, "geneve": 50, "ipip": 20, "sit": 20, "gre": 24, "wireguard": 60}
 """Bytes that an encapsulation adds to a packet, over IPv4."""
 _HEADERS = {Family.IPV4: 28, Family.IPV6: 48}
 """Bytes of the IP and ICMP headers of an echo request."""
 _SMALL = 56
-_PODS = 16
-"""Pods whose packets' routes are looked up."""
-_USUAL_RULES = (0, 32766, 32767)
-"""Priorities of the policy rules that every system has."""
-_REFUSING_RULE = re.compile(r"\d+: from all(?: to (\S+))? (?:blackhole|prohibit|unreachable)")
 _PLACES = 2
 """Pods from which paths are probed, beside this node."""
 _PROBED = 4
@@ -60,19 +47,15 @@ async def routes(context: Context) -> Iterable[CheckResult]:
     """Check that every endpoint, and the Service's addresses, have a route."""
     links, found = await context.network.links(), await context.once(ways)
     results: list[CheckResult] = []
-    refusing: list[tuple[str, str]] = []
-    if any(way.trouble for way in found.values()):
-        refusing = await asyncio.to_thread(_refusing_rules)
     for address, way in found.items():
         if way.trouble:
-            rule = next((text for to, text in refusing if in_cidr(address, to)), "")
             results.append(
                 error(
                     f"this node has no route to the endpoint {address}: {way.trouble}"
-                    + (f", by the policy rule {rule!r}" if rule else ""),
+                    + (f", by the policy rule {way.rule!r}" if way.rule else ""),
                     f"ip route get {address}: {way.trouble}",
                     remedy="delete that rule: ip rule"
-                    if rule
+                    if way.rule
                     else "check the CNI plugin's routes: ip route, and its pod on this node",
                 )
             )
@@ -88,7 +71,7 @@ async def routes(context: Context) -> Iterable[CheckResult]:
     needs = await context.once(requirements)
     addresses = {f.address for plan in context.plans for f in plan.frontends} - {""}
     for address in sorted(addresses) if needs.delivery != "translated" else ():
-        way = await context.network.way(address)
+        way = await context.network.hop(address)
         if way.trouble:
             results.append(
                 error(
@@ -102,91 +85,6 @@ async def routes(context: Context) -> Iterable[CheckResult]:
     if not found:
         return results or [skipped("there is no endpoint")]
     return results or [ok(f"all {len(found)} endpoints have a route")]
-
-
-def _refusing_rules() -> list[tuple[str, str]]:
-    """Return the policy rules that refuse packets of this node: their destination and text."""
-    found = []
-    with suppress(OSError), Netlink(NETLINK_ROUTE, buffer=1 << 18) as netlink:
-        for family, everywhere in ((socket.AF_INET, "0.0.0.0/0"), (socket.AF_INET6, "::/0")):
-            for message in netlink.dump(list_rules(family)):
-                text = parse_rule(message).text
-                if refuses := _REFUSING_RULE.fullmatch(text):
-                    found.append((refuses[1] or everywhere, text))
-    return found
-
-
-async def policy_rules(context: Context) -> Iterable[CheckResult]:
-    """Check that no policy rule, and no rp_filter, takes packets of pods away."""
-    found, seen = await context.once(ways), await context.once(views)
-    needs = await context.once(requirements)
-    mark = context.world.plan.settings.masquerade_mark if needs.delivery == "forwarded" else 0
-    usable = [address for address, way in found.items() if not way.trouble and not way.local]
-    dropped = await asyncio.to_thread(_selected, usable[:_PROBED], seen, mark)
-    return dropped or [ok("packets of pods to the endpoints have a route")]
-
-
-def _selected(endpoints: Sequence[str], seen: Views, mark: int) -> list[CheckResult]:
-    """Look up the routes of packets of pods, and of masqueraded ones: policy rules select them.
-
-    Args:
-        endpoints: where they go.
-        seen: has the pods.
-        mark: of packets that are to be masqueraded; 0 if the mode marks none.
-    """
-    from_pods = [
-        (f"packets of {pod}", address, _index(port.master or pod.device), port.master or pod.device)
-        for pod in seen.pods[:_PODS]
-        if (port := seen.node.ports.get(pod.device)) is not None
-        for address in pod.addresses
-    ]
-    marked = [(f"packets that are masqueraded (mark {mark:#x})", "", 0, "")] if mark else []
-    packets = [*marked, *from_pods]
-    found: dict[str, CheckResult] = {}
-    with Netlink(NETLINK_ROUTE, buffer=1 << 18) as netlink:
-        for endpoint, (who, source, device, name) in product(endpoints, packets):
-            family = socket.AF_INET6 if ":" in endpoint else socket.AF_INET
-            if source == endpoint or (source and (":" in source) != (":" in endpoint)):
-                continue
-            packed = socket.inet_pton(family, endpoint)
-            origin = socket.inet_pton(family, source) if source else b""
-            ask = get_route(packed, source=origin, device=device, mark=0 if source else mark)
-            try:
-                netlink.request(ask)
-                continue
-            except OSError as error:
-                code = error.errno
-            rules = [parse_rule(each) for each in netlink.dump(list_rules(family))]
-            texts = [rule.text for rule in rules if rule.priority not in _USUAL_RULES]
-            if code == errno.EXDEV:
-                why = f"rp_filter is strict at {name}, and the way back is another"
-            elif texts:
-                why = f"a policy rule sends them elsewhere: {_of(texts, source, name)}"
-            else:
-                continue  # forwarding is off, for example: other checks say so
-            found.setdefault(
-                why,
-                warning(
-                    f"{who} to the endpoint {endpoint} are dropped: {why}",
-                    *texts,
-                    remedy="ip rule shows them: correct the rule, or its routing table",
-                    cause=Cause.PATH - 4,
-                    suspect=True,
-                ),
-            )
-    return list(found.values())
-
-
-def _of(rules: Sequence[str], source: str, device: str) -> str:
-    """Return the rule that selects packets of a source and device; of a mark, without a source."""
-    words = (f"from {source}", f"iif {device}") if source else ("fwmark",)
-    return next((rule for rule in rules if any(word in rule for word in words)), rules[0])
-
-
-def _index(device: str) -> int:
-    with suppress(OSError):
-        return socket.if_nametoindex(device)
-    return 0
 
 
 async def overlays(context: Context) -> Iterable[CheckResult]:
@@ -242,7 +140,7 @@ async def path_mtu(context: Context) -> Iterable[CheckResult]:
 
 
 async def _probe_size(
-    place: Place, address: str, way: Way, links: Mapping[str, Link], target: Target | None
+    place: Place, address: str, way: Hop, links: Mapping[str, Link], target: Target | None
 ) -> CheckResult | None:
     """Send echo requests as large as a place may send; None if small ones are not answered.
 
@@ -288,7 +186,6 @@ async def _probe_size(
 _SERVICE = both(on_linux, with_service)
 PATH_CHECKS: Final = (
     Check("route", "routes to endpoints", routes, _SERVICE, Cause.PATH),
-    Check("policy-rules", "policy rules", policy_rules, _SERVICE, Cause.PATH - 4),
     Check("overlay", "MTU of overlays", overlays, on_linux, Cause.PATH + 1),
     # A rule that drops large packets explains it.
     Check("path-mtu", "MTU of the path", path_mtu, _SERVICE, Cause.PATH - 2, 9.0),

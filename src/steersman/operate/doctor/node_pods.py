@@ -15,7 +15,7 @@ from functools import partial
 from ipaddress import ip_address
 from typing import Final, NamedTuple
 
-from steersman.host.link_state import Filter, LinkState, Neighbour, link_state
+from steersman.host.link_state import SILENT, Filter, LinkState, Neighbour, link_state
 from steersman.host.listening import SELF, ListeningSocket, listening_sockets
 from steersman.host.netlink import NETLINK_ROUTE, Netlink
 from steersman.host.netns import call_inside, linked_namespaces
@@ -38,13 +38,13 @@ from steersman.operate.doctor.check import (
     with_service,
 )
 from steersman.operate.doctor.facts import ways
-from steersman.operate.doctor.network import KernelNetwork, Way
 from steersman.operate.doctor.processes import ELSEWHERE
 from steersman.operate.places import CLIENT_DEVICE
+from steersman.operate.trace_lookups import look_up
+from steersman.operate.trace_loss import Hop
 
 _SETTLED = 1.5
 """Seconds before neighbours are looked at: dials, which begin now, ask for them."""
-_SILENT = ("INCOMPLETE", "FAILED")
 _FIXED = ("NOARP", "PERMANENT")
 """States of entries that somebody has written."""
 _USUAL = frozenset(
@@ -63,7 +63,7 @@ class PodView(NamedTuple):
     addresses: frozenset[str]
     state: LinkState
     listening: frozenset[ListeningSocket]
-    ways: Mapping[str, Way]
+    ways: Mapping[str, Hop]
     """By destination."""
     tables: tuple[str, ...] = ()
     """Tables of netfilter in the namespace."""
@@ -122,9 +122,7 @@ def _view(device: str, destinations: Collection[str]) -> PodView:
             if each.packed and each.scope == RT_SCOPE_UNIVERSE
         )
     families = {family_of(each) for each in addresses}
-    found = {
-        each: KernelNetwork.look_up(each) for each in destinations if family_of(each) in families
-    }
+    found = {each: look_up(each) for each in destinations if family_of(each) in families}
     listening, tables = frozenset(listening_sockets()), [f"table {a} {b}" for a, b in list_tables()]
     for family, name in (("ip", "iptables-legacy"), ("ip6", "ip6tables-legacy")):
         with suppress(OSError):
@@ -174,7 +172,7 @@ def _suspect(text: str, shows: str, remedy: str = "", cause: int = Cause.PATH - 
     return warning(text, f"shown by: {shows}", remedy=remedy, cause=cause, suspect=True)
 
 
-def _of_addresses(asked: Asked, found: Views, to: Mapping[str, Way]) -> Iterator[CheckResult]:
+def _of_addresses(asked: Asked, found: Views, to: Mapping[str, Hop]) -> Iterator[CheckResult]:
     for address in asked.endpoints:
         holders = [pod for pod in found.pods if address in pod.addresses]
         own = address in to and to[address].local
@@ -212,9 +210,9 @@ def _of_links(asked: Asked, found: Views) -> Iterator[CheckResult]:
     for pod in found.pods:
         if not pod.addresses & asked.endpoints.keys():
             continue
-        down = [each.name for each in pod.state.ports.values() if each.name != "lo" and not each.up]
-        port = found.node.ports.get(pod.device)
-        bridge = found.node.ports.get(port.master) if port else None
+        down = [each.name for each in pod.state.links.values() if each.name != "lo" and not each.up]
+        port = found.node.links.get(pod.device)
+        bridge = found.node.links.get(port.master) if port else None
         if bridge is not None and not bridge.up:
             yield _suspect(
                 f"{bridge.name}, to which {pod} is connected, is down",
@@ -244,12 +242,12 @@ def _of_links(asked: Asked, found: Views) -> Iterator[CheckResult]:
 def _of_neighbours(asked: Asked, found: Views) -> Iterator[CheckResult]:
     entries = found.node.neighbours
     for pod in found.pods:
-        own = {each.mac for each in pod.state.ports.values() if each.name != "lo"}
+        own = {each.mac for each in pod.state.links.values() if each.name != "lo"}
         mine = pod.addresses & asked.endpoints.keys()
         if not mine:
             continue
         for each in entries:
-            if each.address in mine and each.state in _SILENT:
+            if each.address in mine and each.state in SILENT:
                 at_device = [_words(f) for f in found.node.filters if f.device == pod.device]
                 why = "".join(f"; {words}" for words in at_device if words)
                 yield _suspect(
@@ -275,7 +273,7 @@ def _of_neighbours(asked: Asked, found: Views) -> Iterator[CheckResult]:
 
 def _leads_away(each: Neighbour, own: Collection[str], pod: PodView, found: Views) -> bool:
     """Return whether an entry of a bridge leads frames for a pod to another port."""
-    port = found.node.ports.get(each.device)
+    port = found.node.links.get(each.device)
     return (
         not each.address
         and each.mac in own
@@ -286,9 +284,9 @@ def _leads_away(each: Neighbour, own: Collection[str], pod: PodView, found: View
     )
 
 
-def _of_routes(asked: Asked, found: Views, to: Mapping[str, Way]) -> Iterator[CheckResult]:
+def _of_routes(asked: Asked, found: Views, to: Mapping[str, Hop]) -> Iterator[CheckResult]:
     for pod in found.pods:
-        port = found.node.ports.get(pod.device)
+        port = found.node.links.get(pod.device)
         for address in pod.addresses & to.keys():
             way = to[address]
             expected = {pod.device, port.master if port else ""}
@@ -301,7 +299,7 @@ def _of_routes(asked: Asked, found: Views, to: Mapping[str, Way]) -> Iterator[Ch
                     cause=Cause.PATH - 2,
                 )
         serves = bool(pod.addresses & asked.endpoints.keys())
-        silent = {each.address for each in pod.state.neighbours if each.state in _SILENT}
+        silent = {each.address for each in pod.state.neighbours if each.state in SILENT}
         for destination, way in pod.ways.items():
             if way.trouble and (serves or destination in asked.services):
                 what = "the Service's address" if destination in asked.services else "this node"
@@ -376,7 +374,7 @@ async def devices(context: Context) -> Iterable[CheckResult]:
             by_program.setdefault((each.kind, each.name, each.where), []).append(each.device)
     for (kind, name, where), names in by_program.items():
         results.append(_of_filter(Filter(_listed(names), kind, name, where), names[0]))
-    if xdp := sorted(port.name for port in found.node.ports.values() if port.xdp):
+    if xdp := sorted(port.name for port in found.node.links.values() if port.xdp):
         results.append(
             notice(
                 f"a program of XDP sees packets that come in by {_listed(xdp)} first",

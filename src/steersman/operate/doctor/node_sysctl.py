@@ -7,6 +7,7 @@ from collections.abc import Iterable, Mapping
 from contextlib import suppress
 from typing import Final
 
+from steersman.host.link_state import Link
 from steersman.model.addresses import is_loopback
 from steersman.model.names import Family
 from steersman.model.plan import SourceClass
@@ -26,7 +27,8 @@ from steersman.operate.doctor.check import (
     warning,
 )
 from steersman.operate.doctor.facts import paths, requirements, ways
-from steersman.operate.doctor.network import Link, Way, family_folder
+from steersman.operate.doctor.network import family_folder
+from steersman.operate.trace_loss import Hop
 
 _STRICT = 1
 _COUNTED = 1.0
@@ -99,7 +101,7 @@ async def reverse_path(context: Context) -> Iterable[CheckResult]:
     flow = context.question.flow
     how = remedy(f"{folder}/{strict[0]}/rp_filter", 2)
     if flow and flow.interface in strict and not isinstance(flow.source, SourceClass):
-        back = await context.network.way(flow.source)
+        back = await context.network.hop(flow.source)
         if back.device != flow.interface:
             return [
                 error(
@@ -179,7 +181,7 @@ async def ephemeral_ports(context: Context) -> Iterable[CheckResult]:
     ]
 
 
-def bridges_of_pods(links: Mapping[str, Link], ways: Iterable[Way]) -> set[str]:
+def bridges_of_pods(links: Mapping[str, Link], ways: Iterable[Hop]) -> set[str]:
     """Return the bridges behind which endpoints are."""
     found = {links[way.device] for way in ways if way.device in links}
     return {link.name for link in found if link.driver == "bridge"}

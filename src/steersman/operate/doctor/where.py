@@ -19,7 +19,7 @@ from steersman.operate.trace_question import TraceQuestion
 
 _CAUSES = {
     "rules": Cause.RULES,
-    # The check of routes and that of policy rules name the endpoint, too.
+    # The check of routes names the endpoint, too.
     **dict.fromkeys(("no-route", "policy-rule"), Cause.PATH + 1),
     # These name a place and no object: a check that finds one there explains them.
     **dict.fromkeys(

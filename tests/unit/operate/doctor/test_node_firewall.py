@@ -15,8 +15,8 @@ from steersman.model.names import Family
 from steersman.model.plan import SourceClass
 from steersman.netfilter.firewall.read import read_firewall
 from steersman.operate.doctor.check import USUAL, CheckResult, Question, Verdict
-from steersman.operate.doctor.network import Way
 from steersman.operate.doctor.node_firewall import FIREWALL_CHECKS
+from steersman.operate.trace_loss import Hop
 from tests.support.builders.doctor import CART, context_of, results
 from tests.support.builders.firewall import (
     ACCEPTING,
@@ -86,19 +86,19 @@ def test_chains_of_the_mode_are_not_foreign() -> None:
 @pytest.mark.parametrize(
     ("hook", "destination", "delivery", "way", "hit"),
     [
-        ("INPUT", "192.168.0.2", "local", Way("pod1"), True),
-        ("INPUT", "192.168.0.2", "forwarded", Way("pod1"), False),
-        ("INPUT", "10.0.0.5", "forwarded", Way("lo", local=True), True),
-        ("INPUT", "10.0.0.5", "forwarded", Way("pod1"), False),
-        ("FORWARD", "10.0.0.5", "local", Way("pod1"), False),
-        ("FORWARD", "10.0.0.5", "translated", Way("pod1"), True),
-        ("OUTPUT", "10.0.0.5", "local", Way("pod1"), True),
-        ("OUTPUT", "10.0.0.5", "forwarded", Way("pod1"), True),
-        ("OUTPUT", "10.96.0.10", "forwarded", Way("pod1"), False),
+        ("INPUT", "192.168.0.2", "local", Hop(device="pod1"), True),
+        ("INPUT", "192.168.0.2", "forwarded", Hop(device="pod1"), False),
+        ("INPUT", "10.0.0.5", "forwarded", Hop(device="lo", local=True), True),
+        ("INPUT", "10.0.0.5", "forwarded", Hop(device="pod1"), False),
+        ("FORWARD", "10.0.0.5", "local", Hop(device="pod1"), False),
+        ("FORWARD", "10.0.0.5", "translated", Hop(device="pod1"), True),
+        ("OUTPUT", "10.0.0.5", "local", Hop(device="pod1"), True),
+        ("OUTPUT", "10.0.0.5", "forwarded", Hop(device="pod1"), True),
+        ("OUTPUT", "10.96.0.10", "forwarded", Hop(device="pod1"), False),
     ],
 )
 def test_hooks_by_the_way_of_the_mode(
-    hook: str, destination: str, delivery: Delivery, way: Way, hit: bool
+    hook: str, destination: str, delivery: Delivery, way: Hop, hit: bool
 ) -> None:
     found = check(f"-A {hook} -d {destination}/32 -j DROP", delivery=delivery, way=way)
     assert any(result.verdict is Verdict.ERROR for result in found) == hit

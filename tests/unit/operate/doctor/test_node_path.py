@@ -8,36 +8,37 @@ from pathlib import Path
 import pytest
 
 from steersman.host.echo import EchoRefusedError
+from steersman.host.link_state import Link
 from steersman.modes.base import Requirements
 from steersman.operate.doctor import node_path
 from steersman.operate.doctor.check import Check, Context, Verdict
-from steersman.operate.doctor.network import Link, Way
 from steersman.operate.places import Pods
+from steersman.operate.trace_loss import Hop
 from tests.support.builders.doctor import FakeNetwork, context_of, results
 from tests.support.builders.objects import endpoint, service, slice_
 
-ROUTES, _, OVERLAYS, MTU = node_path.PATH_CHECKS
+ROUTES, OVERLAYS, MTU = node_path.PATH_CHECKS
 THINGS = service(), slice_(endpoint("10.0.0.5"))
 POD = Link("pod1", 1400, driver="veth")
 
 
-def said(check: Check, way: Way, *links: Link) -> list[tuple[Verdict, str]]:
-    network = FakeNetwork(*links, ways={"10.0.0.5": way, "10.96.0.10": Way("eth0")})
+def said(check: Check, way: Hop, *links: Link) -> list[tuple[Verdict, str]]:
+    network = FakeNetwork(*links, ways={"10.0.0.5": way, "10.96.0.10": Hop(device="eth0")})
     found = results(check, context_of(*THINGS, network=network))
     return [(result.verdict, result.text) for result in found]
 
 
 def test_endpoints_need_a_route() -> None:
-    assert said(ROUTES, Way("pod1"), POD) == [(Verdict.OK, "all 1 endpoints have a route")]
-    assert said(ROUTES, Way(trouble="Network is unreachable")) == [
+    assert said(ROUTES, Hop(device="pod1"), POD) == [(Verdict.OK, "all 1 endpoints have a route")]
+    assert said(ROUTES, Hop(trouble="Network is unreachable")) == [
         (
             Verdict.ERROR,
             "this node has no route to the endpoint 10.0.0.5: Network is unreachable",
         )
     ]
-    down = said(ROUTES, Way("pod1"), Link("pod1", up=False))
+    down = said(ROUTES, Hop(device="pod1"), Link("pod1", up=False))
     assert down == [(Verdict.ERROR, "the interface pod1 to the endpoint 10.0.0.5 is down")]
-    empty = FakeNetwork(ways={"10.96.0.10": Way("eth0")})
+    empty = FakeNetwork(ways={"10.96.0.10": Hop(device="eth0")})
     assert [each.verdict for each in results(ROUTES, context_of(service(), network=empty))] == [
         Verdict.SKIPPED
     ]
@@ -61,7 +62,7 @@ def test_no_route_is_needed_if_sockets_are_translated(monkeypatch: pytest.Monkey
 def test_overlays_must_fit() -> None:
     wire = Link("eth0", 1500)
     overlay = Link("flannel.1", 1500, driver="vxlan", below="eth0")
-    way = Way("flannel.1")
+    way = Hop(device="flannel.1")
     ((verdict, text),) = said(OVERLAYS, way, overlay, wire)
     assert verdict is Verdict.WARNING
     assert text.endswith("at most 1450 fit")
@@ -69,7 +70,7 @@ def test_overlays_must_fit() -> None:
     assert said(OVERLAYS, way, fitting, wire)[0][0] is Verdict.OK
     alone = Link("flannel.1", 1450, driver="vxlan")
     assert said(OVERLAYS, way, alone, wire)[0][0] is Verdict.UNKNOWN
-    assert said(OVERLAYS, Way("pod1"), POD)[0][0] is Verdict.SKIPPED
+    assert said(OVERLAYS, Hop(device="pod1"), POD)[0][0] is Verdict.SKIPPED
 
 
 def answers(
@@ -115,19 +116,19 @@ def answers(
 def test_large_packets_must_arrive(monkeypatch: pytest.MonkeyPatch) -> None:
     sizes = answers(monkeypatch, 1500)
     fine = "packets of 1400 bytes from this node reach 10.0.0.5"
-    assert said(MTU, Way("pod1"), POD) == [(Verdict.OK, fine)]
+    assert said(MTU, Hop(device="pod1"), POD) == [(Verdict.OK, fine)]
     assert sizes == [56, 1372]
     answers(monkeypatch, 1300)
-    ((verdict, text),) = said(MTU, Way("pod1"), POD)
+    ((verdict, text),) = said(MTU, Hop(device="pod1"), POD)
     assert verdict is Verdict.WARNING
     assert text.endswith("they vanish; small ones do")
     answers(monkeypatch, 1300, refuse=True)
-    assert said(MTU, Way("pod1"), POD)[0][1].endswith("cannot send them; small ones do")
+    assert said(MTU, Hop(device="pod1"), POD)[0][1].endswith("cannot send them; small ones do")
 
 
 def test_a_connection_that_stalls_is_an_error(monkeypatch: pytest.MonkeyPatch) -> None:
     answers(monkeypatch, 1300, stalls=True)
-    ((verdict, text),) = said(MTU, Way("pod1"), Link("pod1", 1200, driver="veth"))
+    ((verdict, text),) = said(MTU, Hop(device="pod1"), Link("pod1", 1200, driver="veth"))
     assert verdict is Verdict.ERROR
     assert text == (
         "packets of 1400 bytes from this node do not reach the endpoint 10.0.0.5: they vanish; the"
@@ -137,12 +138,12 @@ def test_a_connection_that_stalls_is_an_error(monkeypatch: pytest.MonkeyPatch) -
 
 def test_a_size_that_a_router_asks_for_is_no_loss(monkeypatch: pytest.MonkeyPatch) -> None:
     sizes = answers(monkeypatch, 1272, mtus=(1400, 1300))
-    assert said(MTU, Way("pod1"), POD)[0][0] is Verdict.OK
+    assert said(MTU, Hop(device="pod1"), POD)[0][0] is Verdict.OK
     assert sizes == [56, 1372, 1272]
 
 
 def test_silent_endpoints_prove_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
     answers(monkeypatch, 0)
-    assert said(MTU, Way("pod1"), POD)[0][0] is Verdict.UNKNOWN
-    assert said(MTU, Way("lo", local=True), POD)[0][0] is Verdict.SKIPPED
-    assert said(MTU, Way(trouble="no route"), POD)[0][0] is Verdict.SKIPPED
+    assert said(MTU, Hop(device="pod1"), POD)[0][0] is Verdict.UNKNOWN
+    assert said(MTU, Hop(device="lo", local=True), POD)[0][0] is Verdict.SKIPPED
+    assert said(MTU, Hop(trouble="no route"), POD)[0][0] is Verdict.SKIPPED

@@ -6,13 +6,13 @@ from typing import Any
 
 import pytest
 
-from steersman.host.link_state import Filter, LinkState, Neighbour, Port
+from steersman.host.link_state import Filter, Link, LinkState, Neighbour
 from steersman.host.listening import ListeningSocket
 from steersman.model.names import Protocol
 from steersman.operate.doctor import node_pods
 from steersman.operate.doctor.check import CheckResult, Verdict
-from steersman.operate.doctor.network import Way
 from steersman.operate.doctor.node_pods import PodView, Views
+from steersman.operate.trace_loss import Hop
 from tests.support.builders.doctor import FakeNetwork, context_of, only, results
 from tests.support.builders.objects import CONFIG, endpoint, service, slice_
 
@@ -26,7 +26,7 @@ def pod(
     *,
     mac: str = MAC,
     up: bool = True,
-    way: Way | None = None,
+    way: Hop | None = None,
     listens: str = "0.0.0.0:8080",
     more: str = "",
     neighbours: tuple[Neighbour, ...] = (),
@@ -34,8 +34,8 @@ def pod(
 ) -> PodView:
     at, _, port = listens.rpartition(":")
     listening = {ListeningSocket(Protocol.TCP, at, int(port))} if port else set()
-    state = LinkState({"eth0": Port("eth0", mac, up, False, "")}, neighbours, ())
-    ways = {VIP: way or Way("eth0", "169.254.1.1")}
+    state = LinkState({"eth0": Link("eth0", up=up, mac=mac)}, neighbours, ())
+    ways = {VIP: way or Hop(device="eth0", gateway="169.254.1.1")}
     addresses = frozenset({address, more} - {""})
     return PodView(device, addresses, state, frozenset(listening), ways, tables)
 
@@ -44,8 +44,8 @@ def node(
     *, up: bool = True, state: str = "forwarding", xdp: bool = False, **more: Any
 ) -> LinkState:
     ports = {
-        "pod0": Port("pod0", "", up, xdp, state, "cni0"),
-        "pod1": Port("pod1", "", True, False, "forwarding", "cni0"),
+        "pod0": Link("pod0", up=up, master="cni0", xdp=xdp, state=state),
+        "pod1": Link("pod1", master="cni0", state="forwarding"),
     }
     return LinkState(ports, more.get("neighbours", ()), more.get("filters", ()))
 
@@ -53,7 +53,7 @@ def node(
 def check(
     monkeypatch: pytest.MonkeyPatch,
     *pods: PodView,
-    way: Way | None = None,
+    way: Hop | None = None,
     unseen: int = 0,
     here: LinkState | None = None,
     which: Any = PODS,
@@ -61,7 +61,7 @@ def check(
     monkeypatch.setattr(node_pods, "_SETTLED", 0)
     monkeypatch.setattr(node_pods, "_look", lambda _: Views(pods, unseen, here or node()))
     things = service(), slice_(endpoint(POD, CONFIG.node_name))
-    network = FakeNetwork(ways={POD: way or Way("cni0")})
+    network = FakeNetwork(ways={POD: way or Hop(device="cni0")})
     return results(which, context_of(*things, network=network))
 
 
@@ -87,7 +87,7 @@ GATEWAY = Neighbour("eth0", "169.254.1.1", "", "FAILED")
     [
         ((pod(), pod(device="pod1")), {}, "two pods of this node have the address 10.0.0.5"),
         ((pod("10.0.0.6"),), {}, "no pod of this node has the address 10.0.0.5"),
-        ((pod(),), {"way": Way("lo", local=True)}, "is an address of this node, too"),
+        ((pod(),), {"way": Hop(device="lo", local=True)}, "is an address of this node, too"),
         ((pod(more=VIP),), {}, f"has the Service's own address {VIP}"),
         ((pod(up=False),), {}, "the device eth0 in the pod 10.0.0.5 is down"),
         ((pod(),), {"here": node(up=False)}, "the device pod0 of the pod 10.0.0.5 is down"),
@@ -95,8 +95,8 @@ GATEWAY = Neighbour("eth0", "169.254.1.1", "", "FAILED")
         ((pod(),), {"here": node(neighbours=(SILENT,))}, "does not answer when this node asks"),
         ((pod(),), {"here": node(neighbours=(OTHER,))}, "has the link-layer address 02:00:00:00"),
         ((pod(),), {"here": node(neighbours=(STATIC,))}, "a static entry of the bridge"),
-        ((pod(),), {"way": Way("eth1")}, "leave by eth1, not by pod0"),
-        ((pod(way=Way(trouble="gone")),), {}, f"no route to the Service's address {VIP}: gone"),
+        ((pod(),), {"way": Hop(device="eth1")}, "leave by eth1, not by pod0"),
+        ((pod(way=Hop(trouble="gone")),), {}, f"no route to the Service's address {VIP}: gone"),
         ((pod(neighbours=(GATEWAY,)),), {}, "the gateway 169.254.1.1 of the pod 10.0.0.5 does"),
         ((pod(listens="127.0.0.1:8080"),), {}, "it listens only on 127.0.0.1"),
         ((pod(listens="0.0.0.0:9090"),), {}, "it listens on 9090"),

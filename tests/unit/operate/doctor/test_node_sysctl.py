@@ -8,20 +8,21 @@ from typing import Any
 import pytest
 
 from steersman.compile.trace import Flow
+from steersman.host.link_state import Link
 from steersman.model.names import Family
 from steersman.model.plan import Traits
 from steersman.modes.base import Requirements
 from steersman.netfilter.firewall.read import BRIDGE_SETTING
 from steersman.operate.doctor import node_sysctl
 from steersman.operate.doctor.check import Check, CheckResult, Question, Verdict
-from steersman.operate.doctor.network import Link, Way
+from steersman.operate.trace_loss import Hop
 from tests.support.builders.doctor import CART, FakeNetwork, context_of, only
 from tests.support.builders.objects import IPTABLES, endpoint, port, service, slice_
 from tests.support.modes.memory import MemoryMode
 
 FORWARDING, REVERSE, LOOPBACK, PORTS, BRIDGES, HAIRPIN = node_sysctl.SYSCTL_CHECKS
 THINGS = service(), slice_(endpoint("10.0.0.5"))
-POD = Way("pod1")
+POD = Hop(device="pod1")
 CONF = "proc/sys/net/ipv4/conf"
 GOOD = {
     "proc/sys/net/ipv4/ip_forward": "1\n",
@@ -41,12 +42,12 @@ def ask(
     check: Check,
     root: Path,
     *things: Any,
-    way: Way = POD,
+    way: Hop = POD,
     links: tuple[Link, ...] = (Link("pod1", driver="veth"),),
     files: dict[str, str] | None = None,
     **more: Any,
 ) -> CheckResult:
-    network = FakeNetwork(*links, ways={"10.0.0.5": way, "198.51.100.9": Way("eth1")})
+    network = FakeNetwork(*links, ways={"10.0.0.5": way, "198.51.100.9": Hop(device="eth1")})
     found = {name: text for name, text in (GOOD | (files or {})).items() if text}
     return only(
         check, context_of(*(things or THINGS), root=root, files=found, network=network, **more)
@@ -61,7 +62,7 @@ def test_packets_must_be_forwarded(tmp_path: Path) -> None:
     assert "/proc/sys/net/ipv4/ip_forward is 0" in result.text
     assert result.remedy.startswith("sysctl -w net.ipv4.ip_forward=1")
     # An endpoint in the node's own network needs no forwarding.
-    assert ask(FORWARDING, tmp_path, files=off, way=Way("lo", local=True)).verdict is (
+    assert ask(FORWARDING, tmp_path, files=off, way=Hop(device="lo", local=True)).verdict is (
         Verdict.WARNING
     )
 
@@ -132,8 +133,14 @@ PORT = Link("veth1", driver="veth", master="cni0", hairpin=True)
 
 
 def test_netfilter_must_see_packets_on_bridges(tmp_path: Path) -> None:
-    behind: dict[str, Any] = {"way": Way("cni0"), "links": (BRIDGE, PORT), "mode": OnBridges()}
-    assert ask(BRIDGES, tmp_path, way=Way("cni0"), links=(BRIDGE,)).verdict is Verdict.SKIPPED
+    behind: dict[str, Any] = {
+        "way": Hop(device="cni0"),
+        "links": (BRIDGE, PORT),
+        "mode": OnBridges(),
+    }
+    assert (
+        ask(BRIDGES, tmp_path, way=Hop(device="cni0"), links=(BRIDGE,)).verdict is Verdict.SKIPPED
+    )
     assert ask(BRIDGES, tmp_path, mode=OnBridges()).verdict is Verdict.SKIPPED
     missing = ask(BRIDGES, tmp_path, **behind)
     assert missing.verdict is Verdict.WARNING
@@ -145,7 +152,7 @@ def test_netfilter_must_see_packets_on_bridges(tmp_path: Path) -> None:
 
 
 def test_ports_of_bridges_need_hairpin_mode(tmp_path: Path) -> None:
-    way = Way("cni0")
+    way = Hop(device="cni0")
     off = Link("veth2", driver="veth", master="cni0", hairpin=False)
     other = Link("veth3", driver="veth", master="docker0", hairpin=False)
     assert ask(HAIRPIN, tmp_path).verdict is Verdict.SKIPPED
