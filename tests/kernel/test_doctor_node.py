@@ -14,7 +14,7 @@ from steersman.host.echo import answers_echo
 from steersman.host.exec import SubprocessExec
 from steersman.model.names import Family, Protocol
 from steersman.netfilter.conntrack.stale import find_stale
-from steersman.netfilter.firewall.packet_filter import Packet, drops
+from steersman.netfilter.firewall.packet_filter import Packet, met
 from steersman.netfilter.firewall.read import Firewall, read_firewall, rule_text
 from steersman.netfilter.nft.tables import list_tables
 from steersman.operate.doctor.network import KernelNetwork
@@ -75,7 +75,7 @@ def agrees(lab: Lab, root: Path, rules: str) -> None:
     """What the rules are said to do is what the kernel does; a text says which rules."""
     firewall = read(lab, root)
     assert firewall.notes == ()
-    said = drops(firewall.tables, "forward", NEW) + drops(firewall.tables, "forward", ANSWER)
+    said = met(firewall.tables, "forward", NEW) + met(firewall.tables, "forward", ANSWER)
     patience = 1.0 if said else 60.0  # a machine under load answers late
     found = lab.probe(OUTSIDE, POD, 8080, timeout=patience, at_once=True).kind
     if not said:

@@ -10,13 +10,12 @@ from steersman.model.names import Family, Protocol
 from steersman.netfilter.firewall import from_iptables, from_nft
 from steersman.netfilter.firewall.packet_filter import (
     Chain,
-    Change,
     FilterTable,
     Hook,
+    Met,
     Packet,
     Rule,
-    changes,
-    drops,
+    met,
 )
 
 WEB = Packet(
@@ -37,6 +36,20 @@ UNKNOWN = Packet(Family.IPV4, Protocol.TCP, "10.0.0.5", 8080)
 def saved(*lines: str, policy: str = "ACCEPT", table: str = "filter") -> str:
     chains = f":INPUT ACCEPT [0:0]\n:FORWARD {policy} [7:300]\n:OTHER - [0:0]\n:MORE - [0:0]"
     return "\n".join(("# comment", f"*{table}", chains, *lines, "COMMIT", "# Completed", ""))
+
+
+def drops(
+    tables: list[FilterTable], hook: Hook, packet: Packet, before: Packet | None = None
+) -> list[Met]:
+    """Where a packet ends."""
+    return [each for each in met(tables, hook, packet, before) if each.effect is None]
+
+
+def changes(
+    tables: list[FilterTable], hook: Hook, packet: Packet, before: Packet | None = None
+) -> list[Met]:
+    """The rules that change a packet."""
+    return [each for each in met(tables, hook, packet, before) if each.effect is not None]
 
 
 def end(text: str, packet: Packet = WEB, hook: Hook = "forward") -> str:
@@ -323,8 +336,12 @@ def test_a_packet_is_printed() -> None:
     assert str(ANSWER) == "answers of 10.0.0.5 (TCP)"
 
 
-def changed(found: list[Change]) -> list[str]:
-    return [f"{'yes' if each.certain else 'maybe'} {each.effect.kind}" for each in found]
+def changed(found: list[Met]) -> list[str]:
+    return [
+        f"{'yes' if each.certain else 'maybe'} {each.effect.kind}"
+        for each in found
+        if each.effect is not None
+    ]
 
 
 @pytest.mark.parametrize(
@@ -382,8 +399,9 @@ def test_only_what_comes_before_our_chains_of_nat_counts() -> None:
     accept = "-A PREROUTING -p tcp -j ACCEPT"
     assert changed(changes(nat(accept, *ours), "prerouting", WEB)) == ["yes destination"]
     source = "-A POSTROUTING -j SNAT --to-source 192.0.2.2"
-    (change,) = changes(nat(*ours, source), "postrouting", WEB)
-    assert (change.effect.kind, change.priority, change.place) == ("source", 100, source)
+    found = changes(nat(*ours, source), "postrouting", WEB)
+    assert changed(found) == ["yes source"]
+    assert (found[0].priority, found[0].place) == (100, source)
     assert not changes(nat(source), "postrouting", ANSWER)
 
 
@@ -419,6 +437,7 @@ def test_what_statements_of_nft_change(statement: dict[str, Any], kind: str, mar
     found = changes(nft(dport, statement), "forward", WEB)
     assert changed(found) == ([f"yes {kind}"] if kind else [])
     if kind == "mark":
+        assert found[0].effect is not None
         assert found[0].effect.marked(0x4001) == mark
     assert changed(changes(nft({"limit": {}}, statement), "forward", WEB)) == (
         [f"maybe {kind}"] if kind else []

@@ -3,7 +3,7 @@
 Rules come from iptables-save (from_iptables.py) or from `nft -j` (from_nft.py) in one form. A
 match is true, false, or unknown: rates, sets by name, extensions and properties that the Packet
 does not say. So a walk ends in one of three ways: the packet passes, it is certainly dropped, or it
-may be dropped. `changes` returns the rules that it meets and that change it. Pure.
+may be dropped; on its way it meets rules that change it. Pure.
 """
 
 from __future__ import annotations
@@ -104,8 +104,8 @@ class FilterTable(NamedTuple):
     chains: Mapping[str, Chain]
 
 
-class Drop(NamedTuple):
-    """A place where a packet ends."""
+class Met(NamedTuple):
+    """A place where a packet ends, or a rule that changes it."""
 
     table: str
     chain: str
@@ -114,30 +114,20 @@ class Drop(NamedTuple):
     certain: bool
     """False if it depends on something that is not known."""
     fate: Fate = "drop"
+    effect: Effect | None = None
+    """What the rule changes; None where the packet ends."""
+    priority: int = 0
+    """Of the base chain of a rule that changes the packet."""
 
     def __str__(self) -> str:
         """Return it as in `inet firewall, chain forward: policy drop`."""
         return f"{self.table}, chain {self.chain}: {self.place}"
 
 
-class Change(NamedTuple):
-    """A rule that changes a packet."""
-
-    table: str
-    chain: str
-    place: str
-    """The rule."""
-    certain: bool
-    """False if it depends on something that is not known."""
-    effect: Effect
-    priority: int
-    """Of the base chain."""
-
-
-def drops(
+def met(
     tables: Iterable[FilterTable], hook: Hook, packet: Packet, before: Packet | None = None
-) -> list[Drop]:
-    """Return where a packet ends, or may end, at a hook; the certain places first.
+) -> list[Met]:
+    """Return where a packet ends or may end at a hook, and what changes it; the certain ones first.
 
     Every base chain of a hook sees the packet: an accept ends only the walk of its own chain.
 
@@ -152,34 +142,16 @@ def drops(
         if packet.family not in table.families:
             continue
         for name, chain in table.chains.items():
-            if chain.hook == hook and not chain.nat:
-                walk = _Walk(table)
-                seen = before if before and chain.priority < _NAT else packet
-                settled = walk.through(name, seen, sure=True)
-                if not settled and chain.policy == "drop":
-                    walk.ends(name, "policy drop", "drop")
-                found += [walk.drop] if walk.drop else []
-    return sorted(found, key=lambda drop: not drop.certain)
-
-
-def changes(
-    tables: Iterable[FilterTable], hook: Hook, packet: Packet, before: Packet | None = None
-) -> list[Change]:
-    """Return the rules that change a packet, or may, at a hook; the certain ones first.
-
-    The arguments are those of `drops`.
-    """
-    found = []
-    for table in tables:
-        if packet.family not in table.families:
-            continue
-        for name, chain in table.chains.items():
-            if chain.hook == hook and not (chain.nat and packet.answer):
-                walk = _Walk(table)
-                first = chain.priority < _NAT or (chain.nat and chain.priority <= _NAT)
-                walk.through(name, before if before and first else packet, sure=True)
-                found += [change._replace(priority=chain.priority) for change in walk.changes]
-    return sorted(found, key=lambda change: not change.certain)
+            if chain.hook != hook or (chain.nat and packet.answer):
+                continue
+            walk = _Walk(table)
+            first = chain.priority < _NAT or (chain.nat and chain.priority <= _NAT)
+            settled = walk.through(name, before if before and first else packet, sure=True)
+            if not settled and chain.policy == "drop":
+                walk.ends(name, "policy drop", "drop")
+            found += [change._replace(priority=chain.priority) for change in walk.changes]
+            found += [walk.drop] if walk.drop and not chain.nat else []
+    return sorted(found, key=lambda each: not each.certain)
 
 
 class _Walk:
@@ -187,9 +159,9 @@ class _Walk:
 
     def __init__(self, table: FilterTable) -> None:
         self.table = table
-        self.drop: Drop | None = None
+        self.drop: Met | None = None
         """The first place where it may end, or the one where it does."""
-        self.changes: list[Change] = []
+        self.changes: list[Met] = []
         """The rules that change it, up to there."""
         self._may_be_accepted = False
         self._inside: list[str] = []
@@ -198,7 +170,7 @@ class _Walk:
         """Note that the packet ends, if it comes here."""
         certain = sure and not self._may_be_accepted
         if self.drop is None or (certain and not self.drop.certain):
-            self.drop = Drop(self.table.name, chain, place, certain, fate)
+            self.drop = Met(self.table.name, chain, place, certain, fate)
 
     def through(self, name: str, packet: Packet, *, sure: bool) -> bool:
         """Walk a chain; return whether the fate is settled.
@@ -221,7 +193,7 @@ class _Walk:
                 if rule.effect:
                     certain = here and not self._may_be_accepted
                     place = self.table.name, name, rule.place
-                    self.changes.append(Change(*place, certain, rule.effect, chain.priority))
+                    self.changes.append(Met(*place, certain, "", rule.effect))
                 if not rule.fate:
                     continue
                 if rule.fate in ("drop", "reject"):

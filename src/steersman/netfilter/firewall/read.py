@@ -14,7 +14,7 @@ from steersman.host.exec import Exec
 from steersman.model.names import Family
 from steersman.netfilter.firewall.from_iptables import parse_saved
 from steersman.netfilter.firewall.from_nft import parse_ruleset
-from steersman.netfilter.firewall.packet_filter import Change, Drop, FilterTable
+from steersman.netfilter.firewall.packet_filter import FilterTable, Met
 from steersman.netfilter.nft.tables import list_tables
 
 _TABLES = ("raw", "mangle", "nat", "filter", "security")
@@ -139,14 +139,14 @@ async def _nft(execute: Exec, words: Sequence[str]) -> tuple[str, list[str]]:
     return result.stdout.decode(errors="replace"), []
 
 
-async def rule_text(execute: Exec, drop: Drop | Change) -> str:
+async def rule_text(execute: Exec, rule: Met) -> str:
     """Return a rule as its tool prints it, with its handle."""
-    if drop.place.startswith("handle "):
-        _, family, table = drop.table.split()
-        argv = ["nft", "-t", "-a", "list", "chain", family, table, drop.chain]
+    if rule.place.startswith("handle "):
+        _, family, table = rule.table.split()
+        argv = ["nft", "-t", "-a", "list", "chain", family, table, rule.chain]
         with suppress(OSError):
             result = await execute.run(argv, timeout=_LISTING)
             for line in result.stdout.decode(errors="replace").splitlines():
-                if line.rstrip().endswith(f"# {drop.place}"):
+                if line.rstrip().endswith(f"# {rule.place}"):
                     return line.strip()
-    return drop.place
+    return rule.place

@@ -7,13 +7,12 @@ they count if a connection fails.
 
 from __future__ import annotations
 
-import asyncio
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Mapping
 from typing import Final
 
 from steersman.model.plan import SourceClass
 from steersman.modes.base import Requirements
-from steersman.netfilter.firewall.packet_filter import Change, FilterTable, changes
+from steersman.netfilter.firewall.packet_filter import Met
 from steersman.netfilter.firewall.read import rule_text
 from steersman.operate.doctor.check import (
     Cause,
@@ -25,8 +24,8 @@ from steersman.operate.doctor.check import (
     on_linux,
     skipped,
 )
-from steersman.operate.doctor.facts import Path, firewall, paths, requirements
-from steersman.operate.doctor.node_firewall import WHO, Stage, stages_of_paths
+from steersman.operate.doctor.facts import Path, paths, requirements
+from steersman.operate.doctor.node_firewall import WHO, Stage, met_rules
 
 _SOURCE_NAT = 100  # NF_IP_PRI_NAT_SRC
 _CONNTRACK = -200  # NF_IP_PRI_CONNTRACK
@@ -44,32 +43,23 @@ _WORDS: Mapping[str, str] = {
 _CERTAIN: Final = 1
 _LIKELY: Final = 4
 """Steps after `Cause.NODE` of rules that certainly do so, and of those that may."""
-_SIMILAR = 2
-"""Endpoints that are looked at of those which are reached by one interface."""
 
 
 async def rule_changes(context: Context) -> Iterable[CheckResult]:
-    """Walk the rules of all programs, and note those that change packets of the question."""
-    found = await context.once(paths)
-    if not found:
+    """Note the rules of other programs that change packets of the question."""
+    if not await context.once(paths):
         return [skipped("no packet is forwarded to an endpoint")]
-    rules, needs = await context.once(firewall), await context.once(requirements)
-    passed = await stages_of_paths(context, _SIMILAR)
-    mark = context.world.plan.settings.masquerade_mark
-
-    def walk() -> dict[tuple[str, ...], tuple[Change, str, dict[str, None]]]:
-        hits: dict[tuple[str, ...], tuple[Change, str, dict[str, None]]] = {}
-        for path, steps in passed:
-            for change, effect in _of_path(rules.tables, path, needs, steps, mark):
-                key = change.table, change.chain, change.place, effect
-                sure, _, who = hits.setdefault(key, (change, effect, {}))
-                if change.certain and not sure.certain:
-                    hits[key] = change, effect, who
-                who[WHO[path.source]] = None
-        return hits
-
+    needs, mark = await context.once(requirements), context.world.plan.settings.masquerade_mark
+    hits: dict[tuple[str, ...], tuple[Met, str, dict[str, None]]] = {}
+    for path, stage, each in await context.once(met_rules):
+        if effect := _what_matters(each, path, stage, needs, mark):
+            key = each.table, each.chain, each.place, effect
+            first, _, who = hits.setdefault(key, (each, effect, {}))
+            if each.certain and not first.certain:
+                hits[key] = each, effect, who
+            who[WHO[path.source]] = None
     results = []
-    for change, effect, who in (await asyncio.to_thread(walk)).values():
+    for change, effect, who in hits.values():
         text = await rule_text(context.execute, change)
         place = f"{change.table}, chain {change.chain}"
         sure = "" if change.certain else ", if it matches"
@@ -87,42 +77,30 @@ async def rule_changes(context: Context) -> Iterable[CheckResult]:
     return results or [ok("no rule of another program changes these packets")]
 
 
-def _of_path(
-    tables: Iterable[FilterTable],
-    path: Path,
-    needs: Requirements,
-    steps: Iterable[Stage],
-    mark: int,
-) -> Iterator[tuple[Change, str]]:
-    """Yield the rules that matter for a way, and what they do: a key of _WORDS."""
-    for stage in steps:
-        for change in changes(tables, stage.hook, stage.packet, stage.before):
-            if needs.own_jumps and change.chain.startswith(needs.own_jumps):
-                continue
-            if stage.packet.answer and not change.certain:
-                continue  # too little is known of the client: it would always be so
-            early = change.priority < _CONNTRACK
-            kind: str = change.effect.kind
-            match kind:
-                case "destination":
-                    matters = stage.hook in ("prerouting", "output") and bool(stage.before)
-                    matters = matters and change.priority <= -_SOURCE_NAT
-                case "source":
-                    # The node's own connections have a source of the node in any case.
-                    matters = stage.hook == "postrouting" and not path.masquerade
-                    matters = matters and path.source is not SourceClass.NODE
-                case "untracked" | "zone":
-                    matters = early
-                case "mark":
-                    after = change.effect.marked(mark) & mark, change.effect.marked(0) & mark
-                    kind = "set" if after[1] else "cleared"
-                    matters = needs.delivery == "forwarded" and not stage.packet.answer
-                    matters = matters and not early and change.priority < _SOURCE_NAT
-                    matters = matters and (not after[0] if path.masquerade else bool(after[1]))
-                case _:
-                    matters = True
-            if matters:
-                yield change, kind
+def _what_matters(rule: Met, path: Path, stage: Stage, needs: Requirements, mark: int) -> str:
+    """Return what a rule does to packets of a way, as a key of _WORDS; "" if it does no harm."""
+    effect = rule.effect
+    if effect is None:
+        return ""
+    early, forwarded = rule.priority < _CONNTRACK, path.source is not SourceClass.NODE
+    match effect.kind:
+        case "destination":
+            decides = stage.hook in ("prerouting", "output") and bool(stage.before)
+            matters = decides and rule.priority <= -_SOURCE_NAT
+        case "source":
+            # The node's own connections have a source of the node in any case.
+            matters = stage.hook == "postrouting" and not path.masquerade and forwarded
+        case "untracked" | "zone":
+            matters = early
+        case "mark":
+            marked, unmarked = effect.marked(mark) & mark, effect.marked(0) & mark
+            matters = needs.delivery == "forwarded" and not stage.packet.answer
+            matters = matters and not early and rule.priority < _SOURCE_NAT
+            matters = matters and (not marked if path.masquerade else bool(unmarked))
+            return ("set" if unmarked else "cleared") if matters else ""
+        case _:
+            matters = True
+    return effect.kind if matters else ""
 
 
 CHANGE_CHECKS: Final = (

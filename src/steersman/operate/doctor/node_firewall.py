@@ -9,14 +9,14 @@ from __future__ import annotations
 
 import asyncio
 from collections import Counter
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from typing import Final, NamedTuple
 
 from steersman.compile.trace import Flow
 from steersman.model.addresses import is_loopback
 from steersman.model.plan import NodeSettings, SourceClass
 from steersman.modes.base import Requirements
-from steersman.netfilter.firewall.packet_filter import Drop, Hook, Packet, drops
+from steersman.netfilter.firewall.packet_filter import Hook, Met, Packet, met
 from steersman.netfilter.firewall.read import rule_text
 from steersman.operate.doctor.check import (
     Cause,
@@ -40,7 +40,8 @@ WHO: Final = {
 }
 """Whose packets a way is of."""
 _SIMILAR = 4
-"""Endpoints that are looked at of those which are reached by one interface."""
+"""Endpoints that are looked at of those which are reached by one interface: a Service may have
+hundreds, which rules hardly tell apart."""
 
 
 class Stage(NamedTuple):
@@ -52,53 +53,43 @@ class Stage(NamedTuple):
     """The packet as it is before NAT at this hook."""
 
 
-async def stages_of_paths(context: Context, similar: int) -> Iterator[tuple[Path, Iterator[Stage]]]:
-    """Return the ways of the question with the hooks that their packets pass; for a thread.
-
-    Args:
-        context: has the question.
-        similar: endpoints to look at of those which are reached by one interface. A Service may
-            have hundreds, which rules hardly tell apart.
-    """
+async def met_rules(context: Context) -> Sequence[tuple[Path, Stage, Met]]:
+    """Return the rules of other programs that end or change packets of the question (a fact)."""
     found, to_endpoint = await context.once(paths), await context.once(ways)
-    needs = await context.once(requirements)
+    rules, needs = await context.once(firewall), await context.once(requirements)
     settings, flow = context.world.plan.settings, context.question.flow
 
-    def each() -> Iterator[tuple[Path, Iterator[Stage]]]:
+    def walk() -> Iterator[tuple[Path, Stage, Met]]:
         seen: Counter[object] = Counter()
         for path in found:
             way = to_endpoint[path.endpoint.ip]
             alike = path.plan.key, path.frontend, path.source, way.device
             seen[alike] += 1
-            if seen[alike] <= similar:
-                yield path, stages(path, needs, settings, way, flow)
+            if seen[alike] > _SIMILAR:
+                continue
+            for stage in stages(path, needs, settings, way, flow):
+                for each in met(rules.tables, stage.hook, stage.packet, stage.before):
+                    if needs.own_jumps and each.chain.startswith(needs.own_jumps):
+                        continue  # of the mode itself: source ranges, policy Local
+                    if each.certain or not stage.packet.answer:
+                        # Too little is known of the client of an answer: it would always match.
+                        yield path, stage, each
 
-    return each()
+    return await asyncio.to_thread(lambda: [*walk()])
 
 
 async def firewalls(context: Context) -> Iterable[CheckResult]:
-    """Walk the rules of all programs for the packets of the question."""
-    found = await context.once(paths)
-    if not found:
+    """Find the rules of other programs that drop packets of the question."""
+    if not await context.once(paths):
         return [skipped("no packet is forwarded to an endpoint")]
-    rules, needs = await context.once(firewall), await context.once(requirements)
-    passed = await stages_of_paths(context, _SIMILAR)
-
-    def walk() -> dict[Drop, dict[str, None]]:
-        hits: dict[Drop, dict[str, None]] = {}
-        for path, steps in passed:
-            for stage in steps:
-                for drop in drops(rules.tables, stage.hook, stage.packet, stage.before):
-                    if needs.own_jumps and drop.chain.startswith(needs.own_jumps):
-                        continue  # of the mode itself: source ranges, policy Local
-                    if stage.packet.answer and not drop.certain:
-                        continue  # too little is known of the client: it would always be so
-                    hits.setdefault(drop, {})[f"{WHO[path.source]}: {stage.packet}"] = None
-        return hits
-
+    rules = await context.once(firewall)
+    hits: dict[Met, dict[str, None]] = {}
+    for path, stage, each in await context.once(met_rules):
+        if not each.effect:
+            hits.setdefault(each, {})[f"{WHO[path.source]}: {stage.packet}"] = None
     results = []
     # One result for each rule, however many packets it drops.
-    for drop, packets in (await asyncio.to_thread(walk)).items():
+    for drop, packets in hits.items():
         text = await rule_text(context.execute, drop)
         who = dict.fromkeys(packet.partition(":")[0] for packet in packets)
         place = f"{drop.table}, chain {drop.chain}"
