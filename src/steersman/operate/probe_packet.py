@@ -14,9 +14,10 @@ import os
 import secrets
 import socket
 import struct
+import sys
 import time
 from pathlib import Path
-from typing import Literal
+from typing import Literal, NamedTuple
 
 from steersman.host.netns import call_inside
 from steersman.model.names import Family, Protocol
@@ -39,6 +40,7 @@ _SOL = {Family.IPV4: (socket.IPPROTO_IP, _IP_RECVERR), Family.IPV6: (41, _IPV6_R
 _MSG_ERRQUEUE = 0x2000
 _EXTENDED_ERROR = struct.Struct("=IBBBxII")  # struct sock_extended_err
 _ORIGIN_ICMP = (2, 3)  # SO_EE_ORIGIN_ICMP, SO_EE_ORIGIN_ICMP6
+_SOCKADDR_IN = 16
 _INIT, _INIT_ACK, _ABORT = 1, 2, 6  # chunks of SCTP
 _ICMP_NAMES = {
     (Family.IPV4, 3, 0): "network unreachable",
@@ -181,8 +183,10 @@ class ProbePacket:
 
     def _failure(self, error: OSError) -> tuple[ReplyKind, str]:
         """Say what an error of the socket means: an ICMP message, a reset, or no packet at all."""
-        if icmp := self._icmp():
-            return "icmp", icmp
+        if icmp := icmp_error(self._socket):
+            key = self.flow.family, icmp.kind, icmp.code
+            name = _ICMP_NAMES.get(key, f"type {icmp.kind} code {icmp.code}")
+            return "icmp", f"ICMP {name} from {icmp.sender}"
         if self.flow.protocol is Protocol.TCP and error.errno == errno.ECONNRESET:
             # Linux says ECONNREFUSED if a RST answers the SYN. So this one came after the SYN-ACK,
             # as from a proxy that finds no endpoint for a connection that it has accepted.
@@ -195,28 +199,34 @@ class ProbePacket:
         reason = error.strerror or os.strerror(error.errno or 0)
         return "not-sent", f"this machine cannot send it: {reason}"
 
-    def _icmp(self) -> str:
-        """Return the ICMP error in the socket's error queue, or ""."""
-        try:
-            _, controls, _, _ = self._socket.recvmsg(512, 512, _MSG_ERRQUEUE)
-        except OSError:
-            return ""
-        for _, _, data in controls:
-            if len(data) < _EXTENDED_ERROR.size:
-                continue
-            _, origin, kind, code, *_ = _EXTENDED_ERROR.unpack_from(data)
-            if origin not in _ORIGIN_ICMP:
-                continue
-            name = _ICMP_NAMES.get((self.flow.family, kind, code), f"type {kind} code {code}")
-            # A sockaddr of the host that sent the error follows.
-            host = data[_EXTENDED_ERROR.size :]
-            with contextlib.suppress(ValueError):
-                if self.flow.family is Family.IPV4:
-                    name += f" from {socket.inet_ntop(socket.AF_INET, host[4:8])}"
-                else:
-                    name += f" from {socket.inet_ntop(socket.AF_INET6, host[8:24])}"
-            return f"ICMP {name}"
-        return ""
+
+class IcmpError(NamedTuple):
+    """An ICMP error that came back to a socket."""
+
+    sender: str
+    kind: int
+    code: int
+
+
+def icmp_error(sock: socket.socket) -> IcmpError | None:
+    """Return the ICMP error in the error queue of a socket; None if there is none."""
+    if sys.platform == "win32":  # its sockets do not say
+        return None
+    try:
+        _, controls, _, _ = sock.recvmsg(512, 512, _MSG_ERRQUEUE)
+    except OSError:  # the queue is empty
+        return None
+    for _, _, data in controls:
+        if len(data) < _EXTENDED_ERROR.size + _SOCKADDR_IN:
+            continue
+        _, origin, kind, code, *_ = _EXTENDED_ERROR.unpack_from(data)
+        if origin not in _ORIGIN_ICMP:
+            continue
+        host = data[_EXTENDED_ERROR.size :]  # struct sockaddr_in or sockaddr_in6 of the sender
+        if origin == _ORIGIN_ICMP[0]:
+            return IcmpError(socket.inet_ntop(socket.AF_INET, host[4:8]), kind, code)
+        return IcmpError(socket.inet_ntop(socket.AF_INET6, host[8:24]), kind, code)
+    return None
 
 
 def sctp_init(source: int, destination: int) -> bytes:

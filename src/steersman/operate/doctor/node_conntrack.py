@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import asyncio
-import socket
 from collections.abc import Iterable, Mapping
+from ipaddress import ip_address
 from typing import Final
 
 from steersman.compile.conntrack import destinations_at, is_concerned, served_ports, stale
@@ -116,17 +116,8 @@ async def stale_entries(context: Context) -> Iterable[CheckResult]:
         own = destinations_at({port.node_port for port in ports}, plan.services.values(), family)
         described = stale(family, ports, tuple(own))
         for to, source in await asyncio.to_thread(find_stale, described):
-            address = socket.inet_ntop(
-                socket.AF_INET if len(to) == 7 else socket.AF_INET6, to[1:-2]
-            )
-            endpoint = socket.inet_ntop(
-                socket.AF_INET if len(source) == 6 else socket.AF_INET6, source[:-2]
-            )
-            lines.append(
-                f"{PROTOCOL_BY_NUMBER[to[0]]} to "
-                f"{join_host_port(address, int.from_bytes(to[-2:], 'big'))} goes to "
-                f"{join_host_port(endpoint, int.from_bytes(source[-2:], 'big'))}"
-            )
+            protocol = PROTOCOL_BY_NUMBER[to[0]]
+            lines.append(f"{protocol} to {_printed(to[1:])} goes to {_printed(source)}")
     if not lines:
         return [ok("no entry leads to a former endpoint")]
     return [
@@ -137,6 +128,11 @@ async def stale_entries(context: Context) -> Iterable[CheckResult]:
             "-D -p udp --orig-dst ADDRESS",
         )
     ]
+
+
+def _printed(packed: bytes) -> str:
+    """Return an address with a port, both in network byte order."""
+    return join_host_port(str(ip_address(packed[:-2])), int.from_bytes(packed[-2:], "big"))
 
 
 _HERE = both(on_linux, tracks)

@@ -27,7 +27,7 @@ from steersman.host.probe import error_number
 from steersman.host.threads import in_thread
 from steersman.model.addresses import join_host_port
 from steersman.model.names import Protocol
-from steersman.operate.probe_packet import DNS_PORT, DNS_QUESTION
+from steersman.operate.probe_packet import DNS_PORT, DNS_QUESTION, icmp_error
 
 Outcome: TypeAlias = Literal["connected", "refused", "timeout", "unreachable", "silent", "failed"]
 TIMEOUT = 3.0
@@ -41,9 +41,6 @@ _LARGE = 4000
 _RESET = struct.pack("ii", 1, 0)  # of SO_LINGER: what was not sent is thrown away
 _UNACKED, _RTT, _TOTAL_RETRANS = 24, 68, 100  # offsets in struct tcp_info (linux/tcp.h, since 2.4)
 _IP_RECVERR, _IPV6_RECVERR = 11, 25  # linux/in.h, linux/in6.h
-_MSG_ERRQUEUE = 0x2000
-_ORIGIN_LOCAL = 1  # linux/errqueue.h: this kernel itself, not a packet
-_EXTENDED = struct.Struct("=IBBBxII")  # struct sock_extended_err; the sender's address follows
 _OUTCOMES: dict[int, Outcome] = {
     errno.ECONNREFUSED: "refused",
     errno.ECONNRESET: "refused",
@@ -151,7 +148,8 @@ async def _dial(sock: socket.socket, target: Target, timeout: float) -> Dial:
             return Dial(target, "timeout", time.monotonic() - begin)
     except OSError as error:
         outcome = _OUTCOMES.get(error_number(error), "failed")
-        by = icmp_sender(sock) if outcome in ("refused", "unreachable") else ""
+        icmp = icmp_error(sock) if outcome in ("refused", "unreachable") else None
+        by = icmp.sender if icmp else ""
         # asyncio's own text is no word of the kernel; Windows' numbers have no text in C.
         if error.errno and sys.platform == "linux":
             words = os.strerror(error.errno)
@@ -225,24 +223,3 @@ async def _send(sock: socket.socket, target: Target) -> Dial:
             sock.recv(1)
             return Dial(target, "connected", reason="the server answered")
     return Dial(target, "silent", sum(_SILENCES))
-
-
-def icmp_sender(sock: socket.socket) -> str:
-    """Return who sent the ICMP error that a socket failed with; "" if it was no ICMP error."""
-    if sys.platform == "win32":  # its sockets do not say
-        return ""
-    try:
-        _, ancillary, _, _ = sock.recvmsg(0, 512, _MSG_ERRQUEUE)
-    except OSError:  # the queue is empty
-        return ""
-    for _, kind, data in ancillary:
-        if kind in (_IP_RECVERR, _IPV6_RECVERR) and len(data) >= _EXTENDED.size + 8:
-            if _EXTENDED.unpack_from(data)[1] <= _ORIGIN_LOCAL:
-                return ""
-            address = data[_EXTENDED.size :]  # struct sockaddr_in or sockaddr_in6
-            (family,) = struct.unpack_from("=H", address)
-            if family == socket.AF_INET:
-                return socket.inet_ntop(socket.AF_INET, address[4:8])
-            if family == socket.AF_INET6 and len(address) >= 24:
-                return socket.inet_ntop(socket.AF_INET6, address[8:24])
-    return ""
