@@ -111,7 +111,7 @@ class CheckResult(msgspec.Struct, frozen=True, kw_only=True, rename="camel"):
     unfinished: bool = False
     """The check could not be carried out, so the whole question has no answer."""
     check: str = ""
-    """Name of the check that it is of, once that has ended."""
+    """Name of the check that it is of, once that has ended: the code of the result."""
     title: str = ""
 
 
@@ -336,7 +336,7 @@ class Check(NamedTuple):
     """One check."""
 
     name: str
-    """A word for JSON and scripts, such as `ip-forward`."""
+    """Its code, in texts and JSON, such as `forwarding`: it never changes its meaning."""
     title: str
     """What it looks at, in a few words."""
     run: Callable[[Context], Awaitable[Iterable[CheckResult]]]
@@ -413,7 +413,7 @@ class Diagnosis(Answer, frozen=True, kw_only=True, rename="camel"):
             shown = result.verdict not in (Verdict.OK, Verdict.SKIPPED)
             if not (shown or wide):
                 continue
-            words = f"{result.verdict.value:8} {result.title}: {result.text}"
+            words = f"{result.verdict.value:8} {result.title}: {result.text} [{result.check}]"
             yield Line(words, style=_STYLES[result.verdict])
             for line in result.evidence[:_EVIDENCE]:
                 yield Line(line, style="dim", indent=9)

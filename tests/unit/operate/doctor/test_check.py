@@ -267,14 +267,14 @@ def test_people_see_problems_first_and_machines_see_everything() -> None:
         "",
     ]
     assert shown[4:] == [
-        "error    Rules: a rule drops it",
+        "error    Rules: a rule drops it [rules]",
         *(" " * 9 + each for each in many[:8]),
         " " * 9 + "and 2 more lines (-o json)",
         " " * 9 + "remedy: delete the rule",
         "ok       Fine",
         f"1 error, 1 ok, 1 skipped; {answer.seconds:.1f} s",
     ]
-    assert "ok       Fine: forwarding is on" in lines(answer, wide=True)
+    assert "ok       Fine: forwarding is on [fine]" in lines(answer, wide=True)
     data = msgspec.to_builtins(answer.data)
     assert list(data["results"][0]["evidence"]) == list(many)
     assert data["results"][0]["verdict"] == "error"
