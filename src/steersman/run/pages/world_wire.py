@@ -35,6 +35,12 @@ from steersman.source.packed import unpacked
 _LENGTH = struct.Struct(">I")
 _TOGETHER = 200
 """Objects in one document, a millisecond's work."""
+# Made here, as threads decode: msgspec crashes if two of them are the first to decode a type.
+_HEAD = msgspec.msgpack.Decoder(tuple[str, int, int, int])
+_WORLD = msgspec.msgpack.Decoder(World)
+_SERVICES = msgspec.msgpack.Decoder(list[Service])
+_SLICES = msgspec.msgpack.Decoder(list[bytes])
+_PLANS = msgspec.msgpack.Decoder(list[ServicePlan])
 
 
 class VersionError(Exception):
@@ -94,35 +100,31 @@ def decode_world(data: bytes, origin: Origin) -> World:
         msgspec.DecodeError: they are no World.
     """
     documents = _split(data)
-    first = msgspec.msgpack.decode(next(documents, b""), type=tuple[str, int, int, int])
-    version, count_services, count_slices, count_unserved = first
+    version, count_services, count_slices, count_unserved = _HEAD.decode(next(documents, b""))
     if version != __version__:
         raise VersionError(
             f"the running process is steersman {version}, this command is {__version__}: "
             "use the command of the running version"
         )
-    small = msgspec.msgpack.decode(next(documents, b""), type=World)
-    many_services = msgspec.msgpack.Decoder(list[Service])
-    many_slices = msgspec.msgpack.Decoder(list[bytes])
-    many_plans = msgspec.msgpack.Decoder(list[ServicePlan])
+    small = _WORLD.decode(next(documents, b""))
 
     def services(count: int) -> dict[ObjectName, Service]:
         return {
             service.metadata.object_name: service
             for _ in range(count)
-            for service in many_services.decode(next(documents))
+            for service in _SERVICES.decode(next(documents))
         }
 
     served = services(count_services)
     by_service: defaultdict[ObjectName, dict[str, EndpointSlice]] = defaultdict(dict)
     for _ in range(count_slices):
-        for slice_ in map(unpacked, many_slices.decode(next(documents))):
+        for slice_ in map(unpacked, _SLICES.decode(next(documents))):
             labels, meta = slice_.metadata.labels, slice_.metadata
             owner = ObjectName(meta.namespace, (labels and labels.service_name) or "")
             by_service[owner][meta.name] = slice_
     unserved = services(count_unserved)
     plans: dict[PlanKey, ServicePlan] = {
-        plan.key: plan for document in documents for plan in many_plans.decode(document)
+        plan.key: plan for document in documents for plan in _PLANS.decode(document)
     }
     snapshot = replace(small.snapshot, services=served, slices=dict(by_service))
     plan = replace(small.plan, services=plans)
