@@ -11,7 +11,7 @@ import sys
 import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import ExitStack, suppress
+from contextlib import ExitStack
 from functools import partial
 from pathlib import Path
 
@@ -201,12 +201,15 @@ def test_if_no_endpoint_answers_none_is_ejected(node: Node) -> None:
     for pod in ("pod-1", "pod-2", "pod-3"):
         node.nft(pod, "drop")
 
-    def connect() -> None:
-        for _ in range(5):
-            with suppress(OSError), socket.create_connection((VIP, 80), timeout=2.5):
-                pass
+    def answered(seconds: float = 2.5) -> str:
+        try:
+            with socket.create_connection((VIP, 80), seconds) as sock:
+                return sock.recv(64).decode().split()[0]
+        except OSError:
+            return ""
 
-    node.cluster.inside("pod-1", connect)
+    assert [node.cluster.inside("pod-1", answered) for _ in range(4)] == [""] * 4
     assert "is ejected" not in node.log
     node.heal("pod-1")
-    node.until(lambda: "pod-1" in node.reached(6))
+    soon = partial(answered, 1.0)
+    node.until(lambda: node.cluster.inside("pod-1", soon) == "pod-1")
