@@ -24,7 +24,7 @@ from steersman.model.names import Family
 from steersman.model.tracing import WatchedFlow
 from steersman.modes.base import Mode, release
 from steersman.modes.ebpf.mode import EbpfMode
-from steersman.modes.iptables.mode import IptablesMode, IptablesOptions
+from steersman.modes.iptables.mode import create
 from steersman.modes.ipvs.mode import IpvsMode
 from steersman.modes.nftables.mode import NftablesMode
 from steersman.modes.specs import ModeOptions
@@ -119,7 +119,7 @@ class Node:
         if variant.startswith("userspace"):
             portals = linux_portals(self.exec, "nftables" if variant.endswith("-nft") else "")
             return UserspaceMode("userspace", portals, ModeOptions(udp_idle=_UDP_IDLE))
-        return IptablesMode(self.exec, IptablesOptions(variant=variant))
+        return create(self.exec, ModeOptions(iptables_variant=variant))
 
     def event(self, kind: str, raw: bytes) -> None:
         obj = decode_object(kind, raw)

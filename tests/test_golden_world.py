@@ -15,7 +15,7 @@ from steersman.host.exec import SubprocessExec
 from steersman.model.inputs import HostFacts, NodeConfig
 from steersman.model.names import Family
 from steersman.model.plan import FrontendKind, NodePlan
-from steersman.modes.iptables.mode import IptablesMode, IptablesOptions
+from steersman.modes.iptables.mode import IptablesMode
 from steersman.modes.iptables.names import SHARED_CHAINS
 from steersman.modes.iptables.render import Features
 from steersman.netfilter.iptables.names import BUILT_IN
@@ -42,8 +42,9 @@ API_SERVER: tuple[dict[str, Any], ...] = (
 
 
 def mode() -> IptablesMode:
-    features = Features(nfacct=True)
-    return IptablesMode(SubprocessExec(), IptablesOptions(features=features))
+    mode = IptablesMode(SubprocessExec())
+    mode.features = Features(nfacct=True)
+    return mode
 
 
 @pytest.fixture(scope="module")

@@ -14,7 +14,8 @@ import random
 import pytest
 
 from steersman.host.exec import SubprocessExec
-from steersman.modes.iptables.mode import IptablesMode, IptablesOptions
+from steersman.modes.iptables.mode import create
+from steersman.modes.specs import ModeOptions
 from tests.support.apiserver.chaos import (
     SERVICES,
     Chaos,
@@ -36,7 +37,7 @@ async def run_chaos(variant: str, seed: int) -> None:
     execute = SubprocessExec()
     world = [service(n, dice) for n in range(SERVICES)] + [slice_(n, dice) for n in range(SERVICES)]
     async with ApiServer(world) as server:
-        chaos = Chaos(server, IptablesMode(execute, IptablesOptions(variant=variant)), dice)
+        chaos = Chaos(server, create(execute, ModeOptions(iptables_variant=variant)), dice)
         await chaos.start_proxy()
         events = [
             *[chaos.change] * 12, *[chaos.remove] * 4, *[chaos.flush] * 2, chaos.drop_watches,

@@ -24,7 +24,8 @@ import pytest
 from steersman.compile.planner import Planner
 from steersman.host.exec import Result, SubprocessExec
 from steersman.host.facts import read_facts
-from steersman.modes.iptables.mode import IptablesMode, IptablesOptions
+from steersman.modes.iptables.mode import IptablesMode, create
+from steersman.modes.specs import ModeOptions
 from steersman.run.sync.runner import Runner
 from steersman.run.sync.sync import Sync
 from steersman.source.apiserver import ApiServerSource
@@ -315,7 +316,7 @@ async def run(seed: int, folder: Path) -> None:
     sh("ip addr add 192.0.2.1/24 dev lo")
     world = World()
     async with ControlPlane(folder, world).running() as plane:
-        mode = IptablesMode(SubprocessExec(), IptablesOptions(variant="nft"))
+        mode = create(SubprocessExec(), ModeOptions(iptables_variant="nft"))
         chaos = Resilience(plane, mode, dice)
         for number in range(SERVICES):
             world.put(service(number, dice))

@@ -11,7 +11,6 @@ import pytest
 
 from steersman.compile.conntrack import served_ports, stale
 from steersman.host.echo import answers_echo
-from steersman.host.exec import SubprocessExec
 from steersman.model.names import Family, Protocol
 from steersman.netfilter.conntrack.stale import find_stale
 from steersman.netfilter.firewall.packet_filter import Packet, met
@@ -21,6 +20,7 @@ from steersman.operate.doctor.network import KernelNetwork
 from tests.support.builders.objects import endpoint, plan_of, port, service, slice_, snapshot
 from tests.support.lab.cluster import Lab, Layout, Pod
 from tests.support.lab.conntrack_flows import FlowEntry, add_entries
+from tests.support.lab.inside import Inside
 from tests.support.lab.namespace import in_namespace, sh
 
 pytestmark = [pytest.mark.kernel, pytest.mark.slow]
@@ -64,7 +64,7 @@ def read(lab: Lab, root: Path) -> Firewall:
     names = root / "proc/net/ip_tables_names"
     names.parent.mkdir(parents=True, exist_ok=True)
     names.write_text(lab.run("cat", "/proc/net/ip_tables_names"))
-    execute = SubprocessExec(lab.exec_argv(()))
+    execute = Inside(lab.node.path)
     look = read_firewall(
         execute, (Family.IPV4,), frozenset(), root, lambda: lab.node.call(list_tables)
     )
@@ -82,7 +82,7 @@ def agrees(lab: Lab, root: Path, rules: str) -> None:
         assert found == "answered", rules
     elif any(drop.certain for drop in said):
         assert found != "answered", rules
-        text = asyncio.run(rule_text(SubprocessExec(lab.exec_argv(())), said[0]))
+        text = asyncio.run(rule_text(Inside(lab.node.path), said[0]))
         assert "drop" in text.lower() or "reject" in text.lower(), rules
 
 

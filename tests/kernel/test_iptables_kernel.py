@@ -18,8 +18,9 @@ from steersman.model.inputs import HostFacts, NodeConfig
 from steersman.model.names import Family, PlanKey, ServicePortName
 from steersman.model.plan import NodeSettings, ServicePlan
 from steersman.model.ruleset import Diff, Ruleset, diff
-from steersman.modes.iptables.mode import IptablesMode, IptablesOptions
+from steersman.modes.iptables.mode import IptablesMode, create
 from steersman.modes.iptables.names import is_kubelets
+from steersman.modes.specs import ModeOptions
 from steersman.netfilter.iptables.restore import LIMITS, Limits
 from steersman.run.sync.sync import Sync
 from steersman.source.store import Store
@@ -72,7 +73,7 @@ def execute(inside: Namespace) -> Recorder:
 
 @pytest.fixture
 def mode(execute: Recorder, variant: str) -> IptablesMode:
-    return IptablesMode(execute, IptablesOptions(variant=variant))
+    return IptablesMode(execute, ModeOptions(iptables_variant=variant))
 
 
 def rendered(mode: IptablesMode, settings: NodeSettings = SETTINGS, *plans: ServicePlan) -> Ruleset:
@@ -133,7 +134,7 @@ def test_a_restart_with_nothing_changed_writes_nothing(
     want = rendered(mode, SETTINGS, *some_plans(2))
     start(mode, want)
     execute.restores.clear()
-    again = IptablesMode(execute, IptablesOptions(variant=mode.variant))
+    again = IptablesMode(execute, ModeOptions(iptables_variant=mode.variant))
     assert not start(again, want)
     assert not execute.restores
 
@@ -162,7 +163,7 @@ def test_changes_one_by_one_end_as_a_fresh_start_does(
         have = want
     assert mode.read() == have
     with namespace() as other:
-        fresh = IptablesMode(Recorder(other), IptablesOptions(variant=variant))
+        fresh = IptablesMode(Recorder(other), ModeOptions(iptables_variant=variant))
         start(fresh, have)
         assert fresh.read() == have
 
@@ -329,7 +330,7 @@ def test_killed_between_any_two_commands_the_next_start_repairs(
                 break
             except KilledError:
                 execute.allowed = None
-                again = IptablesMode(execute, IptablesOptions(variant=variant))
+                again = IptablesMode(execute, ModeOptions(iptables_variant=variant))
                 start(again, want)
                 left = {k: v for k, v in (again.read()).items() if want or not is_kubelets(k)}
                 assert left == want
@@ -352,7 +353,7 @@ class Poisoned(IptablesMode):
 async def test_the_culprits_stand_alone_and_the_others_go_in(
     inside: Namespace, variant: str
 ) -> None:
-    mode = Poisoned(Recorder(inside), IptablesOptions(variant=variant))
+    mode = Poisoned(Recorder(inside), ModeOptions(iptables_variant=variant))
     mode.poisoned = frozenset({"s5", "s11"})
     facts = HostFacts("me", {"eth0": ("192.0.2.1/24",)}, ipv6=False)
     store = Store("me", facts=facts)
@@ -421,7 +422,7 @@ def test_only_others_change_the_fingerprint_of_iptables_nft(variant: str) -> Non
     """And with iptables-legacy, which cannot tell, everybody does; time and counters never."""
 
     async def body() -> None:
-        mode = IptablesMode(SubprocessExec(), IptablesOptions(variant=variant))
+        mode = create(SubprocessExec(), ModeOptions(iptables_variant=variant))
         assert (mode.probe()).usable
         have: Ruleset = {}
         tokens = [mode.fingerprint()]

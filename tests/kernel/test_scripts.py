@@ -12,9 +12,10 @@ from steersman.model.names import Family
 from steersman.model.plan import NodeSettings, ServicePlan
 from steersman.model.ruleset import Ruleset, Script, diff
 from steersman.modes.base import Mode
-from steersman.modes.iptables.mode import COUNTERS, IptablesMode, IptablesOptions
+from steersman.modes.iptables.mode import COUNTERS, create
 from steersman.modes.nftables.layout import Kind, kind_of
 from steersman.modes.nftables.mode import NftablesMode
+from steersman.modes.specs import ModeOptions
 from steersman.netfilter.nfacct import PacketCounters
 from tests.support.builders import nftables_plans
 from tests.support.builders.plans import SETTINGS, random_plan
@@ -80,7 +81,7 @@ def without_markers(objects: Ruleset) -> Ruleset:
 @pytest.mark.parametrize("variant", ["nft", "legacy"])
 def test_iptables_restore_accepts_every_script_and_carries_it_out(variant: str, seed: int) -> None:
     async def body() -> None:
-        mode = IptablesMode(SubprocessExec(), IptablesOptions(variant=variant))
+        mode = create(SubprocessExec(), ModeOptions(iptables_variant=variant))
         assert (await mode.worker.do(mode.probe)).usable
         rng = Random(seed)
         one = world(rng, range(10))

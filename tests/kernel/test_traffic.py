@@ -14,13 +14,13 @@ from itertools import cycle
 import pytest
 
 from steersman.compile.planner import Planner
-from steersman.host.exec import SubprocessExec
 from steersman.model.inputs import HostFacts, NodeConfig
 from steersman.model.names import ObjectName
 from steersman.run.sync.sync import Sync
 from steersman.source.store import Store
 from tests.support.builders.objects import endpoint, port, service, slice_
 from tests.support.lab.cluster import Lab, Layout, Pod
+from tests.support.lab.inside import Inside
 from tests.support.lab.sockets import Outcome
 from tests.support.lab.switches import Stalls
 from tests.support.modes.registry import MODES, ModeUnderTest, render
@@ -176,7 +176,7 @@ def lab() -> Iterator[Lab]:
 
 @pytest.mark.parametrize(("mode", "variant"), BY_VARIANT)
 async def test_changes_break_no_connection(lab: Lab, mode: ModeUnderTest, variant: str) -> None:
-    made = mode.make(SubprocessExec(lab.exec_argv(())), variant)
+    made = mode.make(Inside(lab.node.path), variant)
     assert (await made.worker.do(made.probe)).usable
     store = Store(NODE, facts=FACTS)
     cluster = Cluster(store, random.Random(20260))

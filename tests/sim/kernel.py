@@ -26,7 +26,7 @@ from steersman.model.ruleset import Diff, Ruleset
 from steersman.model.stats import ConnectionStats, NodeTotals, frontend_label
 from steersman.modes.base import Mode, Support
 from steersman.modes.capabilities import Carrier, ConnectionTable
-from steersman.modes.iptables.mode import IptablesMode, IptablesOptions
+from steersman.modes.iptables.mode import IptablesMode
 from steersman.modes.nftables.mode import NftablesMode, slots_of
 from steersman.modes.registry import Factory
 from steersman.modes.specs import ModeOptions
@@ -396,7 +396,7 @@ def mode_factory(kernel: Kernel) -> Factory:
     """Build modes on a simulated kernel."""
 
     def iptables_like() -> Mode:
-        return IptablesMode(SubprocessExec(), IptablesOptions(variant="nft"))
+        return IptablesMode(SubprocessExec(), ModeOptions(iptables_variant="nft"))
 
     def create(name: str, _exec: Exec, options: ModeOptions) -> Mode:
         if name == "nftables":

@@ -10,8 +10,8 @@ A program with input is a writer. If its caller is cancelled (SIGTERM), it gets 
 so that a script is carried out as a whole. A writer that does not finish in time is killed; the
 next start repairs the rest, as it does after kill -9.
 
-All that holds for a tool that a KernelWorker's thread runs (`run_tool`), too: the thread looks
-several times a second whether its caller was cancelled.
+A thread waits for the program (`run_tool`): that of a KernelWorker, or one of its own for a caller
+on the event loop (`run`). It looks several times a second whether the caller was cancelled.
 """
 
 from __future__ import annotations
@@ -20,21 +20,24 @@ import asyncio
 import contextlib
 import errno
 import logging
+import math
 import os
 import signal
 import subprocess
 import sys
 import threading
 import time
-from collections.abc import AsyncIterator, Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import IO, Any, NamedTuple, Protocol
 
+from steersman.host.threads import in_thread
 from steersman.model.errors import BusyError
 
 log = logging.getLogger(__name__)
 
 _GRACE = 1.0  # seconds for a writer to finish after its caller was cancelled
-_LOOK = 0.1  # seconds between two looks whether the caller of a tool was cancelled
+_LOOK = 0.1  # seconds between two looks whether the caller of a program was cancelled
+_LOOK_AT_SIZE = 0.01  # or whether it has written too much
 _REAPED = 0.5  # seconds within which a killed program ends, unless it is stuck in the kernel
 _PATH = (
     ""
@@ -113,22 +116,19 @@ class SubprocessExec:
 
     def __init__(
         self,
-        prefix: Sequence[str] = (),
         environment: Mapping[str, str] | None = None,
         *,
-        max_output: int | None = None,
+        max_output: float = math.inf,
     ) -> None:
         """Set what all commands have in common.
 
         Args:
-            prefix: words before each command, such as `ip netns exec NAME`.
             environment: variables to add to our own.
-            max_output: bytes of its output, or of its messages, beyond which a program without
-                input is killed by `run` (OSError); None for a program that is trusted, as all
-                tools are.
+            max_output: bytes of its output, or of its messages, above which a program is killed
+                (OSError); all tools are trusted.
         """
-        self.prefix = tuple(prefix)
         self._max_output = max_output
+        self._look = _LOOK if max_output == math.inf else _LOOK_AT_SIZE
         path = os.environ.get("PATH", "")
         self._environment = {
             **os.environ,
@@ -141,15 +141,19 @@ class SubprocessExec:
         self, argv: Sequence[str], stdin: bytes = b"", *, timeout: float = 60.0
     ) -> Result:
         """Run a program to its end, see `Exec.run`; cancelling ends it."""
-        process = await self._start(argv, fed=bool(stdin))
-        if self._max_output is None or stdin:
-            talk = asyncio.ensure_future(process.communicate(stdin or None))
-        else:
-            talk = asyncio.ensure_future(_communicate(process, self._max_output))
-        async with _ended(argv[0], process, talk):
-            stdout, stderr = await _said(argv[0], talk, timeout, writer=bool(stdin))
-        assert process.returncode is not None
-        return Result(process.returncode, stdout, stderr, process.pid)
+        cancelled = threading.Event()
+
+        def call() -> Result:
+            caller.is_cancelled = cancelled.is_set
+            return self.run_tool(argv, stdin, timeout=timeout)
+
+        running = asyncio.ensure_future(in_thread(call))
+        try:
+            return await asyncio.shield(running)
+        except asyncio.CancelledError:
+            cancelled.set()
+            await asyncio.gather(running, return_exceptions=True)
+            raise
 
     def run_tool(self, argv: Sequence[str], stdin: bytes = b"", *, timeout: float = 60.0) -> Result:
         """Run a program to its end, see `Exec.run_tool`; a cancelled caller ends it."""
@@ -157,7 +161,7 @@ class SubprocessExec:
             raise InterruptedError(errno.EINTR, f"{argv[0]} is not run: its caller is cancelled")
         with _errors_named(argv[0]):
             process = subprocess.Popen(
-                [*self.prefix, *argv],
+                argv,
                 stdin=subprocess.PIPE if stdin else subprocess.DEVNULL,
                 stdout=subprocess.PIPE,
                 stderr=subprocess.PIPE,
@@ -175,41 +179,27 @@ class SubprocessExec:
                 deadline = min(deadline, time.monotonic() + (_GRACE if stdin else 0.0))
             left = max(deadline - time.monotonic(), 0.0)
             try:
-                stdout, stderr = process.communicate(timeout=min(left, _LOOK))
+                stdout, stderr = process.communicate(timeout=min(left, self._look))
+                self._check_size(stdout, stderr)
                 break
-            except subprocess.TimeoutExpired:
-                if left <= _LOOK:
+            except subprocess.TimeoutExpired as said:
+                if left <= self._look:
                     _end(argv[0], process)
                     if cancelled:
                         text = f"{argv[0]} was ended with its caller"
                         raise InterruptedError(errno.EINTR, text) from None
                     raise TimeoutError(f"{argv[0]} did not end within {timeout:g} s") from None
+                try:
+                    self._check_size(said.stdout or b"", said.stderr or b"")
+                except OSError:
+                    _end(argv[0], process)
+                    raise
         return Result(process.returncode, stdout, stderr, process.pid)
 
-    async def _start(self, argv: Sequence[str], *, fed: bool) -> asyncio.subprocess.Process:
-        start = asyncio.ensure_future(
-            asyncio.create_subprocess_exec(
-                *self.prefix,
-                *argv,
-                stdin=asyncio.subprocess.PIPE if fed else asyncio.subprocess.DEVNULL,
-                stdout=asyncio.subprocess.PIPE,
-                stderr=asyncio.subprocess.PIPE,
-                env=self._environment,
-                **_OWN_GROUP,
-            )
-        )
-        try:
-            with _errors_named(argv[0]):
-                return await asyncio.shield(start)
-        except asyncio.CancelledError:
-            # asyncio would kill the program alone, and wait for all that has its pipes.
-            with contextlib.suppress(OSError, RuntimeError):
-                process = await start
-                async with _ended(argv[0], process, asyncio.ensure_future(process.communicate())):
-                    pass
-            raise
-        except RuntimeError as error:  # asyncio cannot start the thread that waits for it
-            raise OSError(errno.EAGAIN, f"{argv[0]} cannot be waited for: {error}") from error
+    def _check_size(self, *said: bytes) -> None:
+        """Raise OSError if a program has written too much."""
+        if max(map(len, said)) > self._max_output:
+            raise OSError(errno.EFBIG, f"it wrote more than {self._max_output} bytes")
 
 
 @contextlib.contextmanager
@@ -227,33 +217,13 @@ def _errors_named(program: str) -> Iterator[None]:
         raise OSError(error.errno, text) from error
 
 
-async def _communicate(process: asyncio.subprocess.Process, most: int) -> tuple[bytes, bytes]:
-    """Return what a program writes until it ends; one that writes more than `most` is killed."""
-
-    async def read(stream: asyncio.StreamReader | None) -> bytes:
-        assert stream
-        data = bytearray()
-        while chunk := await stream.read(1 << 16):
-            if len(data) <= most:
-                data += chunk
-                if len(data) > most:
-                    _kill(process)  # and read the rest, so that the pipe is closed
-        return bytes(data)
-
-    stdout, stderr = await asyncio.gather(read(process.stdout), read(process.stderr))
-    await process.wait()
-    if max(len(stdout), len(stderr)) > most:
-        raise OSError(errno.EFBIG, f"it wrote more than {most} bytes")
-    return stdout, stderr
-
-
 def _feed(pipe: IO[bytes], data: bytes) -> None:
     """Write all input of a tool; one that ends or is killed may not have read it."""
     with contextlib.suppress(OSError), pipe:
         pipe.write(data)
 
 
-def _kill(process: asyncio.subprocess.Process | subprocess.Popen[bytes]) -> None:
+def _kill(process: subprocess.Popen[bytes]) -> None:
     """Kill a program with its process group."""
     with contextlib.suppress(ProcessLookupError):
         if sys.platform == "win32":
@@ -268,45 +238,8 @@ def _end(program: str, process: subprocess.Popen[bytes]) -> None:
     try:
         process.communicate(timeout=_REAPED)
     except subprocess.TimeoutExpired:
-        _warn_of(program, process.pid)
+        log.warning("%s (pid %d) was killed but has not ended", program, process.pid)
         threading.Thread(target=process.communicate, daemon=True, name="reaper").start()
-
-
-@contextlib.asynccontextmanager
-async def _ended(
-    program: str, process: asyncio.subprocess.Process, talk: asyncio.Future[tuple[bytes, bytes]]
-) -> AsyncIterator[None]:
-    """Kill the whole process group at the end of the block, unless `talk` has ended with it."""
-    try:
-        yield
-    finally:
-        # Do not wait for longer than the kernel needs.
-        if not talk.done():
-            _kill(process)
-            await asyncio.wait((talk,), timeout=_REAPED)
-        if not talk.done():  # stuck in the kernel: the event loop reaps it when it ends
-            talk.cancel()
-            _warn_of(program, process.pid)
-
-
-def _warn_of(program: str, pid: int) -> None:
-    """Log that a program is stuck in the kernel."""
-    log.warning("%s (pid %d) was killed but has not ended", program, pid)
-
-
-async def _said(
-    program: str, talk: asyncio.Future[tuple[bytes, bytes]], timeout: float, *, writer: bool
-) -> tuple[bytes, bytes]:
-    """Return what a program wrote to its standard output and error until it ended."""
-    try:
-        async with asyncio.timeout(timeout):
-            return await asyncio.shield(talk)
-    except TimeoutError:
-        raise TimeoutError(f"{program} did not end within {timeout:g} s") from None
-    except asyncio.CancelledError:
-        if writer:  # it may finish
-            await asyncio.wait((talk,), timeout=_GRACE)
-        raise
 
 
 class Successor:

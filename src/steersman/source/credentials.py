@@ -60,7 +60,7 @@ class Credentials:
         self,
         access: ClusterAccess,
         make_exec: Callable[[Mapping[str, str]], Exec] = lambda env: SubprocessExec(
-            (), env, max_output=MAX_ANSWER
+            env, max_output=MAX_ANSWER
         ),
         wall_clock: Callable[[], float] = time.time,
     ) -> None:

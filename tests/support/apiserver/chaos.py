@@ -14,7 +14,8 @@ from steersman.host.facts import read_facts
 from steersman.model.errors import BusyError
 from steersman.model.inputs import NodeConfig
 from steersman.model.ruleset import diff
-from steersman.modes.iptables.mode import IptablesMode, IptablesOptions
+from steersman.modes.iptables.mode import IptablesMode, create
+from steersman.modes.specs import ModeOptions
 from steersman.run.sync.runner import Runner
 from steersman.run.sync.sync import Sync
 from steersman.source.apiserver import ApiServerSource
@@ -200,7 +201,7 @@ async def same_rules(chaos: Chaos, variant: str) -> bool:
         await until(lambda: _is_synced(fresh))
         reading.cancel()
         await asyncio.gather(reading, return_exceptions=True)
-    mode = IptablesMode(SubprocessExec(), IptablesOptions(variant=variant))
+    mode = create(SubprocessExec(), ModeOptions(iptables_variant=variant))
     mode.probe()
     plan = compile_all(fresh.snapshot, CONFIG, await read_facts(), mode.traits)
     want = dict(mode.render_node(plan.settings))

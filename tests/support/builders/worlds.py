@@ -8,7 +8,6 @@ from dataclasses import dataclass
 from typing import Any, TypeAlias
 
 from steersman.compile.planner import compile_all
-from steersman.host.exec import SubprocessExec
 from steersman.model.addresses import canonical_ip, in_cidr
 from steersman.model.findings import Finding
 from steersman.model.inputs import HostFacts, NodeConfig, Snapshot
@@ -19,6 +18,7 @@ from steersman.modes.base import Mode, release
 from steersman.source.objects import decode_value
 from steersman.source.store import Store
 from tests.support.lab.cluster import Lab, Layout, Pod
+from tests.support.lab.inside import Inside
 from tests.support.modes.flows import FlowCase
 from tests.support.modes.registry import ModeUnderTest, render
 
@@ -118,7 +118,7 @@ def program(lab: Lab, plan: NodePlan, mode: ModeUnderTest, variant: str) -> None
     lab.sysctl("ipv4/conf/all/route_localnet", str(int(localhost)))
 
     async def once() -> None:
-        made = mode.make(SubprocessExec(lab.exec_argv(())), variant)
+        made = mode.make(Inside(lab.node.path), variant)
         await apply(plan, made)
         if not mode.stays:
             await release(made)

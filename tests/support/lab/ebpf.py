@@ -33,6 +33,7 @@ from steersman.modes.ebpf.mode import EbpfMode
 from steersman.modes.ebpf.probe import cgroup_root
 from tests.support.ending import ENDING
 from tests.support.lab import sockets as lab_sockets
+from tests.support.lab.inside import Inside
 
 _serial = itertools.count(1)
 
@@ -80,10 +81,9 @@ def run_packet(program: int, packet: bytes, context: bytes = b"") -> tuple[int, 
 
 
 def mode_behind(execute: Exec) -> EbpfMode:
-    """The mode, in the namespace that an Exec's prefix enters; one per namespace."""
-    for word in execute.prefix if isinstance(execute, SubprocessExec) else ():
-        if word.startswith("--net="):
-            return _mode_in(word.removeprefix("--net="), execute)
+    """The mode, in the namespace in which an Exec runs programs; one per namespace."""
+    if isinstance(execute, Inside):
+        return _mode_in(str(execute.netns), execute)
     return EbpfMode(execute, EbpfOptions(file=compiled()))
 
 

@@ -8,7 +8,8 @@ import subprocess
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 
-from steersman.host.exec import Result, SubprocessExec
+from steersman.host.exec import Result
+from tests.support.lab.inside import Inside
 from tests.support.modes.scripted import InThread
 
 _numbers = itertools.count()
@@ -20,7 +21,7 @@ class Namespace:
     def __init__(self, name: str) -> None:
         self.name = name
         self.prefix = ("ip", "netns", "exec", name)
-        self.execute = SubprocessExec(self.prefix)
+        self.execute = Inside(f"/run/netns/{name}")
 
     def sh(self, *argv: str, stdin: str = "") -> str:
         """Run a command that has to succeed; return its output."""

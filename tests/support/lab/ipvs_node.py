@@ -10,7 +10,6 @@ from dataclasses import dataclass
 
 import pytest
 
-from steersman.host.exec import SubprocessExec
 from steersman.model.names import Protocol
 from steersman.model.plan import NodePlan, ServicePlan
 from steersman.model.ruleset import Ruleset, diff
@@ -19,6 +18,7 @@ from steersman.modes.ipvs.mode import IpvsMode
 from steersman.modes.ipvs.objects import Server, ServerKey
 from steersman.modes.specs import IpvsOptions
 from tests.support.builders.plans import SETTINGS, cluster_ip, endpoints, key, plan
+from tests.support.lab.inside import Inside
 from tests.support.modes.ipvs import call, mode_behind
 from tests.support.modes.registry import render
 
@@ -70,7 +70,7 @@ class Node:
 
 
 def mode_in(name: str, options: IpvsOptions | None = None) -> IpvsMode:
-    return mode_behind(SubprocessExec(("nsenter", f"--net=/run/netns/{name}")), options)
+    return mode_behind(Inside(f"/run/netns/{name}"), options)
 
 
 @pytest.fixture

@@ -5,26 +5,24 @@ from __future__ import annotations
 import json
 import subprocess
 from collections.abc import Iterable
-from pathlib import Path
 from typing import Any
 
-from steersman.host.exec import Exec, SubprocessExec
+from steersman.host.exec import Exec
 from steersman.host.worker import KernelWorker
 from steersman.model.plan import NodeSettings, ServicePlan
 from steersman.model.ruleset import diff
 from steersman.modes.nftables.mode import NftablesMode
 from tests.support.builders import nftables_plans as make
+from tests.support.lab.inside import Inside
 from tests.support.lab.namespace import sh
 
 
 def mode_behind(execute: Exec) -> NftablesMode:
-    """The mode, in the namespace that an Exec's prefix enters (`nsenter --net=PATH`)."""
-    for word in execute.prefix if isinstance(execute, SubprocessExec) else ():
-        if word.startswith("--net="):
-            mode = NftablesMode(execute)
-            mode.worker = KernelWorker(Path(word.removeprefix("--net=")))
-            return mode
-    return NftablesMode(execute)
+    """The mode, in the namespace in which an Exec runs programs."""
+    mode = NftablesMode(execute)
+    if isinstance(execute, Inside):
+        mode.worker = KernelWorker(execute.netns)
+    return mode
 
 
 def render(

@@ -8,12 +8,12 @@ from typing import Any
 
 import pytest
 
-from steersman.host.exec import SubprocessExec
 from steersman.model.plan import ServicePlan
 from steersman.model.ruleset import Diff, diff
 from steersman.modes.nftables.mode import NftablesMode
 from tests.support.builders import nftables_plans as make
 from tests.support.lab.cluster import Lab, Layout, Pod
+from tests.support.lab.inside import Inside
 from tests.support.lab.nft import mode_behind
 
 NODE, OUTSIDE, POD = "192.0.2.1", "203.0.113.9", "10.244.7.7"
@@ -27,7 +27,7 @@ class Cluster:
 
     def __init__(self, lab: Lab) -> None:
         self.lab = lab
-        self.mode: NftablesMode = mode_behind(SubprocessExec(lab.exec_argv(())))
+        self.mode: NftablesMode = mode_behind(Inside(lab.node.path))
         self.have: dict[Any, Any] = {}
 
     def program(self, *plans: ServicePlan) -> None:

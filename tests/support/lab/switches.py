@@ -10,13 +10,13 @@ from contextlib import suppress
 
 import pytest
 
-from steersman.host.exec import SubprocessExec
 from steersman.model.plan import Frontend, FrontendKind, NodePlan, NodeSettings
 from steersman.model.ruleset import diff
 from steersman.modes.base import Mode
 from tests.support.builders import nftables_plans as make
 from tests.support.builders.plans import MASQUERADED
 from tests.support.lab.cluster import Lab, Layout, Pod
+from tests.support.lab.inside import Inside
 from tests.support.lab.sockets import see_at_once
 from tests.support.modes.registry import MODES, render
 
@@ -197,7 +197,7 @@ def lab() -> Iterator[Lab]:
 
 
 def mode_of(lab: Lab, name: str, variant: str) -> Mode:
-    return MODES[name].make(SubprocessExec(lab.exec_argv(())), variant)
+    return MODES[name].make(Inside(lab.node.path), variant)
 
 
 async def program(mode: Mode, plan: NodePlan = PLAN) -> None:

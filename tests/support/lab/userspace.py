@@ -13,7 +13,7 @@ from collections.abc import Callable, Coroutine
 from pathlib import Path
 from typing import Any, ParamSpec, TypeVar
 
-from steersman.host.exec import Exec, SubprocessExec
+from steersman.host.exec import Exec
 from steersman.host.netns import enter
 from steersman.model.plan import NodeSettings, ServicePlan
 from steersman.model.ruleset import Diff, Ruleset
@@ -22,6 +22,7 @@ from steersman.modes.specs import ModeOptions
 from steersman.modes.userspace.core import UserspaceMode
 from steersman.modes.userspace.mode import linux_portals
 from tests.support.ending import ENDING
+from tests.support.lab.inside import Inside
 from tests.support.modes.inline import Inline
 from tests.support.modes.userspace_proxy import PATIENCE
 
@@ -98,17 +99,15 @@ _running: dict[str, ThreadedMode] = {}
 
 
 def userspace_behind(execute: Exec, variant: str) -> Mode:
-    """The mode in the namespace that an Exec's prefix enters, the same one each time."""
-    for word in execute.prefix if isinstance(execute, SubprocessExec) else ():
-        if word.startswith("--net="):
-            path = word.removeprefix("--net=")
-            for other in [other for other in _running if not os.path.exists(other)]:
-                _running.pop(other).close()
-            if path not in _running:
-                mode = userspace_mode(execute, variant)
-                _running[path] = ThreadedMode(mode, Path(path))
-            return _running[path]
-    return userspace_mode(execute, variant)
+    """The mode in the namespace in which an Exec runs programs, the same one each time."""
+    if not isinstance(execute, Inside):
+        return userspace_mode(execute, variant)
+    path = str(execute.netns)
+    for other in [other for other in _running if not os.path.exists(other)]:
+        _running.pop(other).close()
+    if path not in _running:
+        _running[path] = ThreadedMode(userspace_mode(execute, variant), execute.netns)
+    return _running[path]
 
 
 def _close() -> None:

@@ -6,10 +6,9 @@ import asyncio
 from collections import defaultdict
 from collections.abc import Callable, Iterator
 from dataclasses import replace
-from pathlib import Path
 from typing import Any, ParamSpec, TypeVar
 
-from steersman.host.exec import Exec, SubprocessExec
+from steersman.host.exec import Exec
 from steersman.host.worker import KernelWorker
 from steersman.model.addresses import family_of, in_cidr, join_host_port
 from steersman.model.names import Protocol
@@ -28,6 +27,7 @@ from steersman.modes.ipvs.objects import (
 )
 from steersman.modes.ipvs.render import node_port_addresses
 from steersman.modes.specs import IpvsOptions
+from tests.support.lab.inside import Inside
 from tests.support.modes.flows import Answer, FlowCase
 from tests.support.modes.registry import ModeUnderTest, render
 
@@ -37,11 +37,10 @@ _FLAGS = {Protocol.TCP: "-t", Protocol.UDP: "-u", Protocol.SCTP: "--sctp-service
 
 
 def mode_behind(execute: Exec, options: IpvsOptions | None = None) -> IpvsMode:
-    """The mode, in the namespace that an Exec's prefix enters (`nsenter --net=PATH`)."""
-    assert isinstance(execute, SubprocessExec)
-    (path,) = (w.removeprefix("--net=") for w in execute.prefix if w.startswith("--net="))
+    """The mode, in the namespace in which an Exec runs programs."""
     mode = IpvsMode(execute, options)
-    mode.worker = KernelWorker(Path(path))
+    if isinstance(execute, Inside):
+        mode.worker = KernelWorker(execute.netns)
     return mode
 
 
@@ -51,8 +50,7 @@ def call(mode: Mode, method: Callable[P, T], /, *args: P.args, **kwargs: P.kwarg
 
 
 def _make(execute: Exec, _variant: str) -> Mode:
-    offline = isinstance(execute, SubprocessExec) and not execute.prefix
-    return IpvsMode(execute) if offline else mode_behind(execute)
+    return mode_behind(execute)
 
 
 def _golden(plan: NodePlan) -> str:

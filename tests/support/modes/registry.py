@@ -14,8 +14,9 @@ from steersman.model.addresses import family_of
 from steersman.model.plan import NodePlan, Traits
 from steersman.model.ruleset import Ruleset
 from steersman.modes.base import Mode
-from steersman.modes.iptables.mode import IptablesMode, IptablesOptions
+from steersman.modes.iptables.mode import IptablesMode
 from steersman.modes.nftables.text import ruleset_text
+from steersman.modes.specs import ModeOptions
 from tests.support.lab import ebpf
 from tests.support.lab.nft import mode_behind
 from tests.support.lab.userspace import userspace_behind
@@ -82,7 +83,7 @@ def render(plan: NodePlan, mode: Mode) -> Ruleset:
 
 
 def _iptables(exec_: Exec, variant: str) -> Mode:
-    return IptablesMode(exec_, IptablesOptions(variant=variant))
+    return IptablesMode(exec_, ModeOptions(iptables_variant=variant))
 
 
 _PART_ORDER = {"kubelet": 0, "jumps": 1, "split": 1, "node ports": 3}

@@ -17,7 +17,8 @@ import msgspec
 from steersman.host.exec import Result
 from steersman.model.plan import ServicePlan
 from steersman.model.ruleset import Diff, diff
-from steersman.modes.iptables.mode import IptablesMode, IptablesOptions
+from steersman.modes.iptables.mode import IptablesMode
+from steersman.modes.specs import ModeOptions
 from tests.support.builders.plans import SETTINGS, endpoints, simple
 from tests.support.lab.iptables import Namespace, namespace
 from tests.support.modes.scripted import InThread
@@ -51,7 +52,7 @@ def measure(variant: str, services: int, *, rounds: int = 5) -> dict[str, float]
 
     with namespace() as inside:
         execute = Timed(inside)
-        mode = IptablesMode(execute, IptablesOptions(variant=variant))
+        mode = IptablesMode(execute, ModeOptions(iptables_variant=variant))
         mode.probe()
 
         def timed(name: str, change: Diff) -> None:

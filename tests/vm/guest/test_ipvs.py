@@ -9,7 +9,6 @@ from dataclasses import replace as replace_fields
 import pytest
 from msgspec.structs import replace
 
-from steersman.host.exec import SubprocessExec
 from steersman.model.plan import NodePlan
 from steersman.model.stats import ConnectionStats
 from steersman.modes.base import release
@@ -19,6 +18,7 @@ from tests.conformance.world import load
 from tests.support.builders import case_files
 from tests.support.builders.worlds import LabPool, World
 from tests.support.lab.cluster import Lab
+from tests.support.lab.inside import Inside
 from tests.support.lab.ipvs_node import bring
 from tests.support.modes.flows import by_packets, compare
 from tests.support.modes.ipvs import IPVS, as_ipvs_serves, call, mode_behind
@@ -56,7 +56,7 @@ class Nodes:
     def mode(self, lab: Lab) -> IpvsMode:
         """The mode of a lab's node."""
         if lab.node.path not in self._modes:
-            self._modes[lab.node.path] = mode_behind(SubprocessExec(lab.exec_argv(())))
+            self._modes[lab.node.path] = mode_behind(Inside(lab.node.path))
             mode = self._modes[lab.node.path]
             assert call(mode, mode.probe).usable
         return self._modes[lab.node.path]

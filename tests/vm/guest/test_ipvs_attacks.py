@@ -12,7 +12,6 @@ from ipaddress import IPv4Address
 
 import pytest
 
-from steersman.host.exec import SubprocessExec
 from steersman.model.plan import NodePlan
 from steersman.model.ruleset import diff
 from steersman.modes.base import release
@@ -30,6 +29,7 @@ from tests.support.builders.ebpf_node_plan import (
 )
 from tests.support.lab.cluster import Lab
 from tests.support.lab.frames import ACK, FIN, RST, SCTP, SYN, TCP, UDP, packet
+from tests.support.lab.inside import Inside
 from tests.support.modes.ipvs import call, mode_behind
 from tests.support.modes.registry import render
 
@@ -52,7 +52,7 @@ def lab() -> Iterator[Lab]:
 @pytest.fixture(params=["rr", "lc", "sh", "mh"])
 def mode(lab: Lab, request: pytest.FixtureRequest) -> Iterator[IpvsMode]:
     options = IpvsOptions(scheduler=request.param)
-    made = mode_behind(SubprocessExec(lab.exec_argv(())), options)
+    made = mode_behind(Inside(lab.node.path), options)
     bring(made, node_plan())
     yield made
     asyncio.run(release(made))

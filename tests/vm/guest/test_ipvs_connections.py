@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import asyncio
 
-from steersman.host.exec import SubprocessExec
 from steersman.model.connections import ConnectionSearch
 from steersman.modes.base import release
 from tests.support.lab.cluster import Lab
+from tests.support.lab.inside import Inside
 from tests.support.lab.switches import ENDS, ONLY_V4, SERVICE, WAYS, connected, lab, program
 from tests.support.modes.ipvs import mode_behind
 
@@ -15,7 +15,7 @@ __all__ = ["lab"]  # a fixture
 
 
 def test_each_connection_has_its_client_and_endpoint(lab: Lab) -> None:
-    mode = mode_behind(SubprocessExec(lab.exec_argv(())))
+    mode = mode_behind(Inside(lab.node.path))
     asyncio.run(program(mode))
     live = [connected(lab.socket(way[0], "TCP"), *way) for way in WAYS]
     try:

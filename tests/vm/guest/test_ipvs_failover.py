@@ -16,7 +16,6 @@ import pytest
 from msgspec.structs import replace
 
 from steersman.failover.watch import Failure, FailureWatch
-from steersman.host.exec import SubprocessExec
 from steersman.model.failover import Backend, Observation
 from steersman.model.names import Family, Protocol
 from steersman.model.plan import NodePlan, Scheduling, ServicePlan
@@ -25,6 +24,7 @@ from steersman.modes.ipvs.mode import IpvsMode
 from tests.support.builders.kube import endpoint_slice, service
 from tests.support.builders.plans import SETTINGS, cluster_ip, endpoints, key, node_port, plan
 from tests.support.lab.cluster import Lab, Layout, Pod
+from tests.support.lab.inside import Inside
 from tests.support.lab.ipvs_node import bring
 from tests.support.lab.switches import CLIENT, NODE, OUTSIDE
 from tests.support.lab.traced import inside
@@ -123,7 +123,7 @@ def node() -> Iterator[Node]:
     pods = tuple(Pod(address) for address in addresses)
     with Lab(Layout({"eth0": (f"{NODE}/24",)}, (OUTSIDE,), pods)) as lab:
         serve(lab)
-        mode = mode_behind(SubprocessExec(lab.exec_argv(())))
+        mode = mode_behind(Inside(lab.node.path))
         assert call(mode, mode.probe).usable
         yield Node(lab, mode)
         asyncio.run(release(mode))
@@ -218,7 +218,7 @@ def test_what_waits_begins_again_and_what_is_established_stays(node: Node) -> No
     node.serve(of(DEAD, OTHER, scheduling=hashed))
 
     def serve_again(plan: ServicePlan) -> None:
-        mode = mode_behind(SubprocessExec(node.lab.exec_argv(())))  # of this thread's loop
+        mode = mode_behind(Inside(node.lab.node.path))  # of this thread's loop
         assert call(mode, mode.probe).usable
         Node(node.lab, mode).serve(plan)
         asyncio.run(release(mode))

@@ -8,7 +8,6 @@ from contextlib import contextmanager
 
 import pytest
 
-from steersman.host.exec import SubprocessExec
 from steersman.modes.base import Mode, release
 from steersman.modes.ipvs.mode import IpvsMode
 from steersman.modes.registry import may_have_left
@@ -16,6 +15,7 @@ from steersman.modes.specs import ModeOptions
 from steersman.run.process.mode_transition import remove_leftovers_once
 from tests.support.lab import switches
 from tests.support.lab.cluster import Lab, Layout, Pod
+from tests.support.lab.inside import Inside
 from tests.support.modes.ipvs import mode_behind
 from tests.vm.guest.ipvs import only_with_all
 
@@ -33,7 +33,7 @@ def lab() -> Iterator[Lab]:
 @pytest.fixture
 def ipvs(lab: Lab) -> Iterator[IpvsMode]:
     """The mode; what it told the node is removed at the end."""
-    mode = mode_behind(SubprocessExec(lab.exec_argv(())))
+    mode = mode_behind(Inside(lab.node.path))
     yield mode
     assert may_have_left("ipvs", ModeOptions())
     asyncio.run(remove_leftovers_once([("ipvs", mode)]))

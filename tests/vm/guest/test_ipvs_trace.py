@@ -7,11 +7,11 @@ from collections.abc import Iterator
 
 import pytest
 
-from steersman.host.exec import SubprocessExec
 from steersman.modes.base import release
 from tests.support.builders import nftables_plans as make
 from tests.support.builders.plans import REJECTED
 from tests.support.lab import trace_page
+from tests.support.lab.inside import Inside
 from tests.support.lab.switches import CLIENT, NODE
 from tests.support.lab.traced import (
     FRONTENDS,
@@ -28,7 +28,7 @@ from tests.support.modes.ipvs import mode_behind
 @pytest.fixture
 def node() -> Iterator[Traced]:
     with service_lab() as lab:
-        mode = mode_behind(SubprocessExec(lab.exec_argv(())))
+        mode = mode_behind(Inside(lab.node.path))
         yield serving(lab, mode)
         asyncio.run(release(mode))
 

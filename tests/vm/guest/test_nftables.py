@@ -8,12 +8,12 @@ from collections.abc import Iterator
 
 import pytest
 
-from steersman.host.exec import SubprocessExec
 from steersman.model.ruleset import diff
 from steersman.modes.nftables.mode import NftablesMode
 from tests.support.builders import case_files
 from tests.support.builders.worlds import LabPool, World
 from tests.support.lab.cluster import Lab
+from tests.support.lab.inside import Inside
 from tests.support.lab.nft import mode_behind
 from tests.support.modes.flows import by_packets, compare
 from tests.support.modes.registry import NFTABLES, answered, render
@@ -34,7 +34,7 @@ class Node:
     def lab(self, world: World) -> tuple[Lab, NftablesMode]:
         lab = self._pool.lab(world)
         if lab.node.path not in self._modes:
-            mode = mode_behind(SubprocessExec(lab.exec_argv(())))
+            mode = mode_behind(Inside(lab.node.path))
             assert asyncio.run(mode.worker.do(mode.probe)).usable
             self._modes[lab.node.path] = mode
         return lab, self._modes[lab.node.path]

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Hashable, Iterable
+from collections.abc import Callable, Hashable, Iterable
 from contextlib import suppress
 from functools import cached_property
 from typing import TYPE_CHECKING
@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 import msgspec
 
 from steersman.failover.watch import FailureWatch
-from steersman.host.exec import Exec, SubprocessExec
+from steersman.host.exec import Exec
 from steersman.host.limits import descriptor_limit
 from steersman.host.sysctl import SysctlError, read
 from steersman.host.worker import Changes
@@ -58,19 +58,6 @@ _ENOUGH_DESCRIPTORS = 64
 _TCP_LIBERAL = "proc/sys/net/netfilter/nf_conntrack_tcp_be_liberal"
 
 
-class IptablesOptions(msgspec.Struct, frozen=True):
-    """Options of this mode."""
-
-    variant: str = ""
-    """`nft`, `legacy`, or "" for this machine's default."""
-    features: Features | None = None
-    """What rules may use; None: `probe` detects it."""
-    leftovers: bool = False
-    """Only remove leftovers: create no table by listing it, and skip kubelet's objects."""
-    lock_wait: int = 5
-    """Seconds to wait for the lock of iptables-legacy."""
-
-
 class IptablesMode(Mode):
     """Programs Services as rules (behaviour 8) with the iptables of this machine."""
 
@@ -85,22 +72,25 @@ class IptablesMode(Mode):
     def __init__(
         self,
         execute: Exec,
-        options: IptablesOptions | None = None,
+        options: ModeOptions | None = None,
         counters: PacketCounters | None = None,
+        foreign: Callable[[], ForeignChanges] | None = None,
     ) -> None:
         """Create the mode; no program runs before `probe`, `read` or `apply`.
 
         Args:
             execute: runs programs.
-            options: options of this mode.
-            counters: the packet counters where these programs run. By default those of this
-                process, or none if the programs run in another network namespace.
+            options: the operator's settings.
+            counters: the packet counters where these programs run; None to count no packets.
+            foreign: starts to count what others write there, which may raise OSError; None to
+                compare all rules.
         """
         self._execute = execute
-        self._same_namespace = isinstance(execute, SubprocessExec) and not execute.prefix
-        self._counters = counters or (PacketCounters(COUNTERS) if self._same_namespace else None)
-        self._options = options or IptablesOptions()
-        self.features = self._options.features or Features()
+        self._counters = counters
+        self._count_foreign = foreign
+        self._options = options or ModeOptions()
+        self.features = Features()
+        """What rules may use; `probe` detects it."""
         self.families: tuple[Family, ...] = tuple(Family)
         """Families that can be served; all, until `probe` has run."""
         self._iptables: Iptables | None = None
@@ -115,28 +105,27 @@ class IptablesMode(Mode):
     def probe(self) -> Support:
         """Find the iptables to use and its capabilities."""
         options = self._options
-        choice = choose_tool(self._execute, options.variant, leftovers=options.leftovers)
+        choice = choose_tool(self._execute, options.iptables_variant, leftovers=options.leftovers)
         if choice.tool is None:
             return Support(usable=False, missing=choice.missing)
         self.families = choice.families
-        iptables = Iptables(self._execute, choice.tool, options.lock_wait)
-        if options.features is None:
-            nfacct = self._counters is not None and self._counters.supported()
-            if nfacct:
-                nfacct = all(map(iptables.knows_nfacct, self.families))
-            tcp_liberal = False
-            with suppress(SysctlError):
-                tcp_liberal = read(_TCP_LIBERAL) != 0
-            self.features = Features(
-                random_fully=choice.tool.random_fully,
-                nfacct=nfacct,
-                tcp_liberal=tcp_liberal,
-            )
+        iptables = Iptables(self._execute, choice.tool)
+        nfacct = self._counters is not None and self._counters.supported()
+        if nfacct:
+            nfacct = all(map(iptables.knows_nfacct, self.families))
+        tcp_liberal = False
+        with suppress(SysctlError):
+            tcp_liberal = read(_TCP_LIBERAL) != 0
+        self.features = Features(
+            random_fully=choice.tool.random_fully,
+            nfacct=nfacct,
+            tcp_liberal=tcp_liberal,
+        )
         self._iptables = iptables
         self.variant = choice.tool.variant
-        if self._same_namespace and choice.tool.variant == "nft":
+        if self._count_foreign is not None and choice.tool.variant == "nft":
             with suppress(OSError):
-                self._foreign = ForeignChanges()
+                self._foreign = self._count_foreign()
         return Support(usable=True, missing=choice.missing)
 
     def requirements(self) -> Requirements:
@@ -144,7 +133,7 @@ class IptablesMode(Mode):
         return Requirements(
             own_jumps="KUBE-",
             bridge_netfilter=True,
-            lock=LOCK if (self.variant or self._options.variant) == "legacy" else "",
+            lock=LOCK if (self.variant or self._options.iptables_variant) == "legacy" else "",
             most_rules=_MOST_RULES,
             instead="switch to the nftables mode, whose maps do not get slower (steersman switch)",
         )
@@ -239,7 +228,7 @@ class IptablesMode(Mode):
 
     def find_leftovers(self, families: Iterable[Family]) -> str:
         """Look for our chains; those of iptables-legacy only its tool can list."""
-        if self._options.variant == "legacy":
+        if self._options.iptables_variant == "legacy":
             return legacy_left(families)
         return chains_left(is_ours, families)
 
@@ -301,5 +290,4 @@ def removes_everything(change: Diff) -> bool:
 
 def create(execute: Exec, options: ModeOptions) -> IptablesMode:
     """Build the mode for registry.py."""
-    wanted = IptablesOptions(variant=options.iptables_variant, leftovers=options.leftovers)
-    return IptablesMode(execute, wanted)
+    return IptablesMode(execute, options, PacketCounters(COUNTERS), ForeignChanges)

@@ -16,9 +16,9 @@ from steersman.model.names import Family
 from steersman.model.ruleset import Diff
 from steersman.modes.base import release
 from steersman.modes.iptables import mode as mode_module
-from steersman.modes.iptables.mode import IptablesMode, IptablesOptions
+from steersman.modes.iptables.mode import IptablesMode
 from steersman.modes.iptables.names import INVALID_DROPPED, LOCALHOST_ACCEPTED
-from steersman.modes.iptables.render import Features
+from steersman.modes.specs import ModeOptions
 from tests.support.builders.plans import SETTINGS, simple
 from tests.support.modes.scripted import BOTH, WORKS, Scripted
 
@@ -63,13 +63,6 @@ def test_liberal_tcp_is_read_at_start(
     mode = IptablesMode(Scripted(*BOTH, WORKS))
     mode.probe()
     assert mode.features.tcp_liberal is liberal
-
-
-def test_given_features_are_kept() -> None:
-    features = Features(random_fully=False, nfacct=True, tcp_liberal=True)
-    mode = IptablesMode(Scripted(*BOTH, WORKS), IptablesOptions(features=features))
-    mode.probe()
-    assert mode.features == features
 
 
 class Kernel:
@@ -170,7 +163,7 @@ COMMIT
 def test_a_digest_tells_rules_apart_but_not_the_time_or_counters(variant: str) -> None:
     def token(text: str) -> object:
         execute = Scripted(*BOTH, ("iptables-*save", text), WORKS)
-        return IptablesMode(execute, IptablesOptions(variant=variant)).fingerprint()
+        return IptablesMode(execute, ModeOptions(iptables_variant=variant)).fingerprint()
 
     later = SAVED.replace("06:00", "07:00").replace("17:4242", "18:5000")
     assert token(SAVED) == token(later)
