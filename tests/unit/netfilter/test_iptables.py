@@ -118,5 +118,5 @@ def test_what_a_failed_restore_means(
 
 def test_restores_keep_foreign_rules_and_wait_for_the_lock() -> None:
     execute = Scripted(WORKS)
-    Iptables(execute, TOOL, lock_wait=7).restore(RUN)
-    assert execute.ran[-1] == "iptables-restore -w 7 --noflush --counters"
+    Iptables(execute, TOOL).restore(RUN)
+    assert execute.ran[-1] == "iptables-restore -w 5 --noflush --counters"

@@ -47,7 +47,7 @@ from steersman.modes.ipvs.probe import check_ipset, check_matches, check_schedul
 from steersman.modes.ipvs.render import render_node, render_service
 from steersman.modes.ipvs.scripts import texts
 from steersman.modes.ipvs.tracer import IpvsTracer
-from steersman.modes.ipvs.wire import get_info, timeouts
+from steersman.modes.ipvs.wire import timeouts
 from steersman.modes.ipvs.words import IpvsWords
 from steersman.modes.specs import IpvsOptions, ModeOptions
 from steersman.modes.tracer import Tracer
@@ -123,7 +123,6 @@ class IpvsMode(Mode):
             self._open(NETLINK_NETFILTER),
         )
         self._kernel = IpvsKernel(backends, choice.families, options.exclude_cidrs)
-        log.info("ip_vs %s, %d buckets for connections", *get_info(netlink, family))
         idle = (options.tcp_timeout, options.tcp_fin_timeout, options.udp_timeout)
         if any(idle):
             netlink.request(timeouts(family, *idle))

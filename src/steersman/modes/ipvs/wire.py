@@ -31,7 +31,6 @@ from steersman.modes.ipvs.objects import Server, ServerKey, Target
 _GENL_ID_CTRL = 16
 _CTRL_CMD_GETFAMILY, _CTRL_ATTR_FAMILY_ID, _CTRL_ATTR_FAMILY_NAME = 3, 1, 2
 _HASHED = 0x2  # IP_VS_SVC_F_HASHED, which the kernel adds to everything it lists
-_INFO_VERSION, _INFO_SIZE = 1, 2  # IPVS_INFO_ATTR_*
 _SERVICE, _DEST, _TIMEOUT_TCP, _TIMEOUT_FIN, _TIMEOUT_UDP = 1, 2, 4, 5, 6  # IPVS_CMD_ATTR_*
 # IPVS_SVC_ATTR_*
 _SVC_FAMILY, _SVC_PROTOCOL, _SVC_ADDRESS, _SVC_PORT = 1, 2, 3, 4
@@ -58,7 +57,6 @@ class Command(enum.IntEnum):
     GET_DEST = 8
     SET_CONFIG = 12
     GET_CONFIG = 13
-    GET_INFO = 15
 
 
 class ServerStats(NamedTuple):
@@ -79,14 +77,6 @@ class ListedServer(NamedTuple):
     flags: int
     timeout: int
     stats: ServerStats
-
-
-class IpvsInfo(NamedTuple):
-    """The kernel's information about ip_vs."""
-
-    version: str
-    connection_buckets: int
-    """Size of the hash table of connections (conn_tab_bits of the module)."""
 
 
 # Requests
@@ -166,15 +156,6 @@ def resolve(netlink: Netlink) -> int:
     payload = _header(_CTRL_CMD_GETFAMILY) + text(_CTRL_ATTR_FAMILY_NAME, "IPVS")
     (reply,) = netlink.request(Request(_GENL_ID_CTRL, payload))
     return int(struct.unpack("=H", attributes(reply.payload, 4)[_CTRL_ATTR_FAMILY_ID])[0])
-
-
-def get_info(netlink: Netlink, family: int) -> IpvsInfo:
-    """Return the version of ip_vs, three bytes such as 1.2.1, and the size of its table."""
-    (reply,) = netlink.request(Request(family, _header(Command.GET_INFO)))
-    values = attributes(reply.payload, 4)
-    number = _int(values[_INFO_VERSION])
-    version = f"{number >> 16 & 0xFF}.{number >> 8 & 0xFF}.{number & 0xFF}"
-    return IpvsInfo(version, _int(values[_INFO_SIZE]))
 
 
 def get_timeouts(netlink: Netlink, family: int) -> dict[tuple[str, str], int]:

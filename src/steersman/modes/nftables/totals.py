@@ -12,7 +12,7 @@ from typing import NamedTuple, TypeAlias
 
 from steersman.model.addresses import join_host_port
 from steersman.model.plan import Frontend, ServicePlan
-from steersman.model.stats import ConnectionStats, StatsKey, frontend_label
+from steersman.model.stats import ConnectionStats, StatsKey, frontend_label, increase
 from steersman.modes.nftables.layout import (
     PROTOCOLS,
     Kind,
@@ -53,7 +53,8 @@ class ConnectionTotals:
         increases: dict[bytes, int] = {}
         for key, (counted, count) in counts.items():
             before, last = self._last.get(key, (counted, 0))
-            if more := count - last if before == counted and last <= count else count:
+            (more,) = increase((last,) if before == counted else (), (count,))
+            if more:
                 increases[counted] = increases.get(counted, 0) + more
         # 2. The totals so far of frontends and endpoints that are planned.
         owners = _Owners({}, {}, {}, {})

@@ -23,8 +23,6 @@ from steersman.netfilter.iptables.tool import Iptables, choose_tool, legacy_left
 from steersman.netfilter.nft.tables import chains_left
 from steersman.proxy.listeners import FrontendKey
 
-_LOCK_WAIT = 5  # seconds, for the lock of iptables-legacy
-
 
 class IptablesPortals(RulePortals[Rule]):
     """The portals of this node, written by iptables."""
@@ -52,7 +50,7 @@ class IptablesPortals(RulePortals[Rule]):
         if choice.tool is None:
             return Support(usable=False, missing=choice.missing)
         self.families, self.variant = choice.families, choice.tool.variant
-        self._iptables = Iptables(self._execute, choice.tool, _LOCK_WAIT)
+        self._iptables = Iptables(self._execute, choice.tool)
         return Support(usable=True, missing=choice.missing)
 
     def find_leftovers(self, families: Iterable[Family]) -> str:

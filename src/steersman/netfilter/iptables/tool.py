@@ -27,7 +27,11 @@ _COMMANDS = {"": "iptables", "nft": "iptables-nft", "legacy": "iptables-legacy"}
 _KUBELET_CHAINS = ("KUBE-IPTABLES-HINT", "KUBE-KUBELET-CANARY")
 """Chains that kubelet creates in the mangle table of the variant that it uses."""
 _PROXY_CHAINS = ("KUBE-PROXY-CANARY", "KUBE-SERVICES")
-_LIST_NAT = ("-w", "5", "-t", "nat", "-S", "POSTROUTING")
+_WAIT = ("-w", "5")
+"""Options that wait for the lock of iptables-legacy: 5 s."""
+_TIMEOUT = 125.0
+"""Seconds in which iptables must have ended."""
+_LIST_NAT = (*_WAIT, "-t", "nat", "-S", "POSTROUTING")
 _NOT_PERMITTED = re.compile(r"you must be root|Permission denied|Operation not permitted")
 
 _RESOURCE_PROBLEM = 4
@@ -169,12 +173,10 @@ def _trouble(execute: Exec, tool: Tool, family: Family, leftovers: bool) -> str:
 class Iptables:
     """Runs iptables-save and iptables-restore of one variant."""
 
-    def __init__(self, execute: Exec, tool: Tool, lock_wait: int = 5) -> None:
-        """Create a runner; lock_wait: seconds to wait for the lock of iptables-legacy."""
+    def __init__(self, execute: Exec, tool: Tool) -> None:
+        """Create a runner."""
         self.tool = tool
         self._execute = execute
-        self._wait = ("-w", str(lock_wait))
-        self._timeout = lock_wait + 120.0
 
     def save(self, family: int) -> str:
         """Return all tables as iptables-save prints them.
@@ -199,7 +201,7 @@ class Iptables:
             BusyError: the lock is held, or memory is short.
         """
         command = f"{self.tool.of(run.family)}-restore"
-        argv = [command, *self._wait, "--noflush", "--counters"]
+        argv = [command, *_WAIT, "--noflush", "--counters"]
         result = self._run(argv, run.text.encode())
         if not result.returncode:
             return result.pid
@@ -223,7 +225,7 @@ class Iptables:
 
     def _run(self, argv: Sequence[str], stdin: bytes = b"") -> Result:
         return tool_result(
-            self._execute.run_tool, argv, stdin, package="iptables", timeout=self._timeout
+            self._execute.run_tool, argv, stdin, package="iptables", timeout=_TIMEOUT
         )
 
 

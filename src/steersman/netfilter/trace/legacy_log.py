@@ -9,7 +9,6 @@ child process puts the old one back when we end, whatever way: its standard inpu
 
 from __future__ import annotations
 
-import asyncio
 import errno
 from collections.abc import Iterable
 from contextlib import suppress
@@ -91,11 +90,6 @@ class TraceLog:
             else:
                 why = f"nfnetlink_log cannot be used: {error.strerror}"
             raise BusyError(f"rules of iptables-legacy cannot be traced: {why}") from error
-
-    async def receive(self) -> list[TraceEvent]:
-        """Wait for events."""
-        data = await asyncio.get_running_loop().sock_recv(self._socket, 1 << 17)
-        return _events(messages(data))
 
     def waiting(self) -> list[TraceEvent]:
         """Return the events received so far, without waiting."""
