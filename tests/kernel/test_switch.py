@@ -357,4 +357,4 @@ def test_what_others_balance_by_ipvs_stays_theirs() -> None:
     options = ModeOptions(ipvs=IpvsOptions(exclude_cidrs=("192.0.2.0/24",)))
     left: dict[str, Any] = dict(other_modes("iptables", SubprocessExec(), "nft", options))
     assert left["ipvs"]._options.exclude_cidrs == ("192.0.2.0/24",)
-    assert not left["ipvs"]._options.load_modules
+    assert not left["ipvs"]._loads

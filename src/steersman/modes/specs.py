@@ -28,9 +28,6 @@ class IpvsOptions(msgspec.Struct, frozen=True):
     """Seconds that idle connections live; 0 keeps the kernel's value, here and below."""
     tcp_fin_timeout: int = 0
     udp_timeout: int = 0
-    iptables_variant: str = ""
-    load_modules: bool = True
-    """Whether `probe` may load ip_vs if it is missing."""
 
 
 class ModeOptions(msgspec.Struct, frozen=True):

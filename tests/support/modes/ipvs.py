@@ -26,7 +26,7 @@ from steersman.modes.ipvs.objects import (
     role_set,
 )
 from steersman.modes.ipvs.render import node_port_addresses
-from steersman.modes.specs import IpvsOptions
+from steersman.modes.specs import IpvsOptions, ModeOptions
 from tests.support.lab.inside import Inside
 from tests.support.modes.flows import Answer, FlowCase
 from tests.support.modes.registry import ModeUnderTest, render
@@ -38,7 +38,8 @@ _FLAGS = {Protocol.TCP: "-t", Protocol.UDP: "-u", Protocol.SCTP: "--sctp-service
 
 def mode_behind(execute: Exec, options: IpvsOptions | None = None) -> IpvsMode:
     """The mode, in the namespace in which an Exec runs programs."""
-    mode = IpvsMode(execute, options)
+    own = options or IpvsOptions()
+    mode = IpvsMode(execute, ModeOptions(asked_for=IpvsMode.name, ipvs=own))
     if isinstance(execute, Inside):
         mode.worker = KernelWorker(execute.netns)
     return mode

@@ -49,7 +49,7 @@ from steersman.modes.ipvs.scripts import texts
 from steersman.modes.ipvs.tracer import IpvsTracer
 from steersman.modes.ipvs.wire import timeouts
 from steersman.modes.ipvs.words import IpvsWords
-from steersman.modes.specs import IpvsOptions, ModeOptions
+from steersman.modes.specs import ModeOptions
 from steersman.modes.tracer import Tracer
 from steersman.netfilter.iptables.restore import UNCUT, write_steps
 from steersman.netfilter.iptables.tool import Iptables, choose_tool, restore_scripts
@@ -73,15 +73,18 @@ class IpvsMode(Mode):
         one_health_check_port=True,
     )
 
-    def __init__(self, execute: Exec, options: IpvsOptions | None = None) -> None:
+    def __init__(self, execute: Exec, options: ModeOptions | None = None) -> None:
         """Create the mode; no socket is opened before `probe`.
 
         Args:
             execute: runs ipset and iptables.
-            options: operator settings.
+            options: operator settings; None for the defaults of a node in this mode.
         """
         self._execute = execute
-        self._options = options or IpvsOptions()
+        options = options or ModeOptions(asked_for=self.name)
+        self._options = options.ipvs
+        self._variant = options.iptables_variant
+        self._loads = options.asked_for == self.name  # else the node does without ip_vs
         self._families: tuple[Family, ...] = tuple(Family)
         self._random_fully = True
         self._kernel: IpvsKernel | None = None
@@ -97,14 +100,14 @@ class IpvsMode(Mode):
         """Check for ip_vs, its scheduler, ipset, iptables and its matches; open the sockets."""
         self.close()
         netlink, options = self._open(NETLINK_GENERIC), self._options
-        loads = options.load_modules
+        loads = self._loads
         family, missing = find_family(self._execute, netlink, loads=loads)
         missing = missing or check_ipset(self._execute)
         missing = missing or check_scheduler(netlink, family, options.scheduler)
         if missing:
             self.close()
             return Support(usable=False, missing=(missing,))
-        choice = choose_tool(self._execute, options.iptables_variant, leftovers=not loads)
+        choice = choose_tool(self._execute, self._variant, leftovers=not loads)
         if choice.tool is None:
             self.close()
             return Support(usable=False, missing=choice.missing)
@@ -292,10 +295,5 @@ class IpvsConnections(Carrier):
 
 
 def create(execute: Exec, options: ModeOptions) -> IpvsMode:
-    """Build the mode for registry.py; ip_vs is loaded only if this mode is the configured one."""
-    wanted = msgspec.structs.replace(
-        options.ipvs,
-        iptables_variant=options.iptables_variant,
-        load_modules=options.asked_for == IpvsMode.name,
-    )
-    return IpvsMode(execute, wanted)
+    """Build the mode for registry.py."""
+    return IpvsMode(execute, options)
