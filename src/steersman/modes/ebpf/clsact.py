@@ -112,13 +112,6 @@ class Filters:
             if note.partition("-")[0] not in keep:
                 (self._notes / note).rmdir()
 
-    def drop(self, devices: Iterable[int]) -> None:
-        """Remove the notes about devices that are gone."""
-        for index in devices:
-            for note in (f"{index}", f"{index}-qdisc"):
-                with contextlib.suppress(FileNotFoundError):
-                    (self._notes / note).rmdir()
-
     def remove(self) -> None:
         """Remove all filters of ours, and the qdiscs that only served them."""
         noted = self._noted()

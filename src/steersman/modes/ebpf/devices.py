@@ -242,12 +242,10 @@ class DeviceTracker:
         values = describe(inventory, interface, prefix, accelerated, changed)
         tables.devices.put_all((layout.number_key(n), value) for n, value in values.items())
 
-        # Devices that are gone. Without an inventory their pins and entries tell which they were.
-        if before:
-            gone = old.keys() - new.keys()
-            self._programs.drop(gone)
-        else:
-            gone = {layout.read_number(key) for key, _ in tables.devices.items()} - new.keys()
+        # Devices that are gone. Without an inventory the entries tell which they were.
+        known = old.keys() if before else {layout.read_number(k) for k, _ in tables.devices.items()}
+        gone = known - new.keys()
+        if gone or not before:
             self._programs.keep_only(new)
         tables.devices.delete_all(map(layout.number_key, gone))
         self._attached &= new.keys()

@@ -58,12 +58,6 @@ class Links:
             if "-" in name and name not in keep:
                 (self._pins.links / name).unlink(missing_ok=True)
 
-    def drop(self, devices: Iterable[int]) -> None:
-        """Remove the pins of devices that are gone."""
-        for index in devices:
-            for name in DEVICE_PROGRAMS:
-                (self._pins.links / f"{index}-{name}").unlink(missing_ok=True)
-
 
 class XdpPrograms:
     """The program that forwards packets of known connections early (XDP), on named devices."""
