@@ -27,7 +27,7 @@ from steersman.model.ruleset import Diff
 from steersman.modes.ebpf import PINS, loader
 from steersman.modes.ebpf.bpf import HashMap, wait_for_programs
 from steersman.modes.ebpf.counts import Tracking
-from steersman.modes.ebpf.devices import Change, DeviceTracker
+from steersman.modes.ebpf.devices import DeviceTracker
 from steersman.modes.ebpf.layout import Kind
 from steersman.modes.ebpf.links import XDP_PROGRAM, attach_sockets, detach_sockets, sockets_intact
 from steersman.modes.ebpf.migration import Migration, load
@@ -234,19 +234,15 @@ class Datapath:
         """Subscribe to changes of devices."""
         return device_changes()
 
-    def device_change(self, news: Sequence[Message]) -> Change | None:
-        """Return what notifications change; None if all devices must be listed."""
-        return self._devices.change(news)
-
-    def write_devices(self, change: Change | None = None) -> list[int]:
+    def write_devices(self, news: Sequence[Message] | None = None) -> list[int]:
         """Write the map of devices; return the devices that need programs.
 
         Args:
-            change: the change since the last time; None to list everything.
+            news: notifications since the last time; None to list everything.
         """
         tables = self._open()
         assert self._loaded
-        return self._devices.write(self._loaded, tables, change)
+        return self._devices.write(self._loaded, tables, news)
 
     def attach_devices(self, numbers: Iterable[int]) -> Generator[None, None, None]:
         """Attach the programs to devices, one in each step; end early once closed."""

@@ -76,13 +76,6 @@ class Inventory(NamedTuple):
         return self._replace(devices=tuple(devices.values()))
 
 
-class Change(NamedTuple):
-    """An inventory, and what notifications make of it."""
-
-    before: Inventory
-    after: Inventory
-
-
 def list_devices() -> Inventory:
     """List devices and addresses; OSError if rtnetlink does not answer."""
     with rtnetlink() as netlink:
@@ -209,26 +202,21 @@ class DeviceTracker:
         self._written = None
         self._attached.clear()
 
-    def change(self, news: Sequence[Message]) -> Change | None:
-        """Return what notifications change; None if everything must be listed."""
-        before = self._written  # a thread may replace it
-        after = before.updated(news) if before else None
-        return Change(before, after) if before and after else None
-
     def write(
-        self, loaded: LoadedObject, tables: Tables, change: Change | None = None
+        self, loaded: LoadedObject, tables: Tables, news: Sequence[Message] | None = None
     ) -> list[int]:
         """Write the map of devices; return the devices that need programs.
 
         Args:
             loaded: the programs.
             tables: the maps.
-            change: the change since the last time; None to list everything.
+            news: notifications since the last time; None to list everything.
         """
-        # If this fails, or something was written since the change was computed: list everything.
-        written, self._written = self._written, None
-        before = written if change and change.before is written else None
-        inventory = change.after if change and before else list_devices()
+        # If this fails, everything is listed the next time.
+        before, self._written = (self._written if news is not None else None), None
+        inventory = before.updated(news) if before and news else before
+        if inventory is None:
+            before, inventory = None, list_devices()
         old = {each.number: each for each in before.devices} if before else {}
         new = {each.number: each for each in inventory.devices}
         changed = [number for number, each in new.items() if old.get(number) != each]

@@ -95,12 +95,11 @@ class DeviceWatcher:
         if self._datapath.tables is None:  # closed meanwhile: do not open them again
             return
         news, self._news = self._news, []
-        change = None if self._lists_all else self._datapath.device_change(news)
-        if change is None or change.before != change.after:
-            fresh = until_consistent(lambda: self._datapath.write_devices(change))
-            self._lists_all = False
-            yield
-            yield from self._datapath.attach_devices(fresh)
+        known = None if self._lists_all else news
+        fresh = until_consistent(lambda: self._datapath.write_devices(known))
+        self._lists_all = False
+        yield
+        yield from self._datapath.attach_devices(fresh)
 
     def hold_ports(self) -> None:
         """Keep netfilter from choosing the ports of masqueraded connections, from now on."""

@@ -15,18 +15,13 @@ import pytest
 
 from steersman.host.netlink import AnswersLostError, DumpInterruptedError
 from steersman.host.nlmsg import Message
-from steersman.host.rtnetlink import Interface
 from steersman.host.worker import KernelWorker
 from steersman.modes.ebpf import watcher
 from steersman.modes.ebpf.datapath import Datapath
-from steersman.modes.ebpf.devices import Change, Inventory
 from steersman.modes.ebpf.nat_hooks import NatHookGuard
 from steersman.modes.ebpf.watcher import DeviceWatcher
 
 NEW_DEVICE = Message(16, 0, 0, b"")
-EMPTY = Inventory((), {})
-NO_CHANGE = Change(EMPTY, EMPTY)
-A_CHANGE = Change(EMPTY, Inventory((Interface(7, "veth7", 1, 0),), {}))
 
 
 class Node:
@@ -40,7 +35,7 @@ class Node:
         self.subscribed = 0
         self.fails: list[Exception] = []
         """What following devices ends with, the last one first."""
-        self.told: list[Change | None] = []
+        self.told: list[Sequence[Message] | None] = []
         self.attached: list[int] = []
         self.lost = False
         self._ours, self._kernel = socket.socketpair()
@@ -76,15 +71,12 @@ class Node:
             raise AnswersLostError(errno.ENOBUFS, "lost")
         return [NEW_DEVICE]
 
-    def device_change(self, news: Sequence[Message]) -> Change | None:
-        return A_CHANGE if news else NO_CHANGE
-
-    def write_devices(self, change: Change | None = None) -> list[int]:
+    def write_devices(self, news: Sequence[Message] | None = None) -> list[int]:
         self.followed += 1
         if self.fails:
             raise self.fails.pop()
-        self.told.append(change)
-        return [7] if change else []
+        self.told.append(news)
+        return [7] if news else []
 
     def attach_devices(self, numbers: Iterable[int]) -> Generator[None, None, None]:
         self.attached += numbers
@@ -259,7 +251,7 @@ async def test_syncs_do_not_wait_for_programs_on_new_devices() -> None:
         assert not await worker.do(lambda: node.attached), "as a sync does"
         possible.set()
         await until(lambda: node.attached)
-    assert node.told == [None, A_CHANGE]
+    assert node.told == [None, [NEW_DEVICE]]
 
 
 async def test_syncs_do_not_wait_while_connections_are_looked_at(
