@@ -67,19 +67,18 @@ class _MapOptions(ctypes.Structure):
     _fields_ = (
         ("size", ctypes.c_size_t),
         *((name, ctypes.c_uint32) for name in ("btf_fd", "key_type", "value_type", "struct_ops")),
-        *((name, ctypes.c_uint32) for name in ("inner_map_fd", "map_flags")),
+        ("inner_map_fd", ctypes.c_uint32),
     )
 
 
-def create_map(shape: tuple[int, int, int, int], flags: int = 0, *, inner: int = 0) -> int:
+def _create_map(shape: tuple[int, int, int, int], inner: int = 0) -> int:
     """Create a map without a name; return its descriptor.
 
     Args:
         shape: type, sizes of key and value, capacity.
-        flags: BPF_F_*.
         inner: descriptor of a map like those that an array of maps holds.
     """
-    options = _MapOptions(ctypes.sizeof(_MapOptions), 0, 0, 0, 0, inner, flags)
+    options = _MapOptions(ctypes.sizeof(_MapOptions), 0, 0, 0, 0, inner)
     kind, *sizes = shape
     return call("bpf_map_create", kind, None, *sizes, ctypes.byref(options))
 
@@ -90,8 +89,8 @@ def wait_for_programs() -> None:
     The kernel does so when an array of maps is written: who writes it may rely on that no program
     uses the old element any more.
     """
-    inner = Object(create_map((_ARRAY, 4, 4, 1)))
-    outer = Object(create_map((_ARRAY_OF_MAPS, 4, 4, 1), inner=inner.fd))
+    inner = Object(_create_map((_ARRAY, 4, 4, 1)))
+    outer = Object(_create_map((_ARRAY_OF_MAPS, 4, 4, 1), inner=inner.fd))
     try:
         call("bpf_map_update_elem", outer.fd, bytes(4), inner.fd.to_bytes(4, sys.byteorder), 0)
     finally:

@@ -27,10 +27,9 @@ from steersman.modes.ebpf.netns import netns_cookie
 _MOUNTS = Path("/proc/self/mountinfo")
 _CGROUPS = "/sys/fs/cgroup"
 _ESCAPE = re.compile(r"\\([0-7]{3})")
-_ARRAY, _MMAPABLE = 2, 1 << 10
 _SCHED_CLS, _SOCK_ADDR = 3, 18
-_CONNECT4, _GETPEERNAME4 = 10, 29
-_NETNS_COOKIE, _REDIRECT_NEIGH, _SET_RETVAL = 122, 152, 187
+_CONNECT4 = 10
+_SET_RETVAL = 187  # BPF_FUNC_set_retval
 # Index that no device has.
 _NO_DEVICE = 0x7FFFFFFF
 _DENIED = (errno.EPERM, errno.EACCES)
@@ -92,28 +91,12 @@ def _set(register: int, value: int) -> bytes:
     return struct.pack("=BBhi", 0xB7, number, 0, value)
 
 
-def _call(helper: int) -> bytes:
-    return struct.pack("=BBhi", 0x85, 0, 0, helper)
-
-
 _RETURN = _set(0, 1) + struct.pack("=BBhi", 0x95, 0, 0, 0)
 
 
-def _loads(kind: int, attach_type: int, *code: bytes) -> Callable[[], bool]:
-    return lambda: _accepts(lambda: load(kind, attach_type, b"".join((*code, _RETURN))))
-
-
-def _can_map_arrays() -> bool:
-    return _accepts(lambda: bpf.create_map((_ARRAY, 4, 8, 1), _MMAPABLE))
-
-
-def _has_batches() -> bool:
-    try:
-        count = ctypes.byref(ctypes.c_uint32())
-        call("bpf_map_lookup_batch", _NO_DEVICE, None, None, None, None, count, None)
-    except OSError as error:
-        return error.errno != errno.EINVAL
-    return True
+def _can_refuse() -> bool:
+    code = _set(1, -errno.ECONNREFUSED) + struct.pack("=BBhi", 0x85, 0, 0, _SET_RETVAL) + _RETURN
+    return _accepts(lambda: load(_SOCK_ADDR, _CONNECT4, code))
 
 
 def _has_netns_cookies() -> bool:
@@ -140,19 +123,6 @@ def tcx() -> bool:
 
 
 FEATURES = (
-    Feature("maps in memory", "5.5", _can_map_arrays),
-    Feature("batches of map entries", "5.6", _has_batches),
-    Feature(
-        "the cookie of a network namespace for programs",
-        "5.7",
-        _loads(_SOCK_ADDR, _CONNECT4, _call(_NETNS_COOKIE)),
-    ),
-    Feature("the getpeername hook", "5.8", _loads(_SOCK_ADDR, _GETPEERNAME4)),
-    Feature(
-        "bpf_redirect_neigh, which sends this node's own packets",
-        "5.10",
-        _loads(_SCHED_CLS, 0, *map(_set, (1, 2, 3, 4), (1, 0, 0, 0)), _call(_REDIRECT_NEIGH)),
-    ),
     Feature(
         "the cookie of a network namespace for processes (SO_NETNS_COOKIE)",
         "5.14",
@@ -161,7 +131,7 @@ FEATURES = (
     Feature(
         "bpf_set_retval, which refuses connections",
         "5.18",
-        _loads(_SOCK_ADDR, _CONNECT4, _set(1, -errno.ECONNREFUSED), _call(_SET_RETVAL)),
+        _can_refuse,
     ),
     Feature(
         "TCX, which attaches programs to devices",
@@ -170,7 +140,7 @@ FEATURES = (
         "filters of tc (clsact) take its place",
     ),
 )
-"""Features that the mode uses, the oldest first."""
+"""The newest features that the mode uses, the oldest first: who has them has all before."""
 
 
 def missing_features(features: Iterable[Feature] = FEATURES) -> tuple[Feature, ...]:
