@@ -47,6 +47,13 @@ def lines(answer: object, wide: bool = False) -> list[str]:
     return [" " * block.indent + block.text for block in blocks if isinstance(block, Line)]
 
 
+def test_a_run_that_only_took_longer_is_no_news() -> None:
+    answer = run_checks(context_of(service()), says("fine", ok("it is fine")))
+    later = msgspec.structs.replace(answer, seconds=answer.seconds + 1.0)
+    assert later.watched == answer.watched
+    assert msgspec.structs.replace(later, results=()).watched != answer.watched
+
+
 def test_the_cause_is_the_error_that_explains_the_others() -> None:
     answer = run_checks(
         context_of(service()),
