@@ -14,20 +14,13 @@ from collections import Counter, deque
 from collections.abc import Mapping
 from typing import TypeAlias
 
-import msgspec
+from steersman.operate.fleet_view import Disagreement
 
 _REMEMBERED = 128
 """Digests of a node; four a second come at most."""
 _MOST_CAMPS = 4
 
 Digest: TypeAlias = str | int
-
-
-class Comparison(msgspec.Struct, frozen=True):
-    """Nodes with the same digest, which is not usual, and a node to compare one of them with."""
-
-    nodes: tuple[str, ...]
-    reference: str
 
 
 class Agreement:
@@ -54,8 +47,11 @@ class Agreement:
         """Drop a node that does not exist any more."""
         self._held.pop(node, None)
 
-    def camps(self, now: float) -> tuple[Comparison, ...]:
-        """Return the nodes that do not agree with the others, the largest groups first."""
+    def camps(self, now: float) -> tuple[Disagreement, ...]:
+        """Return the nodes that do not agree with the others, the largest groups first.
+
+        Those of a group have the same digest; one of them is to be compared with the reference.
+        """
         current = {node: held[-1][1] for node, held in self._held.items()}
         if len(set(current.values())) < 2:
             self._before.clear()
@@ -78,13 +74,13 @@ class Agreement:
         for node in sorted(recent.keys() - set(agreeing)):
             groups.setdefault(current[node], []).append(node)
         largest = sorted(groups.values(), key=lambda nodes: (-len(nodes), nodes))[:_MOST_CAMPS]
-        camps = tuple(Comparison(tuple(nodes), reference) for nodes in largest)
+        camps = tuple(Disagreement(tuple(nodes), reference) for nodes in largest)
         known = {(camp.nodes[0], reference) for camp in camps}
         self._before = {pair: was for pair, was in self._before.items() if pair in known}
         return camps
 
     def differing(
-        self, camp: Comparison, theirs: Mapping[str, Digest], usual: Mapping[str, Digest]
+        self, camp: Disagreement, theirs: Mapping[str, Digest], usual: Mapping[str, Digest]
     ) -> tuple[str, ...]:
         """Return the Services that differ as they did at the last call for the same two nodes.
 

@@ -24,7 +24,7 @@ from steersman.modes.specs import spec_of
 from steersman.modes.words import KernelWords
 from steersman.operate.answer import Answer, Block, Line, QuestionError
 from steersman.operate.explain_flow import ExplainedFlow
-from steersman.operate.load import world_again
+from steersman.operate.load import render_services, world_again
 from steersman.operate.names import Names
 
 State = Literal["planned", "missing", "unexpected", "context"]
@@ -253,7 +253,7 @@ async def compare(world: World, name: ObjectName, mode: Mode) -> list[KernelLine
     # Wanted: the objects of the Service, and those of the node that its traffic passes.
     own = list(plans.values())
     node = words.wanted(fixed, kernel)
-    wanted = dict(words.wanted(_rendered(mode, world, plans), kernel))
+    wanted = dict(words.wanted(render_services(mode, world.plan, plans), kernel))
     wanted |= {key: value for key, value in node.items() if words.is_on_path(key, own)}
 
     # Others: what the kernel has beside them that concerns the Service, unless another one's.
@@ -263,7 +263,7 @@ async def compare(world: World, name: ObjectName, mode: Mode) -> list[KernelLine
     # To render all other Services takes a second with 10,000 of them, and is rarely needed.
     if others:
         rest = world.plan.services.keys() - plans.keys()
-        others -= words.wanted(_rendered(mode, world, rest), kernel).keys()
+        others -= words.wanted(render_services(mode, world.plan, rest), kernel).keys()
 
     keys = sorted([*wanted, *sorted(others, key=str)], key=words.rank)
     lines = [
@@ -276,15 +276,6 @@ async def compare(world: World, name: ObjectName, mode: Mode) -> list[KernelLine
     shown = [Words(line.place, line.text) for line in lines if line.state != "missing"]
     beyond = await words.beyond(shown, own, settings)
     return lines + [KernelLine(*each, state="context") for each in beyond]
-
-
-def _rendered(mode: Mode, world: World, keys: Any) -> dict[Any, Any]:
-    """Render some plans of a World."""
-    plans, settings = world.plan.services, world.plan.settings
-    out: dict[Any, Any] = {}
-    for key in keys:
-        out.update(mode.render_service(plans[key], settings))
-    return out
 
 
 def marked_lines(

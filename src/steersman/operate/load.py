@@ -11,7 +11,9 @@ otherwise                      the running process of this network namespace; if
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Iterable
 from pathlib import Path
+from typing import Any
 
 import msgspec
 
@@ -22,6 +24,7 @@ from steersman.host.facts import read_facts
 from steersman.host.process import words_of
 from steersman.model import codes
 from steersman.model.findings import Finding
+from steersman.model.names import PlanKey
 from steersman.model.plan import NodePlan
 from steersman.model.ruleset import Diff, Ruleset, diff
 from steersman.model.world import Origin, World
@@ -107,13 +110,20 @@ def moved_objects(mode: Mode, have: Ruleset, before: NodePlan, now: NodePlan) ->
     if before.settings == now.settings:
         services = {key for key in services if before.services.get(key) != now.services.get(key)}
 
-    def rendered(plan: NodePlan) -> Ruleset:
-        objects = dict(mode.render_node(plan.settings))
-        for key in services & plan.services.keys():
-            objects.update(mode.render_service(plan.services[key], plan.settings))
+    def wanted(plan: NodePlan) -> Ruleset:
+        objects = {**mode.render_node(plan.settings), **render_services(mode, plan, services)}
         return mode.words.wanted(objects, have)
 
-    return diff(rendered(before), rendered(now))
+    return diff(wanted(before), wanted(now))
+
+
+def render_services(mode: Mode, plan: NodePlan, services: Iterable[PlanKey]) -> Ruleset:
+    """Return the kernel objects of the Services of a plan that are among these."""
+    out: dict[Any, Any] = {}
+    for key in services:
+        if (service := plan.services.get(key)) is not None:
+            out |= mode.render_service(service, plan.settings)
+    return out
 
 
 def config_of(pid: int) -> ProxyConfig:

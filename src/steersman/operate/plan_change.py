@@ -42,7 +42,13 @@ from steersman.modes.specs import SPECS, ModeOptions, spec_of
 from steersman.netfilter.conntrack.stale import find_stale
 from steersman.operate.answer import QuestionError
 from steersman.operate.client import NotRunningError
-from steersman.operate.load import load_world, moved_objects, world_again, world_of_process
+from steersman.operate.load import (
+    load_world,
+    moved_objects,
+    render_services,
+    world_again,
+    world_of_process,
+)
 from steersman.operate.plan_answer import Effort, ObjectCount, PlanAnswer, ScriptAnswer
 from steersman.run.process.mode_transition import leftover_modes
 from steersman.run.process.startup import node_config
@@ -373,10 +379,7 @@ def compile_both(
 
 def render(mode: Mode, plan: NodePlan) -> dict[object, object]:
     """Return all objects of a plan that would stay if the process ended."""
-    out: dict[object, object] = dict(mode.render_node(plan.settings))
-    for each in plan.services.values():
-        out.update(mode.render_service(each, plan.settings))
-    return out
+    return {**mode.render_node(plan.settings), **render_services(mode, plan, plan.services)}
 
 
 def _part(mode: Mode, label: str, have: Ruleset, want: Ruleset) -> Part:

@@ -14,6 +14,7 @@ from steersman.operate.answer import Answer, QuestionError
 from steersman.operate.doctor.check import Diagnosis
 from steersman.operate.problems import LEVELS, DoctorResult
 from steersman.ui.fleet import Fleet
+from steersman.ui.sampling import keep
 
 AnswerT = TypeVar("AnswerT", bound=Answer)
 
@@ -61,10 +62,7 @@ class DoctorRuns:
             )
             for each in bad[:_MOST_RESULTS]
         )
-        self._runs.pop((node, question), None)
-        self._runs[node, question] = now, results
-        while len(self._runs) > _REMEMBERED:
-            self._runs.popitem(last=False)
+        keep(self._runs, (node, question), (now, results), _REMEMBERED)
 
     @property
     def results(self) -> tuple[DoctorResult, ...]:

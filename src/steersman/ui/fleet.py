@@ -15,6 +15,7 @@ from typing import Any
 from urllib.parse import quote
 
 import msgspec
+from msgspec.structs import replace
 
 from steersman.model.findings import Finding
 from steersman.model.names import ObjectName
@@ -226,9 +227,7 @@ class Fleet:
         except (msgspec.DecodeError, KeyError, RuntimeError) as error:
             raise NodeError(f"unexpected answer of node {node}: {error}") from error
         name = world.config.node_name or node
-        return msgspec.structs.replace(
-            world, origin=Origin("process", f"node {name} ({world.mode} mode)")
-        )
+        return replace(world, origin=Origin("process", f"node {name} ({world.mode} mode)"))
 
     def _way(self, node: str) -> Way:
         for each in self._followed.values():
@@ -304,12 +303,12 @@ class Fleet:
                 if len(self._shared) > _MAX_SHARED:
                     self._shared.clear()
                 shared = (self._shared.setdefault(found, found) for found in state.findings)
-                each.state = msgspec.structs.replace(state, findings=tuple(shared))
+                each.state = replace(state, findings=tuple(shared))
                 each.received, each.problem, each.since = each.heard, "", 0.0
                 if state.digest:
                     self._agreement.observe(each.name, state.digest, self._timing.now())
                 # An idle node sends its state every few seconds, too: only its time differs.
-                same = before and msgspec.structs.replace(before, now=state.now) == each.state
+                same = before and replace(before, now=state.now) == each.state
                 if back or not same:
                     self._change()
 
@@ -343,12 +342,10 @@ class Fleet:
                 try:
                     theirs = await self._digests(camp.nodes[0])
                 except NodeError as error:
-                    found.append(Disagreement(camp.nodes, camp.reference, problem=str(error)))
+                    found.append(replace(camp, problem=str(error)))
                     continue
                 if names := self._agreement.differing(camp, theirs, usual):
-                    found.append(
-                        Disagreement(camp.nodes, camp.reference, names[:_NAMED], len(names))
-                    )
+                    found.append(replace(camp, services=names[:_NAMED], number=len(names)))
             if tuple(found) != self.disagreements:
                 self.disagreements = tuple(found)
                 self._change()

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from steersman.model.drift import Drift, Writer
 from steersman.model.findings import Severity
 from steersman.model.node_state import Condition, NodeState
-from steersman.operate.agreement import Agreement, Comparison
+from steersman.operate.agreement import Agreement
 from steersman.operate.answer import Line, Table
 from steersman.operate.fleet_view import (
     SORTS,
@@ -269,7 +269,7 @@ def test_a_node_may_lag_for_the_grace() -> None:
     agreement.observe("a", "new", 100)
     agreement.observe("b", "new", 100)
     assert agreement.camps(105) == ()
-    assert agreement.camps(111) == (Comparison(("c",), "a"),)
+    assert agreement.camps(111) == (Disagreement(("c",), "a"),)
     agreement.observe("c", "new", 111)
     assert agreement.camps(112) == ()
 
@@ -278,7 +278,7 @@ def test_a_node_ahead_of_the_others_agrees_for_the_grace() -> None:
     agreement = observed({"a": "x", "b": "x", "c": "x"})
     agreement.observe("a", "y", 100)
     assert agreement.camps(109) == ()
-    assert agreement.camps(111) == (Comparison(("a",), "b"),)
+    assert agreement.camps(111) == (Disagreement(("a",), "b"),)
     agreement.forget("a")
     agreement.forget("a")
     assert agreement.camps(111) == ()
@@ -288,7 +288,7 @@ def test_groups_come_largest_first_and_are_few() -> None:
     majority = {f"m{n}": "x" for n in range(30)}
     others = {f"o{n}": f"y{n // 2}" for n in range(12)} | {"z1": "y0"}
     camps = observed(majority | others).camps(50)
-    assert camps[0] == Comparison(("o0", "o1", "z1"), "m0")
+    assert camps[0] == Disagreement(("o0", "o1", "z1"), "m0")
     assert len(camps) == 4
 
 
