@@ -24,7 +24,6 @@ from steersman.model.kube import Annotations
 from steersman.modes.specs import SPECS
 from steersman.operate.answer import Answer
 from steersman.operate.status import PRINTED
-from steersman.operate.top import COPIED
 from steersman.run.observe.metric_table import DECLARED
 
 ANSWERS = {
@@ -286,24 +285,13 @@ def _status_as_printed(definitions: dict[str, Any]) -> None:
     status |= {name: state[name] for name in PRINTED}
     status["unlisted"] = state["findingCounts"] | {"description": "Findings that are not listed."}
     status["started"] = _TIME
-    status["synced"] = _last_sync(definitions, state, _TIME)
+    status["synced"] = _last_sync(definitions, state)
     status["connection"] = {"$ref": "#/$defs/SourceStatus"}
     definitions["Status"]["required"] = ["source", "conditions"]
 
 
-def _top_as_printed(definitions: dict[str, Any]) -> None:
-    """Change the schema of Top into that of its `data`, with earlier names of its fields."""
-    sample = definitions["TopSample"]["properties"]
-    state = definitions["NodeState"]["properties"]
-    state["synced"] = _last_sync(definitions, state, state["syncedAt"])
-    sample |= {name: state[name] for name in COPIED}
-    sample["drift"] = state["repairs"]
-    sample["lastDrift"] = {"type": "string", "description": "What differed, and who changed it."}
-    sample["lastDriftAt"] = {"type": "number", "description": "Seconds since 1970."}
-
-
-def _last_sync(definitions: dict[str, Any], state: dict[str, Any], at: object) -> dict[str, Any]:
-    fields = {"at": at, "reason": state["syncReason"]}
+def _last_sync(definitions: dict[str, Any], state: dict[str, Any]) -> dict[str, Any]:
+    fields = {"at": _TIME, "reason": state["syncReason"]}
     fields |= {name: state[name] for name in ("phases", "refused")}
     definitions["LastSync"] = {
         "title": "LastSync",
@@ -323,7 +311,6 @@ def _services_as_printed(definitions: dict[str, Any]) -> None:
 
 _AS_PRINTED = {
     "status.Status": _status_as_printed,
-    "top.Top": _top_as_printed,
     "list_answers.ServiceList": _services_as_printed,
 }
 

@@ -9,7 +9,7 @@ import time
 from steersman.cli.screen import Screen, full_screen
 from steersman.host.exec import SubprocessExec
 from steersman.operate.answer import QuestionError
-from steersman.operate.top import ask, dial_service
+from steersman.operate.top import ask
 from steersman.operate.top_model import TopModel, keys_of
 
 
@@ -58,7 +58,7 @@ async def show_top(model: TopModel, seconds: float) -> None:
                     if command.kind == "ask":
                         ask_now.set()
                         continue
-                    task = asyncio.create_task(carry_out(model, screen, *command))
+                    task = asyncio.create_task(run_doctor(model, screen, command.service))
                     tasks.add(task)
                     task.add_done_callback(tasks.discard)
                 screen.draw(model.frame(*screen.size, time.time()))
@@ -68,15 +68,8 @@ async def show_top(model: TopModel, seconds: float) -> None:
             await asyncio.gather(*tasks, return_exceptions=True)
 
 
-async def carry_out(model: TopModel, screen: Screen, kind: str, service: str) -> None:
-    """Run doctor on a Service, or connect to it; the view stays responsive meanwhile."""
-    if kind == "dial":
-        try:
-            model.message = await dial_service(service)
-        except (QuestionError, OSError) as error:
-            model.message = str(error)
-        screen.wake()
-        return
+async def run_doctor(model: TopModel, screen: Screen, service: str) -> None:
+    """Run doctor on a Service, and show what it says."""
     model.message = f"doctor looks at {service}..."
     screen.wake()
     # As a process of its own: it may take seconds of CPU, and the view must stay responsive.

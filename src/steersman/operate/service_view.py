@@ -11,9 +11,7 @@ from collections.abc import Iterator
 import msgspec
 
 from steersman.model.addresses import family_of, join_host_port
-from steersman.model.kube import Service
 from steersman.model.names import ObjectName
-from steersman.model.plan import FrontendKind
 from steersman.model.world import World
 from steersman.operate.answer import QuestionError, View
 from steersman.operate.explain_flow import ExplainedFlow, FlowExplainer
@@ -23,25 +21,6 @@ from steersman.operate.picture import Picture, picture_of
 
 MOST_CHOICES = 100
 """Addresses of a Service among which one is selected; it has as many ports as it likes."""
-_AFFINITY_SECONDS = 10_800  # the API server's default
-_KINDS = {
-    FrontendKind.CLUSTER_IP: "clusterIP",
-    FrontendKind.EXTERNAL_IP: "external IP",
-    FrontendKind.LOAD_BALANCER_IP: "load balancer IP",
-    FrontendKind.NODE_PORT: "node port",
-}
-_POLICIES = {
-    "Cluster": "to endpoints of every node",
-    "Local": "only to endpoints of the node that the packets arrive at; without one it drops them",
-}
-
-
-class Setting(msgspec.Struct, frozen=True, rename="camel"):
-    """A field of the Service that decides where traffic goes."""
-
-    name: str
-    value: str
-    meaning: str
 
 
 class Choice(msgspec.Struct, frozen=True, rename="camel"):
@@ -70,7 +49,6 @@ class ServiceView(View, frozen=True, kw_only=True):
     nodes: tuple[str, ...] = ()
     """Nodes that can be asked."""
     differing: tuple[Differing, ...] = ()
-    settings: tuple[Setting, ...] = ()
     served: ServiceAnswer | None = None
     client: str = ""
     """The client of the connection, as it was typed."""
@@ -100,19 +78,18 @@ def service_view(names: Names, name: ObjectName, client: str = "", to: str = "")
         to: the destination, one of the choices; "" for the first.
     """
     world, client = names.world, client.strip() or "pod"
-    service = names.service(name)
-    if service is None:
+    if names.service(name) is None:
         return unknown_service(world, name)
     explainer = FlowExplainer(world, names)
+    served = explain_service(explainer, name)
     view = ServiceView(
         source=world.origin.text,
         service=str(name),
         node=names.here,
-        settings=tuple(settings_of(service, name in world.unserved)),
-        served=explain_service(explainer, name),
+        served=served,
         client=client,
     )
-    choices = list(choices_of(explainer, name))
+    choices = list(choices_of(names, served))
     if not choices:
         return view
     wanted = to or choices[0].to
@@ -148,57 +125,16 @@ def unknown_service(world: World, name: ObjectName) -> ServiceView:
     )
 
 
-def settings_of(service: Service, unserved: bool) -> Iterator[Setting]:
-    """Yield the fields that decide where traffic goes, with what they mean."""
-    spec, notes = service.spec, service.metadata.annotations
-    outside = spec.type in ("NodePort", "LoadBalancer") or bool(spec.external_ips)
-    yield Setting("type", spec.type or "ClusterIP", "")
-    if unserved:
-        return
-    inside = spec.internal_traffic_policy or "Cluster"
-    yield Setting("internalTrafficPolicy", inside, _POLICIES.get(inside, ""))
-    if outside:
-        policy = spec.external_traffic_policy or "Cluster"
-        text = _POLICIES.get(policy, "")
-        if policy == "Cluster":
-            text += ", which see an address of this node as the client"
-        yield Setting("externalTrafficPolicy", policy, text)
-    if spec.session_affinity == "ClientIP":
-        config = spec.session_affinity_config
-        seconds = (config and config.client_ip and config.client_ip.timeout_seconds) or None
-        text = f"a client keeps its endpoint for {seconds or _AFFINITY_SECONDS} s"
-        yield Setting("sessionAffinity", "ClientIP", text)
-    else:
-        yield Setting("sessionAffinity", "None", "each connection goes to any of the endpoints")
-    if spec.load_balancer_source_ranges:
-        ranges = ", ".join(spec.load_balancer_source_ranges)
-        text = "packets of other clients to a load balancer IP are dropped"
-        yield Setting("loadBalancerSourceRanges", ranges, text)
-    if spec.health_check_node_port:
-        text = "tells load balancers whether this node has an endpoint that is ready"
-        yield Setting("healthCheckNodePort", str(spec.health_check_node_port), text)
-    if spec.selector is None:
-        yield Setting("selector", "none", "its EndpointSlices are written by hand or by a program")
-    for field in msgspec.structs.fields(notes) if notes is not None else ():
-        value = getattr(notes, field.name)
-        if value is not None and field.encode_name.startswith("steersman/"):
-            yield Setting(field.encode_name, value, "")
-
-
-def choices_of(explainer: FlowExplainer, name: ObjectName) -> Iterator[Choice]:
+def choices_of(names: Names, served: ServiceAnswer) -> Iterator[Choice]:
     """Yield the destinations at which a Service is served, clusterIPs first."""
-    names, count = explainer.names, 0
-    for key, plan in explainer.world.plan.services.items():
-        if key.name.object_name != name:
-            continue
-        for frontend in plan.frontends:
-            address = frontend.address
-            if not address:  # a node port: at an address of this node, or of another one
-                groups = (names.node_addresses(node) for node in (names.here, *names.nodes))
-                all_of = (ip for group in groups for ip in group if family_of(ip) is key.family)
-                address = next(all_of, "")
-            count += 1
-            if address and count <= MOST_CHOICES:
-                to = f"{join_host_port(address, frontend.port)}/{key.name.protocol}"
-                port = f" ({key.name.port})" if key.name.port else ""
-                yield Choice(to, f"{_KINDS[frontend.kind]} {to}{port}")
+    frontends = [(port, each) for port in served.ports for each in port.frontends]
+    for port, each in frontends[:MOST_CHOICES]:
+        address = each.address
+        if not address:  # a node port: at an address of this node, or of another one
+            groups = (names.node_addresses(node) for node in (names.here, *names.nodes))
+            known = (ip for group in groups for ip in group)
+            address = next((ip for ip in known if family_of(ip).kubernetes == port.family), "")
+        if address:
+            to = f"{join_host_port(address, each.port)}/{each.protocol}"
+            label = each.text if each.address else f"node port {to}"
+            yield Choice(to, label + (f" ({port.port})" if port.port else ""))

@@ -71,9 +71,14 @@ class Status(Answer, frozen=True, kw_only=True, rename="camel"):
             quiet = connection.pop("quietSeconds")
             connection["lastEvent"] = _rfc3339(0.0 if quiet is None else state.now - quiet)
             out["started"] = _rfc3339(state.started)
-            out["synced"] = synced = last_sync(state)
-            if synced is not None:
-                synced["at"] = _rfc3339(state.synced_at)
+            out["synced"] = None
+            if state.synced_at:
+                out["synced"] = {
+                    "at": _rfc3339(state.synced_at),
+                    "reason": state.sync_reason,
+                    "phases": dict(state.phases),
+                    "refused": state.refused,
+                }
         return out
 
     def blocks(self, wide: bool) -> Iterator[Block]:
@@ -182,18 +187,6 @@ async def wait_for_status(
     while (status := await ask()).exit_code and (not seconds or clock() < end):
         await sleep(_PAUSE)
     return status
-
-
-def last_sync(state: NodeState) -> dict[str, Any] | None:
-    """Return the last sync that reached the kernel as JSON types; None if there was none."""
-    if not state.synced_at:
-        return None
-    return {
-        "at": state.synced_at,
-        "reason": state.sync_reason,
-        "phases": dict(state.phases),
-        "refused": state.refused,
-    }
 
 
 def _rfc3339(at: float) -> str | None:

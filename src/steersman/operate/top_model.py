@@ -43,8 +43,8 @@ _KEYS = {
 }
 _MOVES = {"up": -1, "k": -1, "down": 1, "j": 1}
 _FEET = {
-    "services": "q quit  s sort  / filter  Enter open  d doctor  p dial  f Findings  ? help",
-    "endpoints": "Escape back  s sort  d doctor  p dial  f Findings  ? help  q quit",
+    "services": "q quit  s sort  / filter  Enter open  d doctor  f Findings  ? help",
+    "endpoints": "Escape back  s sort  d doctor  f Findings  ? help  q quit",
     "text": "Escape back  up, down move  q quit",
 }
 _HELP = (
@@ -54,7 +54,6 @@ _HELP = (
     "/        filter by name; Enter keeps the filter, Escape removes it",
     "s, S     sort by the next or the last column: " + ", ".join(SORTS),
     "d        run doctor on the Service",
-    "p        connect to the Service once from here, and time it",
     "f        all Findings, and Services in trouble",
     "space    refresh now",
     "q        quit",
@@ -194,7 +193,7 @@ class Question(NamedTuple):
 class Command(NamedTuple):
     """Something that a key asks for and the model cannot do."""
 
-    kind: Literal["quit", "ask", "doctor", "dial"]
+    kind: Literal["quit", "ask", "doctor"]
     service: str = ""
 
 
@@ -214,7 +213,7 @@ class TopModel:
         """The filter is being typed."""
         self.sample: TopSample | None = None
         self.message = ""
-        """A line above the keys: a failure, or the time of a dial."""
+        """A line above the keys, such as a failure."""
         self._text: tuple[str, list[str]] = ("", [])
         """Title and lines of the text view."""
         self._at = 0
@@ -300,8 +299,8 @@ class TopModel:
                 self.question = self.question._replace(service=self.selected)
                 self.view, self._at = "endpoints", 0
                 return Command("ask")
-            case "d" | "p" if self.selected:
-                return Command("doctor" if key == "d" else "dial", self.selected)
+            case "d" if self.selected:
+                return Command("doctor", self.selected)
             case "escape" | "backspace":
                 return self._back()
         return None

@@ -20,10 +20,6 @@ def view(world: World = WORLD, name: str = "web", **words: Any) -> ServiceView:
     return service_view(Names(world), ObjectName("shop", name), **words)
 
 
-def settings(*objects: kube.Object) -> dict[str, tuple[str, str]]:
-    return {each.name: (each.value, each.meaning) for each in view(asked(*objects)).settings}
-
-
 def test_a_service_with_its_first_address_and_any_pod() -> None:
     found = view()
     assert (found.service, found.node) == ("shop/web", "node-a")
@@ -84,47 +80,6 @@ def test_an_address_that_was_typed_is_among_the_choices() -> None:
     assert found.flow.verdict == "reject"
 
 
-def test_what_the_service_asks_for() -> None:
-    spec: Any = {
-        "type": "LoadBalancer",
-        "externalTrafficPolicy": "Local",
-        "internalTrafficPolicy": "Local",
-        "sessionAffinity": "ClientIP",
-        "healthCheckNodePort": 32000,
-        "loadBalancerSourceRanges": ["192.0.2.0/24", "198.51.100.0/24"],
-    }
-    metadata = {"annotations": {"steersman/close-connections": "true", "other/one": "x"}}
-    web = kube.service("web", "10.96.0.10", metadata=metadata, **spec)
-    found = settings(web, WEB_SLICE, *NODES)
-    assert found["type"][0] == "LoadBalancer"
-    assert found["externalTrafficPolicy"][0] == "Local"
-    assert "without one it drops them" in found["internalTrafficPolicy"][1]
-    assert found["sessionAffinity"] == ("ClientIP", "a client keeps its endpoint for 10800 s")
-    assert found["loadBalancerSourceRanges"][0] == "192.0.2.0/24, 198.51.100.0/24"
-    assert found["healthCheckNodePort"][0] == "32000"
-    assert found["steersman/close-connections"][0] == "true"
-    assert found["selector"][0] == "none"
-    assert "other/one" not in found
-
-
-def test_defaults_of_the_api_server_are_spelled_out() -> None:
-    config = {"clientIP": {"timeoutSeconds": 60}}
-    web = kube.service(
-        "web",
-        "10.96.0.10",
-        selector={"app": "web"},
-        sessionAffinity="ClientIP",
-        sessionAffinityConfig=config,
-    )
-    assert settings(web)["sessionAffinity"][1].endswith("for 60 s")
-    found = settings(WEB)
-    assert found["sessionAffinity"][0] == "None"
-    assert found["internalTrafficPolicy"][0] == "Cluster"
-    assert "see an address of this node" in found["externalTrafficPolicy"][1]
-    assert "selector" not in found
-    assert "externalTrafficPolicy" not in settings(kube.service("web", "10.96.0.10"))
-
-
 @pytest.mark.parametrize(
     ("spec", "says"),
     [
@@ -144,7 +99,6 @@ def test_a_service_that_no_proxy_serves_says_so(spec: dict[str, str], says: str)
     assert found.choices == ()
     assert found.flow is None
     assert found.way_problem == ""
-    assert [each.name for each in found.settings] == ["type"]
 
 
 def test_an_unknown_service_says_what_to_do() -> None:

@@ -161,13 +161,9 @@ def test_the_status_is_as_its_schema_says() -> None:
         assert list(complaints("Status", json.loads(json.dumps(status.data)))) == []
 
 
-@pytest.mark.parametrize("synced_at", [0.0, 9.0])
-def test_a_sample_of_top_is_as_its_schema_says(synced_at: float) -> None:
-    drift = Drift(5.0, missing=2)
-    state = NodeState("node-a", "nftables", synced_at=synced_at, repairs=3, drift=drift)
-    data = Top(sample=TopSample(state, counted=True, rows=(TopRow("shop/web"),))).data
-    assert list(complaints("Top", json.loads(json.dumps(data)))) == []
-    sample = data["sample"]
-    assert (sample["mode"], sample["node"], sample["drift"]) == ("nftables", "node-a", 3)
-    assert sample["lastDrift"] == "2 kernel objects (2 missing), by an unknown program"
-    assert bool(sample["status"]["synced"]) == bool(synced_at)
+def test_a_sample_of_top_is_as_its_schema_says() -> None:
+    state = NodeState("node-a", "nftables", synced_at=9.0, repairs=3, drift=Drift(5.0, missing=2))
+    top = Top(sample=TopSample(state, counted=True, rows=(TopRow("shop/web"),)))
+    data = json.loads(msgspec.json.encode(top.data))
+    assert list(complaints("Top", data)) == []
+    assert data["sample"]["status"]["mode"] == "nftables"

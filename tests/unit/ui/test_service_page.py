@@ -96,7 +96,7 @@ async def test_the_page_has_the_service_and_the_way_of_a_packet(site: Site) -> N
     assert "10.96.0.10:80/TCP is the clusterIP of shop/web:http" in text
     assert '<option value="192.0.2.1:30080/TCP">node port' in text
     assert "in: ready" in text
-    assert "externalTrafficPolicy" in text
+    assert "NodePort, internal traffic policy Cluster, external traffic policy Cluster." in text
     assert "style=" not in text
 
 
