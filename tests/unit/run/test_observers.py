@@ -234,7 +234,7 @@ async def test_an_observer_that_raises_fails_nothing_and_nobody_else(
     assert told.servers.ports == {ObjectName("shop", "lb"): 32100}
     assert told.health.healthy(told.now())
     logged = [record.getMessage().partition(" ")[0] for record in caplog.records]
-    assert sorted(logged) == ["first", "gauges", "second"]
+    assert sorted(logged) == ["first", "metrics", "second"]
 
 
 async def test_an_observer_that_raises_is_logged_once_a_minute(

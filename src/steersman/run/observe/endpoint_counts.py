@@ -71,7 +71,8 @@ class EndpointCounts:
 
     def without_endpoints(self, family: Family) -> int:
         """Count the ServicePorts that no endpoint serves, be it here or elsewhere."""
-        return sum(key.family is family for key in self._without_any)
+        keys = tuple(self._without_any)  # in one step: a scrape asks from its thread
+        return sum(key.family is family for key in keys)
 
     def health_ports(self, family: Family) -> dict[ObjectName, int]:
         """Return the health check node ports by Service, in one family."""

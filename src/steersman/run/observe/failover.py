@@ -122,8 +122,8 @@ class Failover:
             self._policy.configure(self._checks.settings)
         default = config.steersman.eject_failing_endpoints
         if default != self._was_default or (report.result and report.result.reason == "start"):
-            self._touch(report.state.snapshot.services)
             self._was_default = default
+            self._touch(report.state.snapshot.services)
         names, revision = self._cursor.changed()
         self._touch(services_of(names))
         for change in names:
@@ -134,8 +134,14 @@ class Failover:
             self._wake.set()
 
     def _touch(self, names: Iterable[ObjectName]) -> None:
+        """Have those of some Services read that ask for failover, or did so before."""
+        assert self._state is not None
+        services, default = self._state.snapshot.services, self._was_default
         for name in names:
-            self._services.touch(name)
+            service = services.get(name)
+            asks = service is not None and ejects(service, default)
+            if asks or name in self._pools or self._ejections.of(name):
+                self._services.touch(name)
 
     async def _read_services(self) -> None:
         """Give the policy the endpoints of Services that changed."""

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Mapping
-from typing import Any
 
 from steersman.model.names import Family
 from steersman.model.plan import NodeSettings
@@ -20,11 +19,11 @@ class HealthCheckUpdater:
         self,
         servers: Mapping[Family, ServiceHealthServers],
         counts: EndpointCounts,
-        isolated: Callable[[str], Any],
+        complain: Callable[[str], None],
     ) -> None:
         self._servers = servers
         self._counts = counts
-        self._isolated = isolated
+        self._complain = complain
         self._wanted = self._served = (0, NodeSettings())
         self._due = asyncio.Event()
 
@@ -40,8 +39,11 @@ class HealthCheckUpdater:
             await self._due.wait()
             self._due.clear()
             wanted, counts = self._wanted, self._counts
-            with self._isolated("health checks"):
+            try:
                 for family, servers in self._servers.items():
                     await servers.sync(counts.health_ports(family), counts.ready_here(family))
+            except Exception:
+                self._complain("health checks")
+            else:
                 if not any(servers.failing for servers in self._servers.values()):
                     self._served = wanted  # else they are retried after the next sync

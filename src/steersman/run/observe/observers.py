@@ -10,8 +10,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
-from collections.abc import Awaitable, Callable, Iterable, Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Awaitable, Callable, Iterable, Mapping
 from functools import partial
 from typing import TypeAlias
 
@@ -67,14 +66,14 @@ class SyncObservers:
         counts = self.counts = EndpointCounts(in_force)
         self._health = health
         self._moment = moment
-        self._isolated = Isolation(clock).of
+        self._complain = Complaints(clock).log
         self._metrics = SyncMetrics(store, metrics, counts, objects, wall)
         metrics.show(
             Metrics.last_queued_time,
             lambda: [((f.kubernetes,), at.wall / 1e9) for f, at in health.last_queued.items()],
         )
         self.lags = self._metrics.lags
-        self.health_checks = HealthCheckUpdater(servers, counts, self._isolated)
+        self.health_checks = HealthCheckUpdater(servers, counts, self._complain)
         self._new_stale_entries = partial(
             StaleEntryCleaner, metrics, in_force, delete=delete, clock=clock
         )
@@ -83,7 +82,7 @@ class SyncObservers:
         self.observers: dict[str, Observer] = {
             "plans": counts.observe,
             "latency": self._metrics.observe_latency,
-            "gauges": self._metrics.observe_gauges,
+            "metrics": self._metrics.observe_sync,
             "changes": self._metrics.observe_changes,
             "health": lambda report: self.started(report.state.plan.settings.families),
             "health checks": self.health_checks.observe,
@@ -105,42 +104,43 @@ class SyncObservers:
 
     def queued(self, families: Iterable[Family]) -> None:
         """Record that a change waits to be synced."""
+        moment = self._moment()
         for family in families:
-            self._health.queued(family, self._moment())
+            self._health.queued(family, moment)
 
     def failed(self, families: Iterable[Family], why: str) -> None:
         """Record that a sync failed: what it had to do waits for the next one."""
         self.queued(families)
         for name, call in self.on_failure.items():
-            with self._isolated(name):
+            try:
                 call(why)
+            except Exception:
+                self._complain(name)
 
     async def observe(self, report: SyncReport) -> None:
         """Give a report to every observer."""
         large = report.compared or len(report.written) > _LARGE
         for name, observe in self.observers.items():
-            with self._isolated(name):
+            try:
                 waiting = observe(report)
                 if waiting is not None:
                     await waiting
+            except Exception:
+                self._complain(name)
             if large:
                 await asyncio.sleep(0)  # each may take some milliseconds for everything
 
 
-class Isolation:
-    """Keeps the failure of an observer from everything else, and logs it once a minute."""
+class Complaints:
+    """Logs the failures of observers, each of them once a minute."""
 
     def __init__(self, clock: Clock) -> None:
         self._clock = clock
         self._quiet_until: dict[str, float] = {}
 
-    @contextmanager
-    def of(self, observer: str) -> Iterator[None]:
-        """Log any Exception of the block, by the name of the observer."""
-        try:
-            yield
-        except Exception:
-            now = self._clock.time()
-            if now >= self._quiet_until.get(observer, now):
-                self._quiet_until[observer] = now + _COMPLAINT_SECONDS
-                log.exception("%s failed to take a report; syncs are not affected", observer)
+    def log(self, observer: str) -> None:
+        """Log the Exception that is being handled, by the name of the observer."""
+        now = self._clock.time()
+        if now >= self._quiet_until.get(observer, now):
+            self._quiet_until[observer] = now + _COMPLAINT_SECONDS
+            log.exception("%s failed to take a report; syncs are not affected", observer)

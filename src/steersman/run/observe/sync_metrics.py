@@ -5,18 +5,20 @@ from __future__ import annotations
 import asyncio
 import time
 from collections import Counter
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
 from datetime import datetime
+from functools import partial
 from itertools import islice
 from typing import TYPE_CHECKING, Any, TypeAlias
 
 from steersman.model.findings import Severity
+from steersman.model.names import Family
 from steersman.modes.specs import spec_of
 from steersman.run.observe.endpoint_counts import POLICIES, EndpointCounts
 from steersman.run.observe.metrics import Metrics
-from steersman.run.observe.prometheus import Declared
+from steersman.run.observe.prometheus import Declared, Rows
 from steersman.run.pages.history import Lags
-from steersman.run.sync.state import SyncReport
+from steersman.run.sync.state import State, SyncReport
 from steersman.source.store import Store
 
 if TYPE_CHECKING:
@@ -40,23 +42,56 @@ class SyncMetrics:
     ) -> None:
         self._store = store
         self._metrics = metrics
-        self._endpoints = counts
         self._objects = objects
         self._wall = wall
         self._started = wall()
         self.lags = Lags()
         self._rules: Rules = Counter()
+        self._state: State | None = None
+        """Of the last sync that reached the kernel."""
+        self._synced_at = 0.0
+        """When that was, in seconds since 1970."""
         self._findings: set[tuple[Severity, str]] = set()
-        """Severities and codes that were counted so far."""
+        """Severities and codes that were shown so far."""
         self._synced: Counter[str] = Counter()
         """Changes synced, by kind."""
 
+        # What is known anyway is looked at when it is scraped: there are many syncs in between.
         def show(kind: str, total: Declared[Any], pending: Declared[Any]) -> None:
             metrics.show(total, lambda: [((), store.seen[kind])])
             metrics.show(pending, lambda: [((), store.seen[kind] - self._synced[kind])])
 
         show("Service", Metrics.service_changes, Metrics.service_changes_pending)
         show("EndpointSlice", Metrics.endpoint_changes, Metrics.endpoint_changes_pending)
+        metrics.show(Metrics.last_sync_time, lambda: self._by_family(lambda _: self._synced_at))
+        metrics.show(Metrics.without_endpoints, lambda: self._by_family(counts.without_endpoints))
+        metrics.show(
+            Metrics.no_local_endpoints,
+            lambda: [
+                ((policy, *labels), count)
+                for policy in POLICIES
+                for labels, count in self._by_family(partial(counts.no_local_endpoints, policy))
+            ],
+        )
+        metrics.show(Metrics.findings, self._finding_counts)
+
+    def _by_family(self, value: Callable[[Family], float]) -> Iterator[tuple[tuple[str], float]]:
+        """Yield a value for each family that was synced."""
+        if (state := self._state) is not None:
+            for family in state.plan.settings.families:
+                yield (family.kubernetes,), value(family)
+
+    def _finding_counts(self) -> Rows:
+        """Count the current problems, and those of before as 0."""
+        if (state := self._state) is None:
+            return ()
+        current = Counter((each.severity, each.code) for each in state.findings)
+        # Findings that are not listed have no code.
+        current.update({(severity, ""): n for severity, n in state.unlisted.items()})
+        self._findings |= {(severity, "") for severity in Severity} | current.keys()
+        return [
+            ((severity.value, code), current[severity, code]) for severity, code in self._findings
+        ]
 
     def use_objects(self, objects: Callable[[], Objects]) -> None:
         """Count other kernel objects: another mode serves."""
@@ -80,8 +115,8 @@ class SyncMetrics:
         if report.result.reason != "start" and arrivals.received is not None:
             self.lags.add(time.monotonic(), arrivals.received, values)
 
-    async def observe_gauges(self, report: SyncReport) -> None:
-        """Update everything else; yields to the loop."""
+    async def observe_sync(self, report: SyncReport) -> None:
+        """Count the sync and what it wrote; yields to the loop."""
         metrics, result = self._metrics, report.result
         # Refused batches count even if the sync had nothing to write in the end.
         families = report.state.plan.settings.families
@@ -91,27 +126,17 @@ class SyncMetrics:
                 metrics.count_refused(family, full=refused.full, partial=refused.partial)
         if result is None:
             return
-        # Durations and times, by family.
+        self._state, self._synced_at = report.state, self._wall()
+        # Durations, by family.
         extent = Metrics.full_sync_seconds if report.compared else Metrics.partial_sync_seconds
         for family in families:
             label = family.kubernetes
-            metrics.last_sync_time(label).set(self._wall())
             metrics.sync_seconds(label).observe(result.seconds)
             if (of_extent := metrics.find(extent)) is not None:
                 of_extent(label).observe(result.seconds)
-            metrics.without_endpoints(label).set(self._endpoints.without_endpoints(family))
-            for policy in POLICIES:
-                count = self._endpoints.no_local_endpoints(policy, family)
-                metrics.no_local_endpoints(policy, label).set(count)
         if spec_of(report.state.mode).counts_rules:
             await self._count_rules(report)
-        # The outcome of the sync, and the current problems.
-        current = Counter((each.severity, each.code) for each in report.state.findings)
-        # Findings that are not listed have no code.
-        current.update({(severity, ""): n for severity, n in report.state.unlisted.items()})
-        self._findings |= {(severity, "") for severity in Severity} | current.keys()
-        for severity, code in self._findings:
-            metrics.findings(severity.value, code).set(current[severity, code])
+        # The outcome of the sync.
         for phase, seconds in result.phases.items():
             metrics.phase_seconds(phase).observe(seconds)
         metrics.syncs(result.reason, "refused" if result.refused else "ok").inc()
