@@ -20,7 +20,7 @@ import time
 from collections.abc import AsyncGenerator, Awaitable, Callable, Iterator, Mapping
 from contextlib import suppress
 from http import HTTPStatus
-from typing import NamedTuple, Protocol, TypeAlias, runtime_checkable
+from typing import NamedTuple, TypeAlias
 from urllib.parse import parse_qsl, unquote
 
 import h11
@@ -154,13 +154,6 @@ def application(pages: Mapping[str, Page], otherwise: Page = lambda _: NOT_FOUND
     return App(page)
 
 
-@runtime_checkable
-class _Reading(Protocol):
-    """A transport whose reads can be limited: by default, each client may fill 256 kB."""
-
-    max_size: int
-
-
 class Connection(asyncio.Protocol):
     """A client of a server."""
 
@@ -186,7 +179,7 @@ class Connection(asyncio.Protocol):
         assert isinstance(transport, asyncio.Transport)
         # Nothing but a piece that is under way may be buffered.
         transport.set_write_buffer_limits(high=1, low=0)
-        if isinstance(transport, _Reading):
+        if hasattr(transport, "max_size"):  # not with TLS; by default, a client may fill 256 kB
             transport.max_size = _MOST_UNREAD
         self._transport = transport
 
