@@ -230,6 +230,31 @@ class Counting(MemoryMode):
         return ByOthers(self.strangers)
 
 
+async def test_what_is_in_force_without_an_answer_is_not_taken_back() -> None:
+    class Silent(MemoryMode):
+        silent = False
+
+        def apply(self, change: Diff) -> None:
+            super().apply(change)
+            if self.silent:
+                raise OSError("no answer")
+
+    world = World()
+    mode = world.mode = Silent()
+    mode.poison = {"shop/s1 (TCP, IPv4)"}
+    world.start()
+    await world.run()
+    mode.poison, mode.silent = set(), True
+    with pytest.raises(OSError, match="no answer"):
+        await world.check()  # the refused Service is tried again
+    assert mode.kernel == world.fresh()
+    mode.silent = False
+    mode.applied.clear()
+    await world.run()
+    assert mode.applied == []
+    assert mode.kernel == world.fresh()
+
+
 async def test_own_writes_cause_no_comparison_where_changes_by_others_are_counted() -> None:
     world = World()
     mode = world.mode = Counting()

@@ -87,9 +87,13 @@ class Bisector:
             change = await self._worker.compute(
                 partial(self._ledger.part, kernel, part), len(kernel)
             )
+            # Without an answer they may be in force: the next comparison must take nothing back.
+            rejected = self._ledger.rejected
+            before = {owner: rejected.pop(owner) for owner in part if owner in rejected}
             try:
                 await self._apply(change)
             except ApplyError as error:
+                rejected |= before
                 exhausted = first == last and consecutive_rejections[first] >= limit
                 if len(part) > 1 and limit > 0 and not exhausted:
                     middle = len(part) // 2
