@@ -11,19 +11,19 @@ from __future__ import annotations
 import asyncio
 import heapq
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, NamedTuple, TypeAlias
 
 import msgspec
 
 from steersman.model.errors import ApplyError, BusyError
 from steersman.model.names import ServicePortName
+from steersman.model.plan import ServicePlan
 from steersman.model.stats import ConnectionStats, NodeTotals
 from steersman.model.top import TopRow, TopSample
 from steersman.modes.base import Mode
 from steersman.run.pages.node_state import NodeStates
 from steersman.run.serve.http import Answer, Request
-from steersman.run.sync.state import State
 from steersman.run.sync.sync import Sync
 
 _SHARE = 0.05
@@ -129,7 +129,6 @@ class TopPage:
         self._mode: Mode | None = None
         self._problem = ""
         self._not_before = 0.0
-        self._index: _Index | None = None
         self._counting = asyncio.Lock()
 
     def rates(self) -> tuple[float | None, float | None]:
@@ -162,21 +161,13 @@ class TopPage:
         """
         async with self._counting:
             await self.count()
-        state = self._sync().state
-        if self._index is None or self._index.revision != state.revision:
-            self._index = _Index(state)
-        found: list[_Named]
-        if service:
-            found = [
-                (f"{end} ({key.name.port})" if key.name.port else str(end), (key.name, str(end)), 1)
-                for key, plan in state.plan.services.items()
-                if str(key.name.object_name) == service
-                for end in plan.reachable
-            ]
-        else:
-            found = [each for each in self._index.ports if text in each[0]]
-        rows = await asyncio.to_thread(self.rows, found, sort)
-        return self._summary(len(found), rows)
+        plans = tuple(self._sync().state.plan.services.values())
+
+        def first_rows() -> tuple[int, list[TopRow]]:
+            found = _endpoints(plans, service) if service else _ports(plans, text)
+            return len(found), self.rows(found, sort)
+
+        return self._summary(*await asyncio.to_thread(first_rows))
 
     def rows(self, found: Sequence[_Named], sort: str) -> list[TopRow]:
         """Return the first rows in an order; `found` is in the order of names."""
@@ -230,15 +221,23 @@ class TopPage:
         )
 
 
-class _Index:
-    """The ServicePorts of a State by name: made again when plans change."""
+def _ports(plans: Iterable[ServicePlan], text: str) -> list[_Named]:
+    """Return the ServicePorts whose names contain a text, by name."""
+    ends: dict[ServicePortName, int] = {}
+    for plan in plans:  # both families in one row
+        ends[plan.key.name] = ends.get(plan.key.name, 0) + len(plan.reachable)
+    named = ((printed(name), name, number) for name, number in ends.items())
+    return sorted(each for each in named if text in each[0])
 
-    def __init__(self, state: State) -> None:
-        self.revision = state.revision
-        ends: dict[ServicePortName, int] = {}
-        for key, plan in state.plan.services.items():  # both families in one row
-            ends[key.name] = ends.get(key.name, 0) + len(plan.reachable)
-        self.ports = sorted((printed(name), name, number) for name, number in ends.items())
+
+def _endpoints(plans: Iterable[ServicePlan], service: str) -> list[_Named]:
+    """Return the endpoints of a Service's ports."""
+    return [
+        (f"{end} ({name.port})" if name.port else str(end), (name, str(end)), 1)
+        for plan in plans
+        if str((name := plan.key.name).object_name) == service
+        for end in plan.reachable
+    ]
 
 
 def printed(name: ServicePortName) -> str:
