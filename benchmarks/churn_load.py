@@ -212,11 +212,11 @@ class Writer:
         self._write(slice_of(service, world.pods(service), pods))
 
 
-def ask(port: int, path: str, accept: str = "*/*") -> tuple[int, bytes]:
+def ask(port: int, path: str) -> tuple[int, bytes]:
     """A request on a connection of its own, as kubelet's."""
     connection = http.client.HTTPConnection("127.0.0.1", port, timeout=60)
     try:
-        connection.request("GET", path, headers={"Connection": "close", "Accept": accept})
+        connection.request("GET", path, headers={"Connection": "close", "Accept": "*/*"})
         answer = connection.getresponse()
         return answer.status, answer.read()
     finally:
@@ -241,7 +241,7 @@ def scrape(stop: threading.Event, seen: Seen, port: int) -> None:
     """Fetch /metrics as Prometheus does."""
     while not stop.wait(_SCRAPE / 2 if not seen.scrapes else _SCRAPE):
         begun = time.perf_counter()
-        _, seen.page = ask(port, "/metrics", "application/openmetrics-text;version=1.0.0")
+        _, seen.page = ask(port, "/metrics")
         seen.scrapes.append(time.perf_counter() - begun)
 
 

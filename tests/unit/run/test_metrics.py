@@ -115,14 +115,6 @@ def test_two_live_side_by_side() -> None:
     assert "proxy_livez_total{" not in text(other)
 
 
-def test_openmetrics_is_spoken_when_asked_for() -> None:
-    metrics = Metrics("iptables")
-    metrics.iptables_rules("nat", "IPv4").set(7)
-    body, content_type = metrics.render("application/openmetrics-text; version=1.0.0")
-    assert content_type.startswith("application/openmetrics-text")
-    assert body.endswith(b"# EOF\n")
-
-
 def test_the_kernel_is_asked_at_each_scrape() -> None:
     metrics = Metrics("iptables")
     usage, fails, packets = (1, 10), False, dict.fromkeys(NFACCT, 5)

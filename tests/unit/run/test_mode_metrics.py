@@ -83,7 +83,7 @@ async def default(mode: Mode, plans: list[ServicePlan], *, all_of_them: bool = F
     """Return the page, as a client gets it."""
     metrics = Metrics("ebpf")
     more = await ModeMetrics(mode, lambda: plans, lambda: all_of_them).default()
-    pieces, _ = exposition([*metrics.collect(), *more])
+    pieces = exposition([*metrics.collect(), *more])
     return b"".join(pieces).decode()
 
 
@@ -99,7 +99,7 @@ async def test_the_page_of_a_large_cluster_is_small(mode: str) -> None:
     for phase in ("plan", "render", "read", "diff", "apply"):
         metrics.phase_seconds(phase).observe(0.1)
     more = await ModeMetrics(busy, lambda: plans, lambda: False).default()
-    body = b"".join(exposition([*metrics.collect(), *more])[0])
+    body = b"".join(exposition([*metrics.collect(), *more]))
     lines = [line for line in body.decode().splitlines() if not line.startswith("#")]
     assert len(body) < 60_000, "150 kB are allowed, for what other parts add"
     assert len(lines) < 600

@@ -89,7 +89,7 @@ async def lines(mode: str) -> list[str]:
     ]
     # The reference page says "all modes" of a metric that no mode's row names.
     assert {each.name for each in more} <= OF_SOME_MODES
-    text = b"".join(exposition([*metrics.collect(), *more])[0]).decode()
+    text = b"".join(exposition([*metrics.collect(), *more])).decode()
     # These differ from process to process.
     text = re.sub(r"^(process_\w+) .*$", r"\1 0", text, flags=re.MULTILINE)
     return re.sub(r'git_version="[^"]*"', 'git_version=""', text).splitlines()

@@ -14,6 +14,7 @@ from steersman.model.names import Family
 from steersman.modes.specs import SPECS, spec_of
 from steersman.run.observe.metric_table import DECLARED, MetricTable
 from steersman.run.observe.prometheus import (
+    CONTENT_TYPE,
     ChildT,
     Counted,
     Declared,
@@ -96,7 +97,6 @@ class Metrics(MetricTable):
         for collect in self._scraped:
             yield from collect()
 
-    def render(self, accept: str = "") -> tuple[bytes, str]:
+    def render(self) -> tuple[bytes, str]:
         """Return everything as text, and the content type. Call it off the event loop."""
-        pieces, content_type = exposition(self.collect(), accept)
-        return b"".join(pieces), content_type
+        return b"".join(exposition(self.collect())), CONTENT_TYPE

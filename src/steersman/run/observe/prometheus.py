@@ -1,8 +1,8 @@
 """Metrics as Prometheus knows them: counters, gauges and histograms, and the text of a scrape.
 
 Prometheus's own library for Python brings an HTTP server and two clients with it, 3 MB of each
-process. What the process needs of it is this: values by labels, and two text formats, which are
-those of the library byte by byte (tests/unit/run/test_prometheus.py).
+process. What the process needs of it is this: values by labels, and the text, which is that of the
+library byte by byte (tests/unit/run/test_prometheus.py).
 
 Values change on the event loop only. A scrape reads them in a thread: one that is just being
 counted is in this scrape or in the next.
@@ -24,7 +24,8 @@ Rows: TypeAlias = Iterable[tuple[Sequence[str], float]]
 
 _PIECE = 1 << 16
 """Minimum size of a piece in characters, apart from the last one."""
-_OPENMETRICS = "application/openmetrics-text"
+CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
+"""Of the text of a scrape."""
 
 
 class Sample(NamedTuple):
@@ -227,51 +228,27 @@ class Registry:
     """What collects each metric: a Labelled, or a Shown."""
 
 
-def accepted_type(accept: str) -> str:
-    """Return the content type for an Accept header: OpenMetrics if it is asked for."""
-    if any(each.partition(";")[0].strip() == _OPENMETRICS for each in accept.split(",")):
-        return f"{_OPENMETRICS}; version=1.0.0; charset=utf-8"
-    return "text/plain; version=0.0.4; charset=utf-8"
-
-
-def exposition(metrics: Iterable[Metric], accept: str = "") -> tuple[Iterator[bytes], str]:
-    """Encode metrics in the format that a client accepts, piece by piece.
-
-    A cluster has tens of thousands of series.
+def exposition(metrics: Iterable[Metric]) -> Iterator[bytes]:
+    """Yield the text of a scrape piece by piece: a cluster has tens of thousands of series.
 
     Args:
         metrics: read while the pieces are consumed; do that off the event loop.
-
-    Returns:
-        The pieces and the content type.
     """
-    content_type = accepted_type(accept)
-    openmetrics = content_type.startswith(_OPENMETRICS)
-
-    def pieces() -> Iterator[bytes]:
-        waiting: list[str] = []
-        size = 0
-        for metric in metrics:
-            for line in _lines(metric, openmetrics):
-                waiting.append(line)
-                size += len(line)
-                if size >= _PIECE:
-                    yield "".join(waiting).encode()
-                    waiting, size = [], 0
-        if openmetrics:
-            waiting.append("# EOF\n")
-        yield "".join(waiting).encode()
-
-    return pieces(), content_type
+    waiting: list[str] = []
+    size = 0
+    for metric in metrics:
+        for line in _lines(metric):
+            waiting.append(line)
+            size += len(line)
+            if size >= _PIECE:
+                yield "".join(waiting).encode()
+                waiting, size = [], 0
+    yield "".join(waiting).encode()
 
 
-def _lines(metric: Metric, openmetrics: bool) -> Iterator[str]:
+def _lines(metric: Metric) -> Iterator[str]:
     kind, name, text, samples = metric
     text = text.replace("\\", "\\\\").replace("\n", "\\n")
-    if openmetrics:
-        text = text.replace('"', '\\"')
-        if kind == "counter":  # `_total` is a suffix of its samples there
-            name = name.removesuffix("_total")
     yield f"# HELP {name} {text}\n# TYPE {name} {kind}\n"
     for sample in samples:
         labels = ""

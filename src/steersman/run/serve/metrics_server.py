@@ -26,13 +26,13 @@ from steersman.model.addresses import without_password
 from steersman.model.errors import ApplyError, BusyError
 from steersman.run.observe.metrics import Metrics
 from steersman.run.observe.prometheus import (
+    CONTENT_TYPE,
     Counted,
     Counter,
     Declared,
     Gauge,
     Labelled,
     Metric,
-    accepted_type,
     exposition,
 )
 from steersman.run.observe.service_metrics import MOST_SERIES, ServiceFilter
@@ -95,21 +95,15 @@ def metrics_app(pages: Pages) -> App:
     """Return the application of `metricsBindAddress`."""
     scrapes, details = PageBuilder(), PageBuilder()
 
-    async def metrics(request: Request) -> Answer:
-        accept = request.headers.get("accept", "")
-        content_type = accepted_type(accept)
-
-        async def make() -> Iterator[bytes]:
-            more = await pages.more()
-            return exposition(chain(pages.metrics.collect(), more), accept)[0]
-
-        return await _built(scrapes, ("/metrics", content_type), make, content_type)
+    async def metrics() -> Iterator[bytes]:
+        more = await pages.more()
+        return exposition(chain(pages.metrics.collect(), more))
 
     # A page whose source is missing does not exist, and is not listed by /statusz either.
     found: dict[str, Page] = {
         "/healthz": lambda _: Answer("ok"),
         "/proxyMode": lambda _: Answer(pages.mode()),
-        "/metrics": metrics,
+        "/metrics": lambda _: _built(scrapes, "/metrics", metrics, CONTENT_TYPE),
         "/metrics/slis": _slis(pages.healthy),
     }
     if (services := pages.services) is not None:
@@ -166,16 +160,14 @@ def _services(
     """Return the page of `/metrics/services`."""
 
     async def page(request: Request) -> Answer:
-        accept = request.headers.get("accept", "")
-        content_type = accepted_type(accept)
         which = _filter(request.query)
         if isinstance(which, str):
             return Answer(f"{which}\n", 400)
 
         async def make() -> Iterator[bytes]:
-            return exposition(await services(which), accept)[0]
+            return exposition(await services(which))
 
-        return await _built(builder, (which, content_type), make, content_type)
+        return await _built(builder, which, make, CONTENT_TYPE)
 
     return page
 
@@ -197,12 +189,12 @@ def _slis(healthy: Callable[[], bool]) -> Page:
     """Return the page of `/metrics/slis`, in the format of Kubernetes components."""
     checks = Labelled(_CHECKS)
 
-    def page(request: Request) -> Answer:
+    def page(_: Request) -> Answer:
         good = healthy()
         checks("sync", "healthz", "success" if good else "error").inc()
         metrics = (_CHECK.of([(("sync", "healthz"), good)]), checks.collect())
-        pieces, content_type = exposition(metrics, request.headers.get("accept", ""))
-        return Answer(b"".join(pieces), content_type=content_type, nosniff=False)
+        body = b"".join(exposition(metrics))
+        return Answer(body, content_type=CONTENT_TYPE, nosniff=False)
 
     return page
 
