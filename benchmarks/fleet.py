@@ -385,8 +385,7 @@ async def _be_idle(url: str, nodes: int, seconds: float) -> IdleCost:
         return int(Path("/proc/self/statm").read_text().split()[1]) * resource.getpagesize()
 
     def requests() -> int:
-        kinds = (kind for source in sources for kind in source.stats.kinds.values())
-        return sum(kind.watches + kind.lists for kind in kinds)
+        return sum(source.stats.requests.codes.total() for source in sources)
 
     async with asyncio.TaskGroup() as tasks:
         # The first one brings the memory that all share.

@@ -74,17 +74,13 @@ class StoreUpdater:
         for scope, finding in bad.items():
             self._handler.report(scope, (finding,))
         self._malformed = set(bad)
-        stats = self._stats
-        stats.relists += stats.lists > 0
-        stats.lists += 1
-        stats.malformed += len(bad)
+        self._stats.lists += 1
 
     def upsert(self, raw: bytes | msgspec.Raw) -> str:
         """Pass on an added or changed object; return its resourceVersion, "" if unknown."""
         self._stats.events += 1
         obj = decode_object(self._kind, raw)
         if isinstance(obj, Finding):
-            self._stats.malformed += 1
             self._malformed.add(obj.object)
             self._handler.report(obj.object, (obj,))
             return decode_metadata(raw).resource_version
@@ -161,7 +157,6 @@ class Reflector:
             else:
                 self._suspect = True
                 stats.connected = False
-                stats.retries += 1
                 alone = pace.unreachable and failure.reason in _UNREACHABLE
                 delay = 0.0 if alone else backoff.next(failure.retry_after, spread)
 
@@ -268,7 +263,6 @@ class Reflector:
             self._client.get(resource.path, params, patience, negotiate=True) as response,
             aclosing(watch_events(response, stats, timing.now)) as events,
         ):
-            stats.watches += 1
             if not self._listed:
                 await self._replace(await read_initial(resource.kind, events, timing))
                 response.wait_up_to(timing.idle_timeout)

@@ -14,19 +14,11 @@ class KindStats(msgspec.Struct):
 
     lists: int = 0
     """Complete lists, also by pages or as WatchList."""
-    relists: int = 0
-    """Complete lists after the first one."""
-    watches: int = 0
-    """Watches that the server accepted."""
     events: int = 0
     """Objects added, modified or deleted in watches."""
     bookmarks: int = 0
-    malformed: int = 0
-    """Objects that could not be decoded."""
     errors: Counter[str] = msgspec.field(default_factory=Counter)
     """Failed requests and broken watches by reason, a short word such as `http_403`."""
-    retries: int = 0
-    """Waits before another attempt."""
     received_bytes: int = 0
     """Bytes of bodies, after decompression."""
     connected: bool = False
