@@ -9,7 +9,7 @@ from playwright.async_api import Browser, expect
 
 from steersman.model.node_state import NodeState
 from steersman.source.kubeconfig import ClusterAccess as ApiServers
-from steersman.ui.access import COOKIE, ApiReviewer, ClusterAccess
+from steersman.ui.access import COOKIE, ClusterAccess, Reviewer
 from steersman.ui.pages import PAGES
 from steersman.ui.site import Site
 from tests.support.apiserver.server import ApiServer
@@ -23,7 +23,7 @@ async def base() -> AsyncIterator[str]:
     async with ApiServer() as api:
         api.reviews.users["secret"] = {"username": "anna"}
         api.reviews.allowed["anna"] = {("list", "nodes"), ("list", "services")}
-        access = ClusterAccess(ApiReviewer(ApiServers(servers=(api.url,))), "kube-system")
+        access = ClusterAccess(Reviewer(ApiServers(servers=(api.url,))), "kube-system")
         site = Site(ScriptedFleet({"node-a": NodeState("node-a", "nftables")}), PAGES, access)
         async with serving_pages(site.app) as port:
             yield f"http://127.0.0.1:{port}"

@@ -6,11 +6,8 @@ one Service for as long as somebody looks; it is bounded in time, samples and en
 
 from __future__ import annotations
 
-from array import array
-from bisect import bisect_left
 from collections import deque
-from collections.abc import Iterator, Mapping, Sequence
-from math import isnan, nan
+from collections.abc import Iterator, Mapping
 from typing import Literal, NamedTuple
 
 from steersman.model.top import TopRow, TopSample
@@ -40,23 +37,14 @@ class Rate(NamedTuple):
     failures: float | None
 
 
-class _Sample(NamedTuple):
-    """Packed: 300 samples of 20 endpoints are 200 kB, and more than 1 MB as objects."""
+_UNKNOWN = Rate(None, None)
 
+
+class _Sample(NamedTuple):
     at: float
     total: Rate
-    names: tuple[str, ...] = ()
-    """Of endpoints, sorted: mostly the same tuple as in the sample before."""
-    rates: Sequence[float] = ()
-    """Connections and failures of each of them; not a number if they are not known."""
-
-    def of(self, name: str) -> Rate:
-        """Return the rate of an endpoint."""
-        at = bisect_left(self.names, name)
-        if self.names[at : at + 1] != (name,):
-            return Rate(None, None)
-        found = (None if isnan(each) else each for each in self.rates[2 * at : 2 * at + 2])
-        return Rate(*found)
+    rates: Mapping[str, Rate] = {}
+    """Of endpoints, by name."""
 
 
 class RateHistory:
@@ -76,21 +64,17 @@ class RateHistory:
             self._samples.popleft()
         if not sample.interval:  # the first count gives no rates
             return
-        before = self._samples[-1] if self._samples else _Sample(at - _GAP, Rate(None, None))
+        before = self._samples[-1] if self._samples else _Sample(at - _GAP, _UNKNOWN)
         if at - before.at < LEAST_APART:
             return
         if at - before.at > _GAP:  # nobody looked: the chart has no line there
-            self._samples.append(_Sample(at - LEAST_APART, Rate(None, None)))
+            self._samples.append(_Sample(at - LEAST_APART, _UNKNOWN))
         total = Rate(
             _sum(row.rate for row in sample.rows), _sum(row.failure_rate for row in sample.rows)
         )
-        kept = sorted(sample.rows[:_MOST_ENDPOINTS], key=lambda row: row.name)
-        names = tuple(row.name for row in kept)
-        values = (value for row in kept for value in (row.rate, row.failure_rate))
-        # Of a list: an array that grows keeps room for more.
-        rates = array("f", [nan if value is None else value for value in values])
-        same = before.names if before.names == names else names
-        self._samples.append(_Sample(at, total, same, rates))
+        kept = sample.rows[:_MOST_ENDPOINTS]
+        rates = {row.name: Rate(row.rate, row.failure_rate) for row in kept}
+        self._samples.append(_Sample(at, total, rates))
 
     def chart(self, kind: Literal["connections", "failures"]) -> Chart | None:
         """Return a chart of all endpoints together and of the busiest ones; None if not known."""
@@ -99,12 +83,14 @@ class RateHistory:
             return None
         sums: dict[str, float] = {}
         for sample in self._samples:
-            for name, rate in zip(sample.names, sample.rates[index::2], strict=True):
-                sums[name] = sums.get(name, 0.0) + (0.0 if isnan(rate) else rate)
+            for name, rate in sample.rates.items():
+                sums[name] = sums.get(name, 0.0) + (rate[index] or 0.0)
         busiest = sorted(sums, key=lambda name: (-sums[name], name))[:_DRAWN]
         series = [Series("all endpoints", [_round(s.total[index]) for s in self._samples])]
         for name in sorted(busiest):  # the same order, so the same colours, whoever is ahead
-            series.append(Series(name, [_round(s.of(name)[index]) for s in self._samples]))
+            series.append(
+                Series(name, [_round(s.rates.get(name, _UNKNOWN)[index]) for s in self._samples])
+            )
         return Chart([round(s.at, 1) for s in self._samples], series, "/s")
 
 

@@ -31,7 +31,7 @@ import time
 from collections import OrderedDict
 from collections.abc import Awaitable, Callable, Iterable, Mapping
 from contextvars import ContextVar
-from typing import NamedTuple, Protocol, TypeVar
+from typing import NamedTuple, TypeVar
 from urllib.parse import quote
 
 import msgspec
@@ -154,18 +154,11 @@ class _AccessReview(msgspec.Struct, frozen=True):
     status: _AccessStatus = _AccessStatus()
 
 
-class Reviewer(Protocol):
-    """Asks who somebody is, and what they may do; raises QuestionError if nobody answers."""
+class Reviewer:
+    """Asks the API server who somebody is and what they may do, with this server's own account.
 
-    async def user(self, token: str) -> User | None:
-        """Return the user of a bearer token; None if it is not valid."""
-
-    async def allowed(self, user: User, right: Right) -> bool:
-        """Return whether a user has a right."""
-
-
-class ApiReviewer:
-    """Asks the API server, with the rights of this server's own account."""
+    It raises QuestionError if the API server does not say so.
+    """
 
     def __init__(self, servers: ApiServers) -> None:
         """Create it; nothing is asked yet."""

@@ -39,7 +39,7 @@ _POD_STALE = 30.0
 World, tens of megabytes in a large cluster."""
 _HISTORY_STALE = 15.0
 """Seconds after which a history is asked for again though nothing happened: the hour moves on."""
-_MOST_WATCHED = 32  # Services whose rates are kept: 200 kB each if they have many endpoints
+_MOST_WATCHED = 32  # Services whose rates are kept: a megabyte each if they have many endpoints
 
 
 class _Known(NamedTuple, Generic[_V]):

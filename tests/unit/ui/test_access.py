@@ -16,7 +16,7 @@ from steersman.model.node_state import NodeState
 from steersman.operate.answer import Answer, Block
 from steersman.run.serve import http
 from steersman.source.kubeconfig import ClusterAccess as ApiServers
-from steersman.ui.access import COOKIE, ApiReviewer, ClusterAccess
+from steersman.ui.access import COOKIE, ClusterAccess, Reviewer
 from steersman.ui.pages import about
 from steersman.ui.requests import Asked
 from steersman.ui.site import Page, Query, Site
@@ -55,7 +55,7 @@ class Cluster:
     def __init__(self, server: ApiServer) -> None:
         self.server = server
         self.now = 1000.0
-        reviewer = ApiReviewer(ApiServers(servers=(server.url,)))
+        reviewer = Reviewer(ApiServers(servers=(server.url,)))
         self.access = ClusterAccess(reviewer, "kube-system", clock=lambda: self.now)
         pages = (
             about.PAGE,

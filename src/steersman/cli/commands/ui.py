@@ -26,7 +26,7 @@ def run_ui(words: Sequence[str]) -> int:
     from steersman.host.limits import raise_descriptor_limit  # noqa: PLC0415
     from steersman.model.addresses import join_host_port, split_host_port  # noqa: PLC0415
     from steersman.run.process.startup import cluster_access  # noqa: PLC0415
-    from steersman.ui.access import Access, ApiReviewer, ClusterAccess  # noqa: PLC0415
+    from steersman.ui.access import Access, ClusterAccess, Reviewer  # noqa: PLC0415
     from steersman.ui.fleet import Fleet  # noqa: PLC0415
     from steersman.ui.pages import PAGES  # noqa: PLC0415
     from steersman.ui.site import Site  # noqa: PLC0415
@@ -48,7 +48,7 @@ def run_ui(words: Sequence[str]) -> int:
     access = Access()
     if login:
         namespace = str(parsed.values.get("pod-namespace") or "")
-        access = ClusterAccess(ApiReviewer(cluster_access(parsed.config)), namespace)
+        access = ClusterAccess(Reviewer(cluster_access(parsed.config)), namespace)
 
     async def main() -> None:
         following = asyncio.create_task(fleet.run())
