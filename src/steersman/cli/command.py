@@ -103,8 +103,9 @@ class Command(msgspec.Struct, frozen=True, kw_only=True):
     """Answers a question: its output flags, `--watch` and exit status come from the caller."""
     watch: bool = False
     """Whether `--watch` makes sense."""
-    follow: Callable[[Parsed, float], AsyncIterator[Answer]] | None = None
-    """Answers again and again for `--watch`, once in so many seconds; None asks each time."""
+    follow: Callable[[Parsed, float], AsyncIterator[Answer] | None] | None = None
+    """Answers again and again for `--watch`, once in so many seconds; None, or what returns None,
+    asks each time."""
     process_only: bool = False
     """Only the running process of this node can answer: no flag names another source."""
     exit_codes: tuple[tuple[int, str], ...] = (

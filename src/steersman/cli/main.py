@@ -213,8 +213,9 @@ async def _answers(command: Command, parsed: Parsed) -> AsyncIterator[Answer]:
     seconds = float(getattr(parsed.values.get("interval"), "seconds", 2.0))
     if seconds <= 0:
         raise UsageError("--interval must be above 0s")
-    if command.follow is not None:
-        async for answer in command.follow(parsed, seconds):
+    following = command.follow(parsed, seconds) if command.follow is not None else None
+    if following is not None:
+        async for answer in following:
             yield answer
         return
     yield await command.answer(parsed)

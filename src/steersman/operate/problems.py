@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from hashlib import blake2b
-from typing import Literal, NamedTuple, TypeAlias
+from typing import Any, Literal, NamedTuple, TypeAlias
 
 import msgspec
 
@@ -137,6 +137,12 @@ class Problems(Answer, frozen=True, kw_only=True):
     def exit_code(self) -> int:
         """1 if a problem that was asked for is an error."""
         return int(bool(self.trouble) or any(each.severity == "error" for each in self.problems))
+
+    @property
+    def watched(self) -> Any:
+        """The answer without times: a node that is asked anew is gone since just now each time."""
+        timeless = tuple(msgspec.structs.replace(each, since=0.0) for each in self.problems)
+        return msgspec.structs.replace(self, problems=timeless)
 
     def blocks(self, wide: bool) -> Iterator[Block]:
         """Yield each problem with its nodes, evidence and remedy."""

@@ -303,6 +303,16 @@ def test_names_of_nodes_in_words() -> None:
     assert named_nodes([*"abcdefg"]) == "7 nodes: a, b, c, d, e and 2 more"
 
 
+def test_a_node_that_is_still_gone_is_no_news() -> None:
+    before, later, back = (
+        find_problems([SeenNode("a", "", problem=problem, since=since)], now=NOW)
+        for problem, since in (("refused", NOW - 9), ("refused", NOW), ("", 0.0))
+    )
+    assert before != later
+    assert before.watched == later.watched
+    assert back.watched != later.watched
+
+
 def test_filters_are_read_from_the_address() -> None:
     asked = read_filter({"severity": "error", "namespace": "n", "q": " a b ", "page": "3"})
     assert asked == Filter("error", "n", "", "a b", 3)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import time
 from collections.abc import AsyncIterator
 from typing import TYPE_CHECKING
@@ -60,15 +59,9 @@ async def _answer(parsed: Parsed) -> Answer:
     return await ask_fleet(view_of)(parsed)
 
 
-async def _follow(parsed: Parsed, every: float) -> AsyncIterator[Answer]:
-    """Answer again and again: about several nodes from their streams, which stay open."""
-    if not asks_this_node(parsed):
-        async for answer in follow_fleet(view_of)(parsed, every):
-            yield answer
-        return
-    while True:
-        yield await _answer(parsed)
-        await asyncio.sleep(every)
+def _follow(parsed: Parsed, every: float) -> AsyncIterator[Answer] | None:
+    """Answer about several nodes from their streams, which stay open."""
+    return None if asks_this_node(parsed) else follow_fleet(view_of)(parsed, every)
 
 
 COMMAND = Command(
