@@ -1,4 +1,4 @@
-"""Doctor's dials of endpoints themselves, from the node and from a pod.
+"""Doctor's dials of the endpoints themselves, from the node.
 
 They tell whether a frontend that fails (tries_check.py) is a cause or only a consequence: what no
 endpoint answers, no frontend can answer.
@@ -10,13 +10,11 @@ import asyncio
 from collections import Counter
 from collections.abc import Iterable, Sequence
 from contextlib import suppress
-from pathlib import Path
 
 from steersman.model.findings import Severity
 from steersman.model.names import ObjectName, PlanKey
 from steersman.model.plan import ServicePlan
 from steersman.operate.doctor.check import (
-    Applies,
     Cause,
     Check,
     CheckResult,
@@ -61,65 +59,29 @@ async def sampled(context: Context) -> Sequence[ServicePlan]:
 
 
 async def dials_from_node(context: Context) -> tuple[Dial, ...]:
-    """Dial the endpoints of the ServicePorts to try, once each."""
-    return await _dial_all(_endpoints(await context.once(sampled)), None)
-
-
-async def _from_pod(context: Context) -> tuple[Dial, ...]:
-    plans = await context.once(sampled)
-    return await _dial_all(_endpoints(plans), Path(context.question.netns))
-
-
-def _endpoints(plans: Sequence[ServicePlan]) -> list[Target]:
-    """Return the endpoints in use, each once; endpoints of the same address stay together."""
-    found = dict.fromkeys(
+    """Dial the endpoints in use of the ServicePorts to try, once each."""
+    # Endpoints of the same address stay together.
+    targets = dict.fromkeys(
         Target(endpoint.ip, endpoint.port, plan.key.name.protocol)
-        for plan in plans
+        for plan in await context.once(sampled)
         for endpoint in plan.reachable
     )
-    return [*found][:MOST]
-
-
-async def _dial_all(targets: Sequence[Target], netns: Path | None) -> tuple[Dial, ...]:
-    return tuple(await asyncio.gather(*(dial(target, netns) for target in targets)))
+    return tuple(await asyncio.gather(*(dial(target) for target in [*targets][:MOST])))
 
 
 # Endpoints
 
 
 async def endpoints_from_node(context: Context) -> Iterable[CheckResult]:
-    """Dial each endpoint from the node."""
-    return _of_endpoints(await context.once(dials_from_node), "this node", Cause.ENDPOINT)
-
-
-async def endpoints_from_pod(context: Context) -> Iterable[CheckResult]:
-    """Dial each endpoint from the pod: rules for forwarded packets and NetworkPolicies count."""
-    dials = await context.once(_from_pod)
-    here = {each.target for each in await context.once(dials_from_node) if each.good}
-    failed = [each for each in dials if not each.good and each.outcome != "failed"]
-    pod = f"the pod {context.question.pod or context.question.netns}"
-    if failed and all(each.target in here for each in failed):
-        return [
-            error(
-                f"{pod} does not reach {_names(failed)}, but this node does: packets between them "
-                "are not forwarded",
-                *(f"{each.target}: {each}" for each in failed),
-                remedy="a NetworkPolicy, a firewall rule in FORWARD, or forwarding is off",
-                cause=Cause.PATH + 1,
-            )
-        ]
-    return _of_endpoints(dials, pod, Cause.ENDPOINT + 1)
-
-
-def _of_endpoints(dials: Sequence[Dial], source: str, cause: int) -> list[CheckResult]:
-    """Judge the dials of endpoints: all, some or none of them answer."""
+    """Dial each endpoint from the node: all, some or none of them answer."""
+    dials = await context.once(dials_from_node)
     if not dials:
         return [skipped("there is no endpoint to dial")]
     evidence = [f"{each.target}: {each}" for each in sorted(dials, key=lambda each: each.good)]
     untried = [each for each in dials if each.outcome == "failed"]
     failed = [each for each in dials if not each.good and each.outcome != "failed"]
     if len(untried) == len(dials):
-        return [unknown(f"no endpoint could be dialled from {source}: {untried[0].reason}")]
+        return [unknown(f"no endpoint could be dialled from this node: {untried[0].reason}")]
     if failed:
         which = "no endpoint" if len(failed) == len(dials) else _names(failed)
         share = f" ({len(failed)} of {len(dials)} endpoints)" * (len(failed) < len(dials))
@@ -129,26 +91,24 @@ def _of_endpoints(dials: Sequence[Dial], source: str, cause: int) -> list[CheckR
         kinds = ", ".join(why.get(outcome, outcome) for outcome in sorted(outcomes))
         return [
             error(
-                f"{which}{share} {verb} when dialled from {source}: {kinds}",
+                f"{which}{share} {verb} when dialled from this node: {kinds}",
                 *evidence,
                 remedy=remedy_for(failed),
-                cause=cause,
             )
         ]
     slow = [each for each in dials if each.repeated]
     if slow:
         return [
             warning(
-                f"{_names(slow)} answers {source} only after packets were sent again: packets are "
+                f"{_names(slow)} answers this node only after packets were sent again: packets are "
                 "lost, or its queue of new connections is full",
                 *evidence,
                 remedy="see the load of the pod (ss -ltn: Recv-Q at Send-Q) and of the network",
-                cause=cause,
             )
         ]
     if all(each.outcome == "silent" for each in dials):
-        return [ok(f"no ICMP error comes back to {source} from any UDP endpoint", *evidence)]
-    return [ok(f"all {len(dials)} endpoints answer {source}", *evidence)]
+        return [ok("no ICMP error comes back to this node from any UDP endpoint", *evidence)]
+    return [ok(f"all {len(dials)} endpoints answer this node", *evidence)]
 
 
 def _names(dials: Sequence[Dial]) -> str:
@@ -176,28 +136,17 @@ def remedy_for(failed: Sequence[Dial]) -> str:
     return "there is no way to the pod: see the routes (ip route get) and the network plugin"
 
 
-_HERE: Applies = both(
-    with_service,
-    on_the_node,
-    lambda context: "" if context.question.dial else "--no-dial was given",
-)
-_POD: Applies = both(
-    _HERE,
-    lambda context: "" if context.question.netns else "no pod was named to dial from (--from-pod)",
-)
 DIAL_CHECKS = (
     Check(
         "endpoints-from-node",
         "endpoints dialled from the node",
         endpoints_from_node,
-        _HERE,
+        both(
+            with_service,
+            on_the_node,
+            lambda context: "" if context.question.dial else "--no-dial was given",
+        ),
         Cause.ENDPOINT,
     ),
-    Check(
-        "endpoints-from-pod",
-        "endpoints dialled from the pod",
-        endpoints_from_pod,
-        _POD,
-        Cause.ENDPOINT + 1,
-    ),
 )
+"""The check of the endpoints."""

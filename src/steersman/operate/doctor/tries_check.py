@@ -212,10 +212,9 @@ async def tries(context: Context) -> Iterable[CheckResult]:
         places, untried = await find_places(context, stack)
         choice = choose(context.world.plan, plans, places, source_to)
         ends = len({(end.ip, end.port) for plan in plans for end in plan.reachable})
-        dialled = min(ends, MOST_ENDPOINTS) * (2 if context.question.netns else 1)
         dials, made = await asyncio.gather(
             context.once(dials_from_node),
-            make_rounds(context, choice, MOST - _RESERVED - dialled, began),
+            make_rounds(context, choice, MOST - _RESERVED - min(ends, MOST_ENDPOINTS), began),
         )
         answering = {
             str(d.target)
