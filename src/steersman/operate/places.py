@@ -37,16 +37,15 @@ from steersman.host.rtnetlink import (
     VethEnd,
     bring_up,
     delete_link,
-    get_route,
     new_address,
     new_neighbour,
     new_route,
     new_veth,
     parse_address,
-    parse_route,
 )
 from steersman.host.worker import KernelWorker
 from steersman.model.names import Family
+from steersman.operate.trace_lookups import look_up
 
 _OUTSIDE = {Family.IPV4: 0xC6130000, Family.IPV6: 0x20010002 << 96}
 """198.19.0.0/16 and 2001:2::/48."""
@@ -95,7 +94,8 @@ def find_pods() -> Pods:
         try:
             addresses = call_inside(path, _global_addresses)
             if addresses:
-                device = _device_to(next(iter(addresses.values()))) or socket.if_indextoname(number)
+                way = look_up(next(iter(addresses.values())))
+                device = way.device or socket.if_indextoname(number)
                 name = f"the pod {' '.join(addresses.values())}"
                 found.append(Place("pod", name, path, addresses, device))
         except PermissionError:
@@ -119,14 +119,6 @@ def _global_addresses() -> dict[Family, str]:
             if family and address.packed and address.scope == RT_SCOPE_UNIVERSE:
                 found.setdefault(family, str(ip_address(address.packed)))
     return dict(sorted(found.items()))
-
-
-def _device_to(address: str) -> str:
-    """Return the interface by which packets to an address leave; "" if there is none."""
-    with Netlink(NETLINK_ROUTE, buffer=1 << 16) as netlink, suppress(OSError):
-        (reply,) = netlink.request(get_route(ip_address(address).packed))
-        return socket.if_indextoname(parse_route(reply).device)
-    return ""
 
 
 def source_to(address: str) -> str:

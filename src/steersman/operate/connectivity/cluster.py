@@ -23,11 +23,13 @@ from typing import Any, NamedTuple
 
 import msgspec
 
+from steersman.model.addresses import family_of
+from steersman.model.kube import Service
 from steersman.model.names import Family
 from steersman.operate.answer import QuestionError
 from steersman.operate.connectivity import pod
 from steersman.operate.connectivity.answer import NAMESPACE, Connectivity, Result, Tried
-from steersman.operate.connectivity.objects import Meta, Namespace, Node, Pod, Service
+from steersman.operate.connectivity.objects import Meta, Namespace, Node, Pod
 from steersman.operate.connectivity.pod import TIMES, Check
 from steersman.source.client import ApiClient, Connections
 from steersman.source.kubeconfig import ClusterAccess
@@ -184,7 +186,7 @@ class _Run:
         sticky = await self._service("sticky", {_APP: "server"}, sessionAffinity="ClientIP")
         policies = {"internalTrafficPolicy": "Local", "externalTrafficPolicy": "Local"}
         local = await self._service("local", {_LOCAL: "yes"}, type="NodePort", **policies)
-        families = [family for family in Family if local.address(family)]
+        families = [family for family in Family if _cluster_ip(local, family)]
 
         # A server on each node, which asks itself.
         asks = _asks_of_server(local, families)
@@ -329,20 +331,34 @@ class _Services(NamedTuple):
     """The pod that `plain` leads to."""
 
 
+def _cluster_ip(service: Service, family: Family) -> str:
+    """Return the cluster IP of a family; "" if the cluster has none."""
+    own = (ip for ip in service.spec.cluster_ips or () if family_of(ip) is family)
+    return next(own, "")
+
+
+def _node_port(service: Service, protocol: str) -> int:
+    """Return the node port of TCP or UDP."""
+    ports = (p.node_port for p in service.spec.ports or () if p.protocol == protocol)
+    return next(ports) or 0
+
+
 def _asks_of_server(local: Service, families: Sequence[Family]) -> tuple[_Ask, ...]:
     """Return what a server asks: itself, as it is the only one on its node."""
     what = "pod to itself by its Service"
-    return tuple(_Ask(what, family, Check(local.address(family), _PORT)) for family in families)
+    return tuple(
+        _Ask(what, family, Check(_cluster_ip(local, family), _PORT)) for family in families
+    )
 
 
 def _asks_of_pod(own: _Services, node: str, families: Sequence[Family]) -> Iterator[_Ask]:
     """Yield what a pod on a node asks."""
     for family in families:
         for protocol in ("TCP", "UDP"):
-            check = Check(own.plain.address(family), _PORT, protocol, server=own.server)
+            check = Check(_cluster_ip(own.plain, family), _PORT, protocol, server=own.server)
             yield _Ask(f"pod to cluster IP, {protocol}", family, check)
-        sticky = Check(own.sticky.address(family), _PORT, times=TIMES, same=True)
-        local = Check(own.local.address(family), _PORT, times=TIMES, node=node)
+        sticky = Check(_cluster_ip(own.sticky, family), _PORT, times=TIMES, same=True)
+        local = Check(_cluster_ip(own.local, family), _PORT, times=TIMES, node=node)
         yield _Ask("session affinity", family, sticky)
         yield _Ask("internal policy Local", family, local)
 
@@ -355,15 +371,15 @@ def _asks_of_node(
         address = other.address(family)
         without = f"{other.metadata.name} has no {family.kubernetes} address" if not address else ""
         for protocol in ("TCP", "UDP"):
-            check = Check(own.plain.address(family), _PORT, protocol, server=own.server)
+            check = Check(_cluster_ip(own.plain, family), _PORT, protocol, server=own.server)
             yield _Ask(f"node to cluster IP, {protocol}", family, check)
-            check = Check(address, own.plain.node_port(protocol), protocol, server=own.server)
+            check = Check(address, _node_port(own.plain, protocol), protocol, server=own.server)
             yield _Ask(
                 f"node to node port, {protocol}", family, None if without else check, without
             )
         if node is other:
             without = "this needs two nodes"
-        number = own.local.node_port("TCP")
+        number = _node_port(own.local, "TCP")
         local = Check(address, number, times=TIMES, node=other.metadata.name, seen=True)
         what = "external policy Local, client seen"
         yield _Ask(what, family, None if without else local, without)

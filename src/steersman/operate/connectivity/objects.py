@@ -118,28 +118,3 @@ class Pod(msgspec.Struct, frozen=True):
             said = state.terminated.message or state.terminated.reason
             return f"it ended with status {state.terminated.exit_code}: {said}"
         return self.status.message or f"it is {self.status.phase or 'unknown'}"
-
-
-class _ServicePort(msgspec.Struct, frozen=True, rename="camel"):
-    protocol: str = "TCP"
-    node_port: int = 0
-
-
-class _ServiceSpec(msgspec.Struct, frozen=True):
-    cluster_ips: list[str] = msgspec.field(name="clusterIPs", default_factory=list)
-    ports: list[_ServicePort] = []
-
-
-class Service(msgspec.Struct, frozen=True):
-    """A Service, as the API server completed it."""
-
-    spec: _ServiceSpec
-
-    def address(self, family: Family) -> str:
-        """Return the cluster IP of a family; "" if the cluster has none."""
-        own = (ip for ip in self.spec.cluster_ips if (":" in ip) is (family is Family.IPV6))
-        return next(own, "")
-
-    def node_port(self, protocol: str) -> int:
-        """Return the node port of TCP or UDP."""
-        return next(port.node_port for port in self.spec.ports if port.protocol == protocol)
