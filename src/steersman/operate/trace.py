@@ -29,7 +29,6 @@ from steersman.operate.drift import find_drift
 from steersman.operate.load import world_again
 from steersman.operate.probe_packet import ProbePacket, Reply
 from steersman.operate.trace_compare import (
-    Difference,
     Observation,
     compare,
     expectation,
@@ -38,7 +37,7 @@ from steersman.operate.trace_compare import (
     short_rule,
 )
 from steersman.operate.trace_lookups import look_around
-from steersman.operate.trace_loss import last_place
+from steersman.operate.trace_loss import Difference, last_place
 from steersman.operate.trace_question import TraceQuestion
 
 _SEEN_WITHIN = 1.0  # seconds for the events of a packet that was answered or given up

@@ -9,11 +9,10 @@ from typing import NamedTuple
 from steersman.compile.trace import TraceResult
 from steersman.model.addresses import join_host_port
 from steersman.model.names import Protocol
-from steersman.model.plan import Value
 from steersman.model.tracing import STEERSMAN, Sighting, TraceStep, TrackedConnection
 from steersman.netfilter.trace.rules import LEGACY, show_chain
 from steersman.operate.trace_loss import (
-    Loss,
+    Difference,
     Surroundings,
     explain_drop,
     explain_silence,
@@ -37,25 +36,6 @@ _UNANSWERED = ("none", "icmp", "not-sent", "unknown")
 REMEDY = "the rules in the kernel are not those of the plan: see steersman drift"
 NO_DRIFT = "the rules in the kernel are those of the plan: something else decided"
 _ASK_DRIFT = "steersman drift says whether the rules in the kernel are those of the plan"
-
-
-class Difference(Value, frozen=True):
-    """One point in which the kernel did something else."""
-
-    text: str
-    step: int = 0
-    """Number of the step, from 1; 0 if it is about none."""
-    code: str = ""
-    """Stays the same for a kind of difference, such as `foreign-drop` or `no-route`."""
-    shows: str = ""
-    """The command that shows the object; "" if there is none."""
-    evidence: tuple[str, ...] = ()
-    """Lines that a tool prints about it."""
-
-    @classmethod
-    def of_loss(cls, loss: Loss) -> Difference:
-        """Return a packet's loss as a difference."""
-        return cls(loss.text, 0, loss.code, loss.shows, loss.evidence)
 
 
 class Observation(NamedTuple):
@@ -170,7 +150,7 @@ def compare(predicted: TraceResult, seen: Observation) -> tuple[Difference, ...]
             return (_against_the_plan(describe_end(step), seen, number, step),)
         if not _by_kernel(step) or not seen.around:
             shows = command_for(step)
-            return (Difference(describe_end(step), number, "foreign-drop", shows),)
+            return (Difference("foreign-drop", describe_end(step), shows, step=number),)
     elsewhere = predicted.verdict == "forward" and endpoint not in endpoints
     if elsewhere:  # if another program's rule or no rule led it there, it may end anywhere
         has_left = any(each.kind == "sent" and each.netns == seen.node for each in seen.sightings)
@@ -181,12 +161,12 @@ def compare(predicted: TraceResult, seen: Observation) -> tuple[Difference, ...]
     if drop is not None and drop.reason == "IP_LOCAL_SOURCE" and masquerading:
         return tuple(masquerading)  # the pod got a packet from its own address
     if dropped and (loss := _lost(seen, endpoint)):
-        return (Difference.of_loss(loss),)
+        return (loss,)
     if not seen.steps and seen.connection is None and seen.answer != "not-sent":
         if loss := _lost(seen, endpoint):
-            return (Difference.of_loss(loss),)
+            return (loss,)
         text = "no hook of this node's kernel saw the packet: it took another way"
-        return (Difference(text, 0, "unseen"),)
+        return (Difference("unseen", text),)
     return (*_going(predicted, seen), *masquerading, *_answering(predicted, seen, endpoint))
 
 
@@ -198,7 +178,7 @@ def _going(predicted: TraceResult, seen: Observation) -> Iterator[Difference]:
             # Only an endpoint answers a datagram; the proxy has closed its socket since.
             if predicted.plan is None or predicted.plan.name.protocol is not Protocol.UDP:
                 text = "the proxy accepted the connection, but has none to"
-                yield Difference(f"{text} {' or '.join(ends)}: they may refuse it", 0, "refused")
+                yield Difference("refused", f"{text} {' or '.join(ends)}: they may refuse it")
         elif endpoint or seen.answer != "not-sent":
             went = f"went to {endpoint} instead of" if endpoint else "was not translated"
             text = f"the packet {went} to {' or '.join(ends)}"
@@ -217,7 +197,7 @@ def _against_the_plan(
     """Return that our own rules decided otherwise than the plan."""
     drift = {True: REMEDY, False: NO_DRIFT, None: _ASK_DRIFT}[seen.drifted]
     shows = command_for(step) if step else "steersman drift"
-    return Difference(f"{text}; {drift}", number, "rules", shows)
+    return Difference("rules", f"{text}; {drift}", shows, step=number)
 
 
 def _foreign(seen: Observation, rules: re.Pattern[str]) -> tuple[int, TraceStep] | None:
@@ -256,7 +236,9 @@ def _translated_otherwise(text: str, seen: Observation) -> Difference:
     if found := _misled(seen):
         code, words, number = found
         step = seen.steps[number - 1]
-        return Difference(f"{text}{words}{describe_rule(step)}", number, code, command_for(step))
+        return Difference(
+            code, f"{text}{words}{describe_rule(step)}", command_for(step), step=number
+        )
     number = _translator(seen.steps)
     return _against_the_plan(text, seen, number, seen.steps[number - 1] if number else None)
 
@@ -291,9 +273,9 @@ def _masquerading(predicted: TraceResult, seen: Observation, endpoint: str) -> I
         for number, step in enumerate(seen.steps, 1):
             if _MASQUERADES.search(step.rule):
                 text += describe_rule(step)
-                yield Difference(text, number, "foreign-masquerade", command_for(step))
+                yield Difference("foreign-masquerade", text, command_for(step), step=number)
                 return
-        yield Difference(f"{text}a rule that was not seen", 0, "foreign-masquerade")
+        yield Difference("foreign-masquerade", f"{text}a rule that was not seen")
     elif wanted and not found.masqueraded and found.source not in seen.local:
         text = (
             f"not masqueraded: the endpoint sees {found.source} instead of an address of this node"
@@ -301,11 +283,11 @@ def _masquerading(predicted: TraceResult, seen: Observation, endpoint: str) -> I
         if changed := _foreign(seen, _SETS_MARK):
             number, step = changed
             text = f"{text}, as the packet's mark is changed by {describe_rule(step)}"
-            yield Difference(text, number, "mark-changed", command_for(step))
+            yield Difference("mark-changed", text, command_for(step), step=number)
         elif skipped := _skipped(seen, ("postrouting",)):
             number, step = skipped
             text = f"{text}: it does not reach the rules for that, by {describe_rule(step)}"
-            yield Difference(text, number, "foreign-accept", command_for(step))
+            yield Difference("foreign-accept", text, command_for(step), step=number)
         else:
             yield _against_the_plan(text, seen)
 
@@ -314,28 +296,30 @@ def _answering(predicted: TraceResult, seen: Observation, endpoint: str) -> Iter
     who = f"endpoint {endpoint}" if endpoint else "destination"
     for number, step in enumerate(seen.steps, 1):
         if step.endpoint and step.verdict == "connecting":  # the client has the proxy's answer
-            yield Difference(f"the {who} has not answered the proxy yet", number, "not-answered")
+            yield Difference(
+                "not-answered", f"the {who} has not answered the proxy yet", step=number
+            )
     if seen.answer_end and (not _by_kernel(seen.answer_end[1]) or not seen.around):
         number, step = seen.answer_end
         text = f"the answer was {describe_end(step)}"
-        yield Difference(text, number, "foreign-drop", command_for(step))
+        yield Difference("foreign-drop", text, command_for(step), step=number)
     elif predicted.verdict not in ("forward", "accept") and seen.answer != "not-sent":
         return
     elif loss := _lost(seen, endpoint):
-        yield Difference.of_loss(loss)
+        yield loss
     elif seen.answer == "not-sent":
-        yield Difference(seen.answer_text, 0, "not-sent")
+        yield Difference("not-sent", seen.answer_text)
     elif seen.answer in ("reset", "icmp"):
-        yield Difference(f"the {who} refuses the connection: {seen.answer_text}", 0, "refused")
+        yield Difference("refused", f"the {who} refuses the connection: {seen.answer_text}")
     elif seen.answer == "none":
         if any(step.direction == "reply" for step in seen.steps):
             text = f"the {who} answered, but its answer did not reach the client"
         else:
             text = f"the packet was sent to the {who}, which did not answer"
-        yield Difference(f"{text}: {seen.answer_text}", 0, "not-answered")
+        yield Difference("not-answered", f"{text}: {seen.answer_text}")
 
 
-def _lost(seen: Observation, endpoint: str) -> Loss | None:
+def _lost(seen: Observation, endpoint: str) -> Difference | None:
     """Return where the packet or its answer was lost, as far as it was followed."""
     around = seen.around
     if around is None or seen.terminates or seen.answer == "answer":
