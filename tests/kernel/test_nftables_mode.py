@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Callable, Coroutine
 from typing import Any
 
 import pytest
@@ -33,15 +34,34 @@ from tests.support.builders.plans import (
     REJECTED,
     Actions,
 )
-from tests.support.lab.namespace import in_namespace, sh
+from tests.support.lab import namespace
+from tests.support.lab.namespace import sh
 from tests.support.lab.nft import elements, listing, nft, program, render
 
 pytestmark = pytest.mark.kernel
 V4 = Family.IPV4
 
 
+_made: list[NftablesMode] = []
+
+
 def new_mode() -> NftablesMode:
-    return NftablesMode(SubprocessExec())
+    mode = NftablesMode(SubprocessExec())
+    _made.append(mode)
+    return mode
+
+
+def in_namespace(body: Callable[[], Coroutine[Any, Any, None]]) -> None:
+    """Run a coroutine in a namespace, and release the modes that it has made."""
+
+    async def whole() -> None:
+        try:
+            await body()
+        finally:
+            while _made:
+                await release(_made.pop())
+
+    namespace.in_namespace(whole)
 
 
 def frontends(actions: Actions, port: int = 80) -> list[Frontend]:

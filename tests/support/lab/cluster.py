@@ -135,6 +135,8 @@ class Lab:
         self._owner: dict[str, str] = {}
         self._pods: dict[str, Pod] = {}
         self.servers = Servers()
+        self.at_close = contextlib.ExitStack()
+        """What ends before the lab, as it is in its namespaces."""
 
     def __enter__(self) -> Self:
         remove_leftovers()
@@ -154,7 +156,13 @@ class Lab:
         self.close()
 
     def close(self) -> None:
-        """Remove everything; never fails."""
+        """Remove everything."""
+        try:
+            self.at_close.close()
+        finally:
+            self._remove()
+
+    def _remove(self) -> None:
         self.servers.close()
         for netns in self._netns.values():
             netns.close()

@@ -24,7 +24,7 @@ from steersman.host.exec import Exec, SubprocessExec
 from steersman.host.libbpf import call
 from steersman.host.worker import KernelWorker
 from steersman.model.plan import NodePlan
-from steersman.modes.base import release
+from steersman.modes.base import Mode, release
 from steersman.modes.ebpf.bpf import HashMap
 from steersman.modes.ebpf.datapath import EbpfOptions
 from steersman.modes.ebpf.dump import describe
@@ -96,7 +96,7 @@ def mode_in(path: str, options: EbpfOptions, execute: Exec | None = None) -> Ebp
 
 def _mode_in(path: str, execute: Exec) -> EbpfMode:
     for other in [other for other in _modes if not os.path.exists(other)]:
-        _close(_modes.pop(other))
+        release_now(_modes.pop(other))
     if path not in _modes:
         number = next(_serial)
         cgroup = new_cgroup(number)
@@ -106,11 +106,11 @@ def _mode_in(path: str, execute: Exec) -> EbpfMode:
     return _modes[path]
 
 
-def _close(mode: EbpfMode) -> None:
-    """Close a mode, also if this thread has a running event loop."""
-    thread = threading.Thread(target=lambda: asyncio.run(release(mode)))
+def release_now(mode: Mode) -> None:
+    """Release a mode, also if this thread has a running event loop."""
+    thread = threading.Thread(target=lambda: asyncio.run(release(mode)), daemon=True)
     thread.start()
-    thread.join()
+    thread.join(60)
 
 
 def forget_connections(path: str) -> None:
@@ -148,7 +148,7 @@ def bpffs() -> Path:
 
 def _unmount(place: Path) -> None:
     for mode in _modes.values():
-        _close(mode)
+        release_now(mode)
     subprocess.run(["umount", "-l", place], check=False)
     place.rmdir()
 

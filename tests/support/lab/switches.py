@@ -16,6 +16,7 @@ from steersman.modes.base import Mode
 from tests.support.builders import nftables_plans as make
 from tests.support.builders.plans import MASQUERADED
 from tests.support.lab.cluster import Lab, Layout, Pod
+from tests.support.lab.ebpf import release_now
 from tests.support.lab.inside import Inside
 from tests.support.lab.sockets import see_at_once
 from tests.support.modes.registry import MODES, render
@@ -197,7 +198,11 @@ def lab() -> Iterator[Lab]:
 
 
 def mode_of(lab: Lab, name: str, variant: str) -> Mode:
-    return MODES[name].make(Inside(lab.node.path), variant)
+    """Make a mode for a lab's node; the lab releases it."""
+    mode = MODES[name].make(Inside(lab.node.path), variant)
+    if not MODES[name].stays:
+        lab.at_close.callback(release_now, mode)
+    return mode
 
 
 async def program(mode: Mode, plan: NodePlan = PLAN) -> None:
