@@ -126,7 +126,6 @@ class LoadedObject:
             ObjectError: libbpf or the kernel refused it, or its structs are not ours.
             StaleMapsError: maps of another shape are pinned.
         """
-        self.path = path
         self.programs: dict[str, int] = {}
         """Descriptors by name."""
         self.maps: dict[str, int] = {}
