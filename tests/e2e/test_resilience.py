@@ -326,7 +326,8 @@ async def run(seed: int, folder: Path) -> None:
         try:
             await chaos.caught_up()
             await live_through(chaos)
-            await until(lambda: same_rules(chaos, "nft"))
+            reader = create(SubprocessExec(), ModeOptions(iptables_variant="nft"))
+            await until(lambda: same_rules(chaos, reader))
         finally:
             await chaos.kill_proxy()
         assert len(chaos.happened) == 9

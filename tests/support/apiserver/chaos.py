@@ -3,19 +3,24 @@
 from __future__ import annotations
 
 import asyncio
+import errno
 import random
-from collections.abc import Awaitable, Callable
-from contextlib import suppress
+import signal
+from collections.abc import Awaitable, Callable, Iterator, Sequence
+from contextlib import contextmanager, suppress
 from typing import Any
 
+import pytest
+
 from steersman.compile.planner import Planner, compile_all
-from steersman.host.exec import SubprocessExec
+from steersman.host.exec import Result, SubprocessExec
 from steersman.host.facts import read_facts
+from steersman.host.libbpf import call
+from steersman.host.netlink import Netlink, NetlinkError
 from steersman.model.errors import BusyError
 from steersman.model.inputs import NodeConfig
-from steersman.model.ruleset import diff
-from steersman.modes.iptables.mode import IptablesMode, create
-from steersman.modes.specs import ModeOptions
+from steersman.model.ruleset import Ruleset, diff
+from steersman.modes.base import Mode, release
 from steersman.run.sync.runner import Runner
 from steersman.run.sync.sync import Sync
 from steersman.source.apiserver import ApiServerSource
@@ -75,13 +80,24 @@ def slice_(number: int, dice: random.Random) -> Object:
 class Chaos:
     """The world, the proxy in it, and what may happen to them."""
 
-    def __init__(self, server: ApiServer, mode: IptablesMode, dice: random.Random) -> None:
+    def __init__(
+        self,
+        server: ApiServer,
+        mode: Mode,
+        dice: random.Random,
+        make: Callable[[], Mode] | None = None,
+        flushes: Sequence[str] = (),
+    ) -> None:
+        """Begin with a mode; `make`: makes another one for each life of the proxy."""
         self.server, self.mode, self.dice = server, mode, dice
+        self._make = make
+        self._flushes = flushes or FLUSHES
         self.tasks: list[asyncio.Task[None]] = []
         self.happened: set[str] = set()
 
     async def start_proxy(self) -> None:
         """A new life of the proxy: nothing is known but what the kernel and the server have."""
+        await self.mode.worker.do(self.mode.probe)
         self.runner = Runner(self._work, 0.01, 0.05, 3600.0)
         self.store = Store(NODE, on_change=self.runner.request, facts=await read_facts())
         self.sync = Sync(self.store, Planner(CONFIG, self.mode.traits), self.mode)
@@ -138,7 +154,7 @@ class Chaos:
         self.server.drop()
 
     async def flush(self) -> None:
-        command = self.dice.choice(FLUSHES)
+        command = self.dice.choice(self._flushes)
         await asyncio.to_thread(sh, f"{command} 2>/dev/null || true")
 
     async def check(self) -> None:
@@ -147,7 +163,16 @@ class Chaos:
 
     async def restart_proxy(self) -> None:
         await self.kill_proxy()
+        if self._make is not None:
+            await release(self.mode)
+            self.mode = self._make()
         await self.start_proxy()
+
+    async def lack_memory(self) -> None:
+        """The kernel has no memory for some of what is asked of it, for a while."""
+        with no_memory(random.Random(self.dice.random())):  # threads ask it, in any order
+            await self.change()
+            await asyncio.sleep(self.dice.random() * 0.3)
 
 
 FAULTS: list[dict[str, Any]] = [
@@ -188,10 +213,56 @@ async def same_world(chaos: Chaos) -> bool:
     return chaos.store.synced and services == wanted and slices == told
 
 
-async def same_rules(chaos: Chaos, variant: str) -> bool:
-    """Whether, after a look for drift, the kernel has just what a fresh start would write."""
+_NEED_MEMORY = ("bpf_map_create", "bpf_map_update_elem", "bpf_map_update_batch", "bpf_link_create")
+
+
+@contextmanager
+def no_memory(dice: random.Random) -> Iterator[None]:
+    """Have every third write fail for lack of memory: of netlink, of bpf maps, and of programs."""
+    send, run = Netlink._send, SubprocessExec.run_tool
+
+    def refuses() -> bool:
+        return dice.random() < 1 / 3
+
+    def sending(self: Netlink, requests: Any) -> int:
+        if refuses():
+            raise NetlinkError(errno.ENOMEM, "the kernel refused: Cannot allocate memory")
+        return send(self, requests)
+
+    def calling(name: str, *arguments: object) -> int:
+        if name in _NEED_MEMORY and refuses():
+            raise OSError(errno.ENOMEM, "Cannot allocate memory")
+        return call(name, *arguments)
+
+    def running(self: SubprocessExec, *given: Any, **more: Any) -> Result:
+        if refuses():
+            return Result(-signal.SIGKILL, b"", b"")  # as the OOM killer leaves it
+        return run(self, *given, **more)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(Netlink, "_send", sending)
+        patch.setattr("steersman.modes.ebpf.bpf.call", calling)
+        patch.setattr(SubprocessExec, "run_tool", running)
+        yield
+
+
+async def same_rules(chaos: Chaos, reader: Mode | None = None) -> bool:
+    """Whether, after a look for drift, the kernel has just what a fresh start would write.
+
+    Another mode reads the kernel, if one is given: it knows nothing that it has not read.
+    """
     with suppress(BusyError):
         await chaos.sync.check()
+    if reader is None:
+        want = await fresh_rules(chaos, chaos.mode)
+        return not diff(await chaos.mode.worker.do(chaos.mode.read), want)
+    reader.probe()
+    want = await fresh_rules(chaos, reader)
+    return not diff(reader.read(), want)
+
+
+async def fresh_rules(chaos: Chaos, mode: Mode) -> Ruleset:
+    """What a mode writes at a fresh start in the world of now."""
     fresh = Store(NODE)
     async with ApiServer() as other:
         other.load(o for kind in ("Service", "EndpointSlice") for o in chaos.server.objects(kind))
@@ -201,13 +272,11 @@ async def same_rules(chaos: Chaos, variant: str) -> bool:
         await until(lambda: _is_synced(fresh))
         reading.cancel()
         await asyncio.gather(reading, return_exceptions=True)
-    mode = create(SubprocessExec(), ModeOptions(iptables_variant=variant))
-    mode.probe()
     plan = compile_all(fresh.snapshot, CONFIG, await read_facts(), mode.traits)
     want = dict(mode.render_node(plan.settings))
     for service_plan in plan.services.values():
         want.update(mode.render_service(service_plan, plan.settings))
-    return not diff(mode.read(), want)
+    return want
 
 
 async def _is_synced(store: Store) -> bool:
