@@ -6,34 +6,31 @@ All of it follows from the kinds of objects (kinds.py). Nothing here compares: o
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Hashable, Iterable, Iterator
-from typing import Any, TypeAlias
+from typing import Any
 
 from steersman.host.worker import KernelWorker
 from steersman.model.plan import NodeSettings, ServicePlan
 from steersman.model.ruleset import Diff, Ruleset, Script
 from steersman.modes.kinds import Kind, Words
 
-Scripts: TypeAlias = Callable[[Ruleset, Diff], tuple[Script, ...]]
 _OBJECTS = Kind("objects")
-
-
-def no_scripts(_have: Ruleset, _change: Diff) -> tuple[Script, ...]:
-    """Return nothing: no program writes such objects."""
-    return ()
 
 
 class KernelWords:
     """Describes the kernel objects of a mode; this class does so for modes without a tool."""
 
     def __init__(
-        self, worker: KernelWorker, read: Callable[[], Ruleset], scripts: Scripts = no_scripts
+        self,
+        worker: KernelWorker,
+        read: Callable[[], Ruleset],
+        scripts: Callable[[Ruleset, Diff], tuple[Script, ...]] = lambda _have, _change: (),
     ) -> None:
         """Describe what `read` returns.
 
         Args:
             worker: the thread of the mode, in which it runs.
             read: returns the objects.
-            scripts: writes a Diff of them as the input of programs.
+            scripts: writes a Diff of them as the input of programs, if there are any.
         """
         self._worker = worker
         self._read = read

@@ -96,7 +96,7 @@ class IptablesMode(Mode):
         self._foreign: ForeignChanges | None = None
         self.writers = WriterLog()
         # From the last `read`:
-        self._spellings: dict[int, dict[str, str]] = {}
+        self._spellings: dict[str, str] = {}
         self._referenced: frozenset[tuple[int, str, str]] = frozenset()
         self._hidden: set[RuleKey] = set()  # see `_hide_shared`
 
@@ -155,8 +155,7 @@ class IptablesMode(Mode):
     def _scripts(self, have: Ruleset, change: Diff) -> tuple[Script, ...]:
         """Write a Diff as input of iptables-restore, a run per family; counters come first."""
         del have
-        spellings = {k: v for of_family in self._spellings.values() for k, v in of_family.items()}
-        runs = write_runs(change, UNCUT, spellings, self._referenced)
+        runs = write_runs(change, UNCUT, self._spellings, self._referenced)
         restores = restore_scripts(runs, self._iptables.tool if self._iptables else None)
         if not needs_counters(change):
             return restores
@@ -179,13 +178,14 @@ class IptablesMode(Mode):
         """Return our objects, those that are hidden from `read` too."""
         iptables = self._probed()
         ruleset: dict[RuleKey, str] = {}
+        spellings: dict[str, str] = {}
         referenced: set[tuple[int, str, str]] = set()
         for family in self.families:
             found = parse(iptables.save(family), int(family))
             ruleset.update(found.ruleset)
-            self._spellings[int(family)] = found.spellings
+            spellings.update(found.spellings)
             referenced.update((int(family), table, chain) for table, chain in found.referenced)
-        self._referenced = frozenset(referenced)
+        self._spellings, self._referenced = spellings, frozenset(referenced)
         return ruleset
 
     def fingerprint(self) -> Hashable:
@@ -201,9 +201,8 @@ class IptablesMode(Mode):
         if self._counters and needs_counters(change):
             self._counters.create()
         change = self._hide_shared(change)
-        spellings = {k: v for of_family in self._spellings.values() for k, v in of_family.items()}
         limits = LIMITS[iptables.tool.variant]
-        for run in write_runs(change, limits, spellings, self._referenced):
+        for run in write_runs(change, limits, self._spellings, self._referenced):
             self._restore(iptables, run)
         if self._counters and removes_everything(change):
             self._counters.delete()
