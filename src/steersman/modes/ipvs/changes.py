@@ -96,6 +96,17 @@ class ChangeSet:
         self.sets_gone += [f"destroy {name}" for name in sorted(self.sets_destroyed)]
         self.rules = Diff(added, removed, changed)
 
+    def addresses(self, usage: Counter[str]) -> tuple[list[str], list[str]]:
+        """Return the addresses that the interface gets, and those that it loses.
+
+        Args:
+            usage: virtual servers per address before the change; `assigned_addresses`.
+        """
+        more = self.usage
+        bind = sorted(a for a, number in more.items() if number > 0 and not usage[a])
+        fewer = {a for a, number in more.items() if number < 0} | self.orphans
+        return bind, sorted(a for a in fewer if usage[a] + more[a] <= 0)
+
     def _use(self, address: str, number: int) -> None:
         if number:
             self.usage[address] += number

@@ -143,11 +143,7 @@ class IpvsKernel:
             if not self.is_ours(key):  # a wanted server becomes ours, whoever made it
                 changes.servers[place] = key, old or self._foreign.get(key), new
 
-        # Which addresses the interface gets, and which it loses
-        usage, more = self._usage, changes.usage
-        bind = sorted(a for a, number in more.items() if number > 0 and not usage[a])
-        fewer = {a for a, number in more.items() if number < 0} | changes.orphans
-        unbind = sorted(a for a in fewer if usage[a] + more[a] <= 0)
+        bind, unbind = changes.addresses(self._usage)
 
         # Rules refer to sets, and an address must not answer before the rules about it are there.
         self.sets.restore([*changes.sets, *address_entries("add", bind)])
@@ -170,6 +166,6 @@ class IpvsKernel:
         self._sets = (self._sets | changes.sets_made) - changes.sets_destroyed
         marks = [a for a in unbind if role_set(ADDRESSES, family_of(a)) in self._sets]
         self.sets.restore([*address_entries("del", marks), *changes.sets_gone])
-        usage.update(more)
+        self._usage.update(changes.usage)
         for address in unbind:
-            del usage[address]
+            del self._usage[address]

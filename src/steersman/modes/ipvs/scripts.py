@@ -40,10 +40,8 @@ class Texts(NamedTuple):
 
 def texts(have: Ruleset, change: Diff) -> Texts:
     """Return the lines that carry out a Diff; `have` is in the kernel."""
-    changes, want = ChangeSet(change), patch(have, change)
-    before, after = (set(assigned_addresses(objects)) for objects in (have, want))
-    bind = sorted(after - before)
-    unbind = sorted((before - after) | changes.orphans)
+    changes = ChangeSet(change)
+    bind, unbind = changes.addresses(assigned_addresses(have))
     addresses = [f"link add {DEVICE} type dummy"] if changes.makes_device else []
     addresses += [f"address add {_with_length(a)} dev {DEVICE}" for a in bind]
     if changes.drops_device:
@@ -52,7 +50,7 @@ def texts(have: Ruleset, change: Diff) -> Texts:
         addresses += [f"address delete {_with_length(a)} dev {DEVICE}" for a in unbind]
     servers = [line for key, old, new in changes.servers for line in _server_lines(key, old, new)]
     servers += [f"-D {_where(key)}" for key in changes.servers_gone]
-    sets = {key.set for key in want if isinstance(key, SetKey)}
+    sets = {key.set for key in patch(have, change) if isinstance(key, SetKey)}
     marks = [a for a in unbind if role_set("ADDRESSES", family_of(a)) in sets]
     return Texts(
         [*changes.sets, *address_entries("add", bind)],
