@@ -31,10 +31,6 @@ class Switched(Answer, frozen=True, kw_only=True):
     def blocks(self, wide: bool) -> Iterator[Block]:  # noqa: ARG002 - there is nothing more
         """Yield the steps, and the outcome."""
         yield from map(step_line, self.steps)
-        yield from self.end()
-
-    def end(self) -> Iterator[Block]:
-        """Yield the outcome."""
         result = self.result
         if result.dials:
             text = f"{result.dials} new connections tried meanwhile, {result.failed_dials} failed"

@@ -3,29 +3,24 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
 from steersman.cli.command import Argument, Command, Example, option
-from steersman.operate.answer import Answer, Block
 
 if TYPE_CHECKING:
     from steersman.config import Parsed
     from steersman.model.switch import SwitchStep
+    from steersman.operate.answer import Answer
 
 
 async def _answer(parsed: Parsed) -> Answer:
     """Switch; as text, each step is shown as soon as it is done."""
+    from msgspec.structs import replace  # noqa: PLC0415 - not for --help, as the others
+
     from steersman.cli.output import plain_lines, print_blocks, terminal  # noqa: PLC0415
     from steersman.config import UsageError  # noqa: PLC0415
     from steersman.model.switch import SwitchRequest  # noqa: PLC0415
-    from steersman.operate.switch import Switched, step_line, switch  # noqa: PLC0415
-
-    class Told(Switched, frozen=True, kw_only=True):
-        """A switch whose steps have been shown."""
-
-        def blocks(self, wide: bool) -> Iterator[Block]:  # noqa: ARG002
-            yield from self.end()
+    from steersman.operate.switch import step_line, switch  # noqa: PLC0415
 
     values = parsed.values
     modes = {*parsed.arguments, *filter(None, [str(values.get("to", ""))])}
@@ -53,7 +48,7 @@ async def _answer(parsed: Parsed) -> Answer:
             print(*plain_lines([step_line(step)]), flush=True)
 
     done = await switch(request, show)
-    return Told(source=done.source, result=done.result, steps=done.steps)
+    return replace(done, steps=())  # they have been shown
 
 
 COMMAND = Command(
