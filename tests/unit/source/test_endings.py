@@ -7,6 +7,7 @@ import os
 import signal
 import subprocess
 import sys
+import threading
 from pathlib import Path
 
 import pytest
@@ -73,6 +74,8 @@ def test_the_end(case: str, tmp_path: Path) -> None:
         text=True,
         start_new_session=True,
     )
+    limit = threading.Timer(60, child.kill)  # what never begins has said nothing then
+    limit.start()
     try:
         assert child.stdout is not None
         assert child.stdout.readline() == "begun\n"
@@ -82,6 +85,7 @@ def test_the_end(case: str, tmp_path: Path) -> None:
             pid = (tmp_path / "pid").read_text().strip()
             assert not Path(f"/proc/{pid}").exists()
     finally:
+        limit.cancel()
         with contextlib.suppress(ProcessLookupError):
             os.killpg(child.pid, signal.SIGKILL)
         child.wait()
