@@ -140,6 +140,12 @@ def test_what_became_of_it(predicted: TraceResult, steps: tuple[TraceStep, ...],
     assert texts(predicted, seen(*steps, connection=None))[0][1].startswith(text)
 
 
+@pytest.fixture(autouse=True)
+def no_long_wait(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Answers to the packets of these tests never come."""
+    monkeypatch.setattr("steersman.operate.trace._SETTLED_WITHIN", 0.1)
+
+
 class _Waited(Tracer):
     """A packet of real traffic to 10.96.0.10:80 that was sent to 10.1.0.6."""
 
