@@ -6,7 +6,7 @@ The file is YAML, or JSON, also as a stream of objects.
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import suppress
 
 import msgspec
@@ -27,8 +27,8 @@ class BrokenFileError(Exception):
         self.reason = reason
 
 
-def read_documents(data: bytes, *, only_json: bool = False) -> list[Document]:
-    """Parse the documents of a file, without empty ones.
+def read_documents(data: bytes, *, only_json: bool = False) -> Iterable[Document]:
+    """Parse the documents of a file, without empty ones; those of YAML one after the other.
 
     YAML is a superset of JSON except for tabs and streams of objects, so a file that starts like
     JSON is parsed as JSON first.
@@ -49,7 +49,7 @@ def read_documents(data: bytes, *, only_json: bool = False) -> list[Document]:
                 raise
     # Aliases can make a file grow without bound.
     bounds = Budget(_NODES + len(data) // _BYTES_PER_NODE, _MAX_DEPTH)
-    return list(_yaml_documents(text, bounds))
+    return _yaml_documents(text, bounds)
 
 
 def _json_documents(text: str) -> Iterator[Document]:
