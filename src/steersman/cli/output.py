@@ -39,7 +39,8 @@ def print_answer(answer: Answer, output: str, out: TextIO | None = None) -> None
             import yaml  # noqa: PLC0415 - only this output needs it
 
             data = msgspec.to_builtins(answer.data)
-            out.write(yaml.safe_dump(data, sort_keys=False, allow_unicode=True))
+            dumper = yaml.CSafeDumper  # that of Python takes 10 s for 5,000 Services
+            out.write(yaml.dump(data, Dumper=dumper, sort_keys=False, allow_unicode=True))
         case _:
             blocks = chain(answer.blocks(output == "wide"), _origin(answer))
             if out.isatty():
