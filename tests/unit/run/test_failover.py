@@ -300,7 +300,8 @@ async def test_a_mode_that_sees_nothing_says_so(caplog: pytest.LogCaptureFixture
 async def test_checks_eject_in_every_mode(mode: MemoryMode) -> None:
     section = FailoverSection(check_interval=seconds(0.05), hold=seconds(0.1))
     ejecting = Ejecting(failover=section)
-    await ejecting.serve(probe="http:/healthz", probe_failures="2")
+    # Before one has failed three times, each of the others has been tried.
+    await ejecting.serve(probe="http:/healthz", probe_failures="3")
     async with ejecting.running(mode):
         await until(lambda: "/healthz" in ejecting.paths)
         ejecting.down[backend("10.1.0.2")] = Observation.UNHEALTHY
