@@ -77,6 +77,7 @@ class Endpoints:
 
     def deny(self, ips: Collection[str]) -> None:
         """Let a policy deny the probes of nodes."""
+        self._ended.update(dict.fromkeys(self.denied.difference(ips), self._universe.now))
         self.denied = set(ips)
         self._denied_at = self._universe.now
 
@@ -112,7 +113,7 @@ class Endpoints:
         keys = self._keys(ip)
         if self.loss or ip in self.denied or any(key in self._faults for key in keys):
             return None
-        return max(self._lossy_until, *(self._ended.get(key, 0.0) for key in keys))
+        return max(self._lossy_until, *(self._ended.get(key, 0.0) for key in (ip, *keys)))
 
     # Clients
 

@@ -110,7 +110,7 @@ def attacked(life: Life) -> None:
             endpoints.connect(life.node.daemon.sync.state.plan)
 
     def end() -> None:
-        endpoints.denied.clear()
+        endpoints.deny(())
         life.etcd.delete("Service", ("evil", "evil"))
         life.etcd.delete("EndpointSlice", ("evil", "evil-x"))
 
