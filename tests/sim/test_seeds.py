@@ -33,18 +33,6 @@ def test_nodes_survive_their_lives(first: int) -> None:
         ("count_link_local_addresses", "noise costs"),
         ("mix_families", "the connection of a client that nothing concerned was cut"),
         ("show_every_service", "the default page of metrics has series by Service"),
-        (
-            "believe_every_probe",
-            "canary/.* (becomes|is taken away)|only the node's probes are denied|"
-            "this node reaches no endpoint",
-        ),
-        ("eject_all", "no endpoints left, as all are ejected|only the node's probes are denied"),
-        (
-            "eject_without_probes",
-            "canary/.* (becomes|is taken away)|is ejected .*, and it answers|"
-            "only the node's probes are denied|this node reaches no endpoint",
-        ),
-        ("never_return", "is still ejected"),
     ],
 )
 def test_an_old_defect_is_found_again(mutation: str, found: str) -> None:
@@ -59,6 +47,24 @@ def test_an_old_defect_is_found_again(mutation: str, found: str) -> None:
             "forget_lost_probes",
             "probes_are_interrupted,reloaded",
             "is still ejected|is dead and not ejected",
+        ),
+        (
+            "believe_every_probe",
+            "attacked",
+            "canary/.* (becomes|is taken away)|only the node's probes are denied|"
+            "this node reaches no endpoint",
+        ),
+        (
+            "eject_without_probes",
+            "attacked",
+            "canary/.* (becomes|is taken away)|is ejected .*, and it answers|"
+            "only the node's probes are denied|this node reaches no endpoint",
+        ),
+        ("never_return", "endpoints_fail", "is still ejected"),
+        (
+            "eject_all",
+            "attacked",
+            "no endpoints left, as all are ejected|only the node's probes are denied",
         ),
         ("accept_without_a_turn", "burst", "a step held the loop"),
     ],
