@@ -130,6 +130,7 @@ def test_upgrade_and_way_back_lose_no_connection_and_leave_nothing(
     old, new = programs
     flags = ["--drain-period=1m"] if mode == "userspace" else []
     process = machine.start(mode, *flags, program=old)
+    machine.until(lambda: "ServicePorts planned" in machine.log.read_text())  # IPv6, too
     before = kernel(machine)
     clients = Clients(machine.lab)
     try:
