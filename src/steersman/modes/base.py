@@ -56,6 +56,11 @@ class Requirements(msgspec.Struct, frozen=True):
     """Kernel settings without which some traffic fails."""
     lock: str = ""
     """The file that writers of its rules lock; "" for none."""
+    most_rules: int = 0
+    """Rules that packets pass one by one: above this number, new connections get slow. 0 if their
+    number does not matter."""
+    instead: str = ""
+    """What to do then."""
 
 
 def probed(probe: Callable[[], Support], found: Callable[[], T | None]) -> T:

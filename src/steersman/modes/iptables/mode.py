@@ -52,6 +52,8 @@ if TYPE_CHECKING:
 COUNTERS = (INVALID_DROPPED, LOCALHOST_ACCEPTED)
 COUNTERS_TEXT = "".join(f"{{ pkts = {0:020}, bytes = {0:020} }} = {name};\n" for name in COUNTERS)
 """The packet counters of our rules as input of `nfacct restore`."""
+_MOST_RULES = 10_000
+"""Rules above which rule by rule takes too long: a new connection passes half of a long list."""
 _ENOUGH_DESCRIPTORS = 64
 _TCP_LIBERAL = "proc/sys/net/netfilter/nf_conntrack_tcp_be_liberal"
 
@@ -132,6 +134,8 @@ class IptablesMode(Mode):
             own_jumps="KUBE-",
             bridge_netfilter=True,
             lock=LOCK if (self.variant or self._options.iptables_variant) == "legacy" else "",
+            most_rules=_MOST_RULES,
+            instead="switch to the nftables mode, whose maps do not get slower (steersman switch)",
         )
 
     def render_node(self, settings: NodeSettings) -> Ruleset:

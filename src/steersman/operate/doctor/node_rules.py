@@ -1,4 +1,4 @@
-"""Checks of the mode: can it run here, has the kernel its rules, who holds the lock."""
+"""Checks of the mode: can it run here, has the kernel its rules, who holds the lock, how many."""
 
 from __future__ import annotations
 
@@ -152,7 +152,7 @@ async def rules(context: Context) -> Iterable[CheckResult]:
     if context.mode is None or found is None or not found.usable:
         return [unknown("the rules cannot be read: the mode cannot run here")]
     try:
-        kernel = await kernel_rules(context)
+        kernel = await context.once(kernel_rules)
     except FileNotFoundError:  # the mode keeps its objects in files, which are not there
         pid = context.server_pid
         if pid and not await asyncio.to_thread(_shares_mounts, context, pid):
@@ -251,6 +251,26 @@ def _free(context: Context, path: str) -> CheckResult:
     return unknown(f"{path} is not that of the node here: a container has to mount it")
 
 
+async def number_of_rules(context: Context) -> Iterable[CheckResult]:
+    """Check that packets do not pass too many rules one by one."""
+    needs = await context.once(requirements)
+    if not needs.most_rules:
+        return [skipped("the number of rules does not slow this mode down")]
+    kernel = await context.once(kernel_rules)
+    # A value is the text of one or several rules; empty chains cost nothing.
+    count = sum(str(value).count("\n") + 1 for value in kernel.have.values() if value)
+    if count <= needs.most_rules:
+        return [ok(f"{count} rules")]
+    return [
+        warning(
+            f"there are {count} rules, more than {needs.most_rules}: new connections are slow, and "
+            "so is every sync",
+            remedy=needs.instead,
+            suspect=True,
+        )
+    ]
+
+
 async def settings_of_mode(context: Context) -> Iterable[CheckResult]:
     """Check the sysctls that the mode sets when it starts."""
     results: list[CheckResult] = []
@@ -278,6 +298,7 @@ RULES_CHECKS: Final = (
     Check("mode", "parts of the mode", probe, on_the_node, Cause.PROXY + 5),
     Check("rules", "rules in the kernel", rules, on_linux, Cause.RULES, 9.5),
     Check("lock", "lock of the rules", lock, on_linux, Cause.RULES - 2),
+    Check("number-of-rules", "number of rules", number_of_rules, on_linux, Cause.NODE, 9.5),
     Check("mode-sysctls", "sysctls of the mode", settings_of_mode, on_linux, Cause.NODE),
 )
 """Checks of the mode."""

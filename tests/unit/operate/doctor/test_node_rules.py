@@ -1,7 +1,8 @@
-"""Doctor's checks of the mode: parts, rules in the kernel, the lock."""
+"""Doctor's checks of the mode: parts, rules in the kernel, the lock, the number of rules."""
 
 from __future__ import annotations
 
+import asyncio
 import fcntl
 import os
 from collections.abc import Iterator
@@ -21,7 +22,7 @@ from tests.support.builders.doctor import context_of, only, world_of
 from tests.support.builders.objects import endpoint, service, slice_
 from tests.support.modes.memory import MemoryMode
 
-PARTS, RULES, LOCK, SYSCTLS = node_rules.RULES_CHECKS
+PARTS, RULES, LOCK, NUMBER, SYSCTLS = node_rules.RULES_CHECKS
 THINGS = service(), slice_(endpoint("10.0.0.5")), service("other", clusterIP="10.96.0.11")
 
 
@@ -40,9 +41,9 @@ class NeedyMode(MemoryMode):
         return self.needs
 
 
-def synced(things: Any = THINGS) -> NeedyMode:
+def synced(things: Any = THINGS, needs: Requirements | None = None) -> NeedyMode:
     """A mode whose kernel has all that the plan asks for."""
-    mode = NeedyMode()
+    mode = NeedyMode(needs)
     world = world_of(*things)
     mode.kernel = dict(mode.render_node(world.plan.settings))
     for plan in world.plan.services.values():
@@ -216,6 +217,15 @@ def test_a_lock_that_many_use(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -
     assert only(LOCK, context_of(mode=mode, root=tmp_path)).verdict is Verdict.WARNING
 
 
+def test_too_many_rules() -> None:
+    few = context_of(*THINGS, mode=synced(needs=Requirements(most_rules=100)))
+    assert only(NUMBER, few).text == "4 rules"
+    many = context_of(*THINGS, mode=synced(needs=Requirements(most_rules=3, instead="use maps")))
+    result = only(NUMBER, many)
+    assert (result.verdict, result.remedy) == (Verdict.WARNING, "use maps")
+    assert only(NUMBER, context_of(mode=synced())).verdict is Verdict.SKIPPED
+
+
 def test_sysctls_of_the_mode(tmp_path: Path) -> None:
     def said(value: str) -> list[str]:
         settings = (Setting("proc/sys/net/a", 1), Setting("proc/sys/net/b", 5, at_least=True))
@@ -228,3 +238,15 @@ def test_sysctls_of_the_mode(tmp_path: Path) -> None:
     assert only(SYSCTLS, context_of(mode=NeedyMode())).verdict is Verdict.SKIPPED
     missing = NeedyMode(Requirements(settings=(Setting("proc/sys/net/c", 1),)))
     assert only(SYSCTLS, context_of(mode=missing, root=tmp_path)).verdict is Verdict.UNKNOWN
+
+
+def test_checks_of_rules_share_one_reading() -> None:
+    mode = synced(needs=Requirements(most_rules=100))
+
+    async def both() -> None:
+        context = context_of(*THINGS, mode=mode)
+        await asyncio.gather(node_rules.rules(context), node_rules.number_of_rules(context))
+        await context.aclose()
+
+    asyncio.run(both())
+    assert mode.reads == 1
