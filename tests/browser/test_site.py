@@ -55,5 +55,5 @@ async def test_a_word_is_found(chrome: Browser, site: str) -> None:
         await opened.open("index.html")
         await opened.page.locator(".md-search__input").fill("hairpin")
         found = opened.page.locator(".md-search-result__link").first
-        await expect(found).to_be_visible()
+        await expect(found).to_be_visible(timeout=60_000)  # the index is loaded first
         assert opened.complaints == []

@@ -112,7 +112,7 @@ def state(pid: int) -> str:
     """R, S, D, Z and so on; "" for a process that is gone."""
     try:
         return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]
-    except FileNotFoundError:  # nobody has to wait for it any more
+    except (FileNotFoundError, ProcessLookupError):  # reaped before, or after it was opened
         return ""
 
 
