@@ -5,8 +5,8 @@ from __future__ import annotations
 import asyncio
 import json
 import sys
-from collections.abc import AsyncIterator, Callable
-from contextlib import asynccontextmanager, suppress
+from collections.abc import Callable
+from contextlib import AbstractAsyncContextManager
 from pathlib import Path
 
 import pytest
@@ -18,6 +18,7 @@ from steersman.ui.nodes import Finder, FixedNodes, Token
 from steersman.ui.pages import PAGES
 from steersman.ui.site import Site
 from tests.support.apiserver.reading import service, slice_
+from tests.support.fleet import followed
 from tests.support.lab.namespace import in_namespace, sh
 from tests.support.pages import serving
 from tests.support.processes.steersman import command, manifests, steersman, until, world
@@ -27,16 +28,8 @@ pytestmark = pytest.mark.kernel
 JSON = {"Accept": "application/json"}
 
 
-@asynccontextmanager
-async def following(finder: Finder) -> AsyncIterator[Fleet]:
-    fleet = Fleet(finder, grace=1.0, compare=0.5)
-    task = asyncio.create_task(fleet.run())
-    try:
-        yield fleet
-    finally:
-        task.cancel()
-        with suppress(asyncio.CancelledError):
-            await task
+def following(finder: Finder) -> AbstractAsyncContextManager[Fleet]:
+    return followed(Fleet(finder, grace=1.0, compare=0.5))
 
 
 async def when(fleet: Fleet, true: Callable[[], bool]) -> None:

@@ -14,7 +14,8 @@ import random
 import signal
 import time
 from collections import defaultdict
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import AsyncIterator, Iterable, Mapping, Sequence
+from contextlib import asynccontextmanager, suppress
 from functools import cached_property
 from pathlib import Path
 from types import TracebackType
@@ -40,9 +41,24 @@ from steersman.run.pages.world_wire import encode_world
 from steersman.source.objects import decode_value
 from steersman.source.packed import unpacked
 from steersman.source.store import Store
+from steersman.ui.fleet import Fleet
 from tests.support.builders import kube
 
 TOKEN = "a token of the nodes"
+
+
+@asynccontextmanager
+async def followed(fleet: Fleet) -> AsyncIterator[Fleet]:
+    """Run a fleet inside."""
+    task = asyncio.create_task(fleet.run())
+    try:
+        yield fleet
+    finally:
+        task.cancel()
+        with suppress(asyncio.CancelledError):
+            await task
+
+
 MODES = ("nftables", "nftables", "nftables", "iptables", "ipvs")
 
 

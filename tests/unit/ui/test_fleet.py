@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncIterator, Callable, Sequence
-from contextlib import asynccontextmanager, suppress
+from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
@@ -22,22 +22,14 @@ from steersman.ui.nodes import Finder, FixedNodes, NodeError, PodNodes, Token, W
 from tests.support.apiserver.certificates import Authority
 from tests.support.apiserver.pods import steersman_pod
 from tests.support.apiserver.server import ApiServer
-from tests.support.fleet import TOKEN, SimulatedNodes, many_services
+from tests.support.fleet import TOKEN, SimulatedNodes, followed, many_services
 
 FAST = Timing(first=0.02, longest=0.1, connect=5.0, answer=10.0)
 PATIENT = 30.0
 
 
-@asynccontextmanager
-async def following(finder: Finder, **how: Any) -> AsyncIterator[Fleet]:
-    fleet = Fleet(finder, FAST, **how)
-    task = asyncio.create_task(fleet.run())
-    try:
-        yield fleet
-    finally:
-        task.cancel()
-        with suppress(asyncio.CancelledError):
-            await task
+def following(finder: Finder, **how: Any) -> AbstractAsyncContextManager[Fleet]:
+    return followed(Fleet(finder, FAST, **how))
 
 
 async def until(fleet: Fleet, true: Callable[[], bool]) -> None:
