@@ -252,21 +252,22 @@ class HttpClient:
                 sock = await self._dial(hop.host, hop.port)
                 try:
                     _, made = await loop.create_connection(
-                        lambda: Connection(str(route.server), partial(self._keep, route)),
-                        sock=sock,
-                        ssl=hop.tls,
-                        server_hostname=hop.name or None,
+                        lambda: Connection(str(route.server), partial(self._keep, route)), sock=sock
                     )
                 except BaseException:
                     sock.close()
                     raise
-                if route.proxy and route.server.tls:
-                    where = f"{route.server} through {where}"
-                    try:
+                try:
+                    # Not by create_connection, which does not tell the transport of a handshake that
+                    # is cancelled: this one is closed in any case.
+                    if hop.tls:
+                        await made.begin_tls(hop)
+                    if route.proxy and route.server.tls:
+                        where = f"{route.server} through {where}"
                         await made.tunnel(route, self._seconds)
-                    except BaseException:
-                        made.close()
-                        raise
+                except BaseException:
+                    made.close()
+                    raise
                 return self._begin(route, made)
         except ssl.SSLError as error:
             raise HttpError("tls", tls_words(error, where)) from error

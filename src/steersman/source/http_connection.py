@@ -15,7 +15,7 @@ from typing import Any, NamedTuple, Protocol
 import h11
 
 from steersman import __version__
-from steersman.source.route import Route
+from steersman.source.route import Hop, Route
 from steersman.source.tls import tls_words
 
 AGENT = f"steersman/{__version__}"
@@ -321,7 +321,7 @@ class Connection(asyncio.Protocol):
             HttpError: the proxy does not.
             OSError: TLS fails.
         """
-        server, loop = route.server, asyncio.get_running_loop()
+        server = route.server
         headers = [("Host", str(server)), ("User-Agent", AGENT), *route.proxy_headers]
         request = h11.Request(method="CONNECT", target=str(server), headers=headers)
         head = await self._ask(request, None, patience)
@@ -334,11 +334,19 @@ class Connection(asyncio.Protocol):
             why = "sends more than an answer"
         if why:
             raise HttpError("connect", f"cannot connect to {server}: proxy {route.proxy} {why}")
-        assert server.tls is not None
         self._busy, self._connecting = False, True
         self._stop_idling()
-        secured = await loop.start_tls(
-            self.transport, self, server.tls, server_hostname=server.name
+        await self.begin_tls(server)
+
+    async def begin_tls(self, hop: Hop) -> None:
+        """Speak TLS from now on.
+
+        Raises:
+            OSError: that fails; the connection is of no use any more.
+        """
+        assert hop.tls is not None
+        secured = await asyncio.get_running_loop().start_tls(
+            self.transport, self, hop.tls, server_hostname=hop.name
         )
         assert secured is not None
         self.transport = secured

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import asyncio
 import base64
+import gc
 import socket
 import ssl
 import threading
+import warnings
 from collections.abc import Awaitable, Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
@@ -452,6 +454,34 @@ async def test_a_cancelled_connection_is_closed(
                 case _:
                     work = get(made, "https://api.invalid", tls=tls, proxy=server.url())
                     await cancelled(work, lambda: begun)
+
+
+async def test_nothing_is_left_wherever_a_connection_with_tls_is_cancelled(
+    authority: Authority,
+) -> None:
+    handshakes: list[int] = []
+
+    async def talk(visit: Visit) -> None:
+        await visit.body(1)
+        handshakes.append(visit.number)
+        await visit.gone()
+
+    tls, steps = trusting(authority), 0
+    with warnings.catch_warnings(record=True) as left:
+        warnings.simplefilter("always")
+        async with serving(talk) as server:
+            while not handshakes:  # cancelled after one more step of the event loop each time
+                steps += 1
+                async with client() as made:
+                    task = asyncio.ensure_future(get(made, server.url("https"), tls=tls))
+                    for _ in range(steps):
+                        await asyncio.sleep(0)
+                    task.cancel()
+                    with pytest.raises(asyncio.CancelledError):
+                        await task
+        del made, task
+        gc.collect()
+    assert [str(each.message) for each in left] == []
 
 
 @pytest.mark.parametrize("pieces", [(), (BEGINS,), (BEGINS + b"Content-Length: 9\r\n\r\n123",)])
