@@ -258,8 +258,8 @@ class HttpClient:
                     sock.close()
                     raise
                 try:
-                    # Not by create_connection, which does not tell the transport of a handshake that
-                    # is cancelled: this one is closed in any case.
+                    # Not by create_connection: it does not tell the transport of a handshake that
+                    # is cancelled, and this one is closed in any case.
                     if hop.tls:
                         await made.begin_tls(hop)
                     if route.proxy and route.server.tls:
