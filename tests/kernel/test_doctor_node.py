@@ -11,12 +11,13 @@ import pytest
 
 from steersman.compile.conntrack import served_ports, stale
 from steersman.host.echo import answers_echo
+from steersman.host.link_state import list_links
 from steersman.model.names import Family, Protocol
 from steersman.netfilter.conntrack.stale import find_stale
 from steersman.netfilter.firewall.packet_filter import Packet, met
 from steersman.netfilter.firewall.read import Firewall, read_firewall, rule_text
 from steersman.netfilter.nft.tables import list_tables
-from steersman.operate.doctor.network import KernelNetwork
+from steersman.operate.trace_lookups import look_up
 from tests.support.builders.objects import endpoint, plan_of, port, service, slice_, snapshot
 from tests.support.lab.cluster import Lab, Layout, Pod
 from tests.support.lab.conntrack_flows import FlowEntry, add_entries
@@ -177,8 +178,7 @@ def test_links_and_ways() -> None:
         sh("ip link add x0 mtu 1350 type vxlan id 7 dstport 4789 dev br0")
         sh("ip route add 10.9.0.0/16 via 10.1.0.7 mtu 1300")
         sh("ip route add blackhole 10.8.0.0/16 && ip route add unreachable 10.7.0.0/16")
-        network = KernelNetwork()
-        links = await network.links()
+        links = list_links()
         assert (links["br0"].driver, links["br0"].up, links["br0"].hairpin) == (
             "bridge",
             True,
@@ -188,14 +188,14 @@ def test_links_and_ways() -> None:
         assert links["v2"].hairpin is False
         assert (links["v1"].master, links["v1"].hairpin) == ("", None)
         assert (links["x0"].driver, links["x0"].below, links["x0"].mtu) == ("vxlan", "br0", 1350)
-        direct, far = await network.hop("10.1.0.9"), await network.hop("10.9.1.1")
+        direct, far = look_up("10.1.0.9"), look_up("10.9.1.1")
         assert (direct.device, direct.gateway, direct.mtu) == ("br0", "", 0)
         assert (far.device, far.gateway, far.mtu) == ("br0", "10.1.0.7", 1300)
-        assert (await network.hop("10.1.0.1")).local
-        assert (await network.hop("10.8.1.1")).trouble == "a blackhole route"
-        assert (await network.hop("10.7.1.1")).trouble == "No route to host"
-        assert (await network.hop("11.0.0.1")).trouble == "Network is unreachable"
-        assert (await network.hop("::1")).local
+        assert look_up("10.1.0.1").local
+        assert look_up("10.8.1.1").trouble == "a blackhole route"
+        assert look_up("10.7.1.1").trouble == "No route to host"
+        assert look_up("11.0.0.1").trouble == "Network is unreachable"
+        assert look_up("::1").local
 
     in_namespace(look)
 

@@ -13,6 +13,7 @@ from steersman.model.kube import EndpointSlice, Node, Service
 from steersman.model.names import ObjectName
 from steersman.model.plan import Traits
 from steersman.model.world import Origin, World
+from steersman.operate.doctor import CHECKS
 from steersman.operate.doctor.check import (
     Check,
     CheckResult,
@@ -37,10 +38,10 @@ class FakeNetwork:
         self._links = {link.name: link for link in links}
         self._ways = ways or {}
 
-    async def links(self) -> Mapping[str, Link]:
+    def links(self) -> Mapping[str, Link]:
         return self._links
 
-    async def hop(self, address: str) -> Hop:
+    def hop(self, address: str) -> Hop:
         return self._ways.get(address, Hop(trouble="Network is unreachable"))
 
 
@@ -73,6 +74,7 @@ def context_of(
     programs: Scripted | None = None,
     question: Question | None = None,
     world: Mapping[str, Any] | None = None,
+    network: FakeNetwork | None = None,
     **more: Any,
 ) -> Context:
     """A Context.
@@ -84,6 +86,7 @@ def context_of(
         programs: what programs answer; by default none is installed.
         question: of the user; by default about shop/cart if there is a Service.
         world: further arguments of `world_of`.
+        network: interfaces and routes; without any by default.
         more: further arguments of `Context`.
     """
     for name, text in (files or {}).items():
@@ -92,9 +95,11 @@ def context_of(
         (root / name).write_text(text)
     if question is None:
         question = Question(CART if any(isinstance(t, Service) for t in things) else None)
+    network = network or FakeNetwork()
     fields: dict[str, Any] = {
         "now": lambda: NOON,
-        "network": FakeNetwork(),
+        "list_links": network.links,
+        "look_up": network.hop,
         "list_tables": list[tuple[str, str]],
     }
     return Context(
@@ -104,6 +109,12 @@ def context_of(
         root=root or Path("/nowhere"),
         **(fields | more),
     )
+
+
+def named(*names: str) -> tuple[Check, ...]:
+    """The checks of these names."""
+    known = {check.name: check for check in CHECKS}
+    return tuple(known[name] for name in names)
 
 
 def results(check: Check, context: Context) -> tuple[CheckResult, ...]:

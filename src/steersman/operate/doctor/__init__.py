@@ -4,42 +4,140 @@ from __future__ import annotations
 
 from typing import Final
 
-from steersman.operate.doctor.check import Check
-from steersman.operate.doctor.node_changes import CHANGE_CHECKS
-from steersman.operate.doctor.node_conntrack import CONNTRACK_CHECKS
-from steersman.operate.doctor.node_firewall import FIREWALL_CHECKS
-from steersman.operate.doctor.node_path import PATH_CHECKS
-from steersman.operate.doctor.node_pods import POD_CHECKS
-from steersman.operate.doctor.node_process import PROCESS_CHECKS
-from steersman.operate.doctor.node_rivals import RIVAL_CHECKS
-from steersman.operate.doctor.node_rules import RULES_CHECKS
-from steersman.operate.doctor.node_sysctl import SYSCTL_CHECKS
-from steersman.operate.doctor.service_api import API_CHECKS
-from steersman.operate.doctor.service_listener import LISTENER_CHECKS
-from steersman.operate.doctor.service_object import OBJECT_CHECKS
-from steersman.operate.doctor.service_policy import POLICY_CHECKS
-from steersman.operate.doctor.traffic_checks import DIAL_CHECKS
-from steersman.operate.doctor.traffic_load import LOAD_CHECKS
-from steersman.operate.doctor.tries_check import TRY_CHECKS
+from steersman.operate.doctor import (
+    node_changes,
+    node_conntrack,
+    node_firewall,
+    node_path,
+    node_pods,
+    node_process,
+    node_rivals,
+    node_rules,
+    node_sysctl,
+    service_api,
+    service_listener,
+    service_object,
+    service_policy,
+    traffic_checks,
+    traffic_load,
+    tries_check,
+)
+from steersman.operate.doctor.check import (
+    Cause,
+    Check,
+    Context,
+    on_linux,
+    on_the_node,
+    with_service,
+)
+
+
+def with_flow(context: Context) -> str:
+    """The check is about one connection."""
+    return "" if context.question.flow else "no connection was asked for (--to)"
+
+
+def with_api(context: Context) -> str:
+    """The check asks the API server."""
+    known = context.ask_api is not None
+    return "" if known else "no API server is known: give --kubeconfig, with rights to list pods"
+
+
+def with_dials(context: Context) -> str:
+    """The check makes connections."""
+    return "" if context.question.dial else "--no-dial was given"
+
+
+def with_sysctls(context: Context) -> str:
+    """The check reads the settings of the kernel's network."""
+    return "" if context.path("proc/sys/net").exists() else "/proc/sys/net is not there"
+
+
+def with_conntrack(context: Context) -> str:
+    """The check is about modes whose connections conntrack tracks."""
+    tracked = context.world.plan.settings.traits.tracks_connections
+    return "" if tracked else "this mode does not use conntrack"
+
+
+_SERVICE: Final = (with_service,)
+_API: Final = with_service, with_api
+_DIAL: Final = with_service, on_the_node, with_dials
+_MACHINE: Final = (on_the_node,)
+_LINUX: Final = (on_linux,)
+_ENDS: Final = on_linux, with_service
+_SYSCTL: Final = on_linux, with_sysctls
+_TABLE: Final = on_linux, with_conntrack
+_STALE: Final = on_linux, with_service, with_conntrack
+_OBJECT, _ENDPOINTS, _POLICY, _PROXY = Cause.OBJECT, Cause.ENDPOINTS, Cause.POLICY, Cause.PROXY
+_RULES, _NODE, _PATH = Cause.RULES, Cause.NODE, Cause.PATH
 
 CHECKS: Final[tuple[Check, ...]] = (
     # One Service
-    *OBJECT_CHECKS,
-    *API_CHECKS,
-    *POLICY_CHECKS,
-    *LISTENER_CHECKS,
-    *DIAL_CHECKS,
-    *TRY_CHECKS,
-    *LOAD_CHECKS,
+    Check("service-exists", "the Service", service_object.service_exists, _SERVICE, _OBJECT),
+    Check("service-findings", "Findings", service_object.service_findings, _SERVICE, _OBJECT + 1),
+    Check("service-endpoints", "endpoints", service_object.service_endpoints, _SERVICE, _ENDPOINTS),
+    Check("selector", "the selector", service_api.matching_pods, _API, _ENDPOINTS - 1),
+    Check("network-policies", "NetworkPolicies", service_api.network_policies, _API, _POLICY + 5),
+    Check("flow", "the connection in question", service_policy.flow, (with_flow,), _POLICY),
+    Check("service-policy", "traffic policies", service_policy.policies, _SERVICE, _POLICY + 1),
+    Check(
+        "node-port-addresses", "node port addresses", service_policy.ports, _SERVICE, _POLICY + 2
+    ),
+    Check(
+        "node-port-listener", "processes on the node port", service_listener.ports, _ENDS, _NODE + 5
+    ),
+    Check("cluster-ip-on-node", "addresses of the node", service_listener.addresses, _ENDS, _NODE),
+    Check(
+        "endpoints-from-node",
+        "endpoints dialled from the node",
+        traffic_checks.endpoints,
+        _DIAL,
+        Cause.ENDPOINT,
+    ),
+    Check("tries", "connections to the Service", tries_check.tries, _MACHINE, Cause.SYMPTOM, 14.5),
+    Check("load", "load of the endpoints", traffic_load.load, _ENDS, _POLICY + 7),
     # The node
-    *PROCESS_CHECKS,
-    *RIVAL_CHECKS,
-    *RULES_CHECKS,
-    *FIREWALL_CHECKS,
-    *CHANGE_CHECKS,
-    *SYSCTL_CHECKS,
-    *CONNTRACK_CHECKS,
-    *PATH_CHECKS,
-    *POD_CHECKS,
+    Check("process", "proxy process", node_process.process, _MACHINE, _PROXY),
+    Check("source", "source of objects", node_process.source, _MACHINE, _PROXY + 1),
+    Check("node", "this node", node_process.node, cause=_PROXY + 2),
+    Check("pods", "pod network", node_process.pods, cause=_PROXY + 3),
+    Check("failover", "failing endpoints", node_process.failover, _LINUX, _PROXY + 5),
+    Check("api-server", "clock and version", node_process.api_server, cause=_PROXY + 4),
+    Check("ejected", "ejected endpoints", node_process.ejected, cause=_ENDPOINTS + 1),
+    Check("other-proxy", "other proxies", node_rivals.other_proxy, _LINUX, _PROXY + 1),
+    Check("mode", "parts of the mode", node_rules.probe, _MACHINE, _PROXY + 5),
+    Check("rules", "rules in the kernel", node_rules.rules, _LINUX, _RULES, 9.5),
+    Check("lock", "lock of the rules", node_rules.lock, _LINUX, _RULES - 2),
+    Check("number-of-rules", "number of rules", node_rules.number_of_rules, _LINUX, _NODE, 9.5),
+    Check("mode-sysctls", "sysctls of the mode", node_rules.settings_of_mode, _LINUX, _NODE),
+    Check("firewall", "firewalls", node_firewall.firewalls, _LINUX, _NODE + 2, 8.0),
+    Check("rule-changes", "rules that change packets", node_changes.changes, _LINUX, _NODE, 8.0),
+    Check("forwarding", "IP forwarding", node_sysctl.forwarding, _SYSCTL),
+    Check("rp-filter", "reverse path filter", node_sysctl.reverse_path, _SYSCTL, _NODE + 4),
+    Check("route-localnet", "node ports on loopback", node_sysctl.loopback, _SYSCTL, _NODE + 5),
+    Check("ephemeral-ports", "ephemeral ports", node_sysctl.ephemeral_ports, _SYSCTL),
+    Check(
+        "bridge-netfilter",
+        "netfilter on bridges",
+        node_sysctl.bridge_netfilter,
+        _SYSCTL,
+        _NODE + 5,
+    ),
+    Check("hairpin", "hairpin mode of bridges", node_sysctl.hairpin, _SYSCTL, _NODE + 6),
+    Check("conntrack-table", "conntrack table", node_conntrack.table, _TABLE, _NODE + 1),
+    Check("conntrack-failures", "conntrack failures", node_conntrack.counters, _TABLE, _NODE + 3),
+    Check(
+        "conntrack-stale",
+        "stale conntrack entries",
+        node_conntrack.stale,
+        _STALE,
+        _NODE + 3,
+    ),
+    Check("route", "routes to endpoints", node_path.routes, _ENDS, _PATH),
+    Check("overlay", "MTU of overlays", node_path.overlays, _LINUX, _PATH + 1),
+    # A rule that drops large packets explains it.
+    Check("path-mtu", "MTU of the path", node_path.path_mtu, _ENDS, _PATH - 2, 9.0),
+    Check("pod-networks", "networks of the pods", node_pods.pod_networks, _ENDS, _PATH - 3),
+    Check("devices", "programs at devices", node_pods.devices, _LINUX, _NODE + 9),
 )
 """Every check, in the order of docs/doctor.md; they run together."""

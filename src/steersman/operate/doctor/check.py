@@ -18,6 +18,7 @@ import enum
 import sys
 import time
 from collections.abc import Awaitable, Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import KW_ONLY, dataclass, field
 from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple, TypeAlias, TypeVar
@@ -27,13 +28,15 @@ from msgspec.structs import replace
 
 from steersman.compile.trace import Flow
 from steersman.host.exec import Exec
+from steersman.host.link_state import Link, list_links
 from steersman.model.names import Family, ObjectName
 from steersman.model.plan import FrontendKind, ServicePlan
 from steersman.model.world import World
 from steersman.modes.base import Mode, Requirements
 from steersman.netfilter.nft.tables import list_tables
 from steersman.operate.answer import Answer, Block, Line, Style
-from steersman.operate.doctor.network import KernelNetwork, Network
+from steersman.operate.trace_lookups import look_up
+from steersman.operate.trace_loss import Hop
 
 T = TypeVar("T")
 
@@ -164,59 +167,53 @@ class Question(msgspec.Struct, frozen=True):
     """Whether connections may be made."""
 
 
+class ApiReply(NamedTuple):
+    """An answer of the API server."""
+
+    status: int
+    """HTTP status; 403 if the credentials may not ask this."""
+    headers: Mapping[str, str]
+    """By name in lower case."""
+    body: Any
+    """Decoded from JSON; None if it is not JSON."""
+
+
+@dataclass
 class Context:
     """The World, the question and this machine, for all checks of one run."""
 
-    def __init__(
-        self,
-        world: World,
-        question: Question | None = None,
-        *,
-        execute: Exec,
-        mode: Mode | None = None,
-        network: Network | None = None,
-        list_tables: Callable[[], list[tuple[str, str]]] = list_tables,
-        root: Path = Path("/"),
-        here: bool = True,
-        linux: bool = sys.platform == "linux",
-        now: Callable[[], float] = time.time,
-        ask_api: Callable[[str], Awaitable[ApiReply]] | None = None,
-        renew: Callable[[World], Awaitable[World]] | None = None,
-        server_pid: int = 0,
-    ) -> None:
-        """Describe the question and the place to look at.
-
-        Args:
-            world: everything known.
-            question: the operator's; None for the whole node.
-            execute: runs programs, on the node of the World.
-            mode: the mode of the World, to read the kernel with; None if it cannot be built here.
-            network: interfaces and routes; None for those of this process.
-            list_tables: returns family and name of the tables of nft.
-            root: of the file system with /proc and /sys.
-            here: whether this machine is the node of the World. If not, the checks that look at
-                the machine are skipped.
-            linux: whether this machine runs Linux. If not, the checks that look at it are skipped.
-            now: the time, in seconds since 1970.
-            ask_api: sends a GET request to the API server; None if it is not known.
-            renew: returns the World as it is now; None if it cannot change.
-            server_pid: of the running process, in the pid namespace of this one; 0 if none runs
-                or it cannot be seen from here.
-        """
-        self.world = world
-        self.question = question or Question()
-        self.execute = execute
-        self.mode = mode
-        self.network = network or KernelNetwork()
-        self.list_tables = list_tables
-        self.root = root
-        self.here = here
-        self.linux = linux
-        self.now = now
-        self.ask_api = ask_api
-        self.renew = renew
-        self.server_pid = server_pid
-        self._shared: dict[object, asyncio.Future[Any]] = {}
+    world: World
+    """Everything known."""
+    question: Question = field(default_factory=Question)
+    """The operator's; about the whole node if it names nothing."""
+    _: KW_ONLY
+    execute: Exec
+    """Runs programs, on the node of the World."""
+    mode: Mode | None = None
+    """The mode of the World, to read the kernel with; None if it cannot be built here."""
+    list_links: Callable[[], Mapping[str, Link]] = list_links
+    """Returns the interfaces of this network namespace by name."""
+    look_up: Callable[[str], Hop] = look_up
+    """Returns where packets to an address go next."""
+    list_tables: Callable[[], list[tuple[str, str]]] = list_tables
+    """Returns family and name of the tables of nft."""
+    root: Path = Path("/")
+    """Of the file system with /proc and /sys."""
+    here: bool = True
+    """Whether this machine is the node of the World. If not, the checks that look at the machine
+    are skipped."""
+    linux: bool = sys.platform == "linux"
+    """Whether this machine runs Linux. If not, the checks that look at it are skipped."""
+    now: Callable[[], float] = time.time
+    """Returns the time, in seconds since 1970."""
+    ask_api: Callable[[str], Awaitable[ApiReply]] | None = None
+    """Sends a GET request to the API server; None if it is not known."""
+    renew: Callable[[World], Awaitable[World]] | None = None
+    """Returns the World as it is now; None if it cannot change."""
+    server_pid: int = 0
+    """Of the running process, in the pid namespace of this one; 0 if none runs or it cannot be seen
+    from here."""
+    _shared: dict[object, asyncio.Future[Any]] = field(default_factory=dict, init=False)
 
     async def once(self, fact: Callable[[Context], Awaitable[T]]) -> T:
         """Return what `fact` returns for this context; it is called once for all checks.
@@ -287,26 +284,12 @@ class Context:
         return self.path(name).read_text(errors="replace").strip()
 
 
-class ApiReply(NamedTuple):
-    """An answer of the API server."""
-
-    status: int
-    """HTTP status; 403 if the credentials may not ask this."""
-    headers: Mapping[str, str]
-    """By name in lower case."""
-    body: Any
-    """Decoded from JSON; None if it is not JSON."""
-
-
 # Checks, and the run of all of them
 
+Found: TypeAlias = CheckResult | Iterable[CheckResult]
+"""What a check found: one result or several."""
 Applies: TypeAlias = Callable[[Context], str]
 """Returns "" if a check applies to a context, else why it does not."""
-
-
-def always(_: Context) -> str:
-    """The check applies to every question."""
-    return ""
 
 
 def on_the_node(context: Context) -> str:
@@ -327,11 +310,6 @@ def with_service(context: Context) -> str:
     return "" if context.question.service else "no Service was asked for"
 
 
-def both(*conditions: Applies) -> Applies:
-    """The check applies if all conditions are true."""
-    return lambda context: next(filter(None, (each(context) for each in conditions)), "")
-
-
 class Check(NamedTuple):
     """One check."""
 
@@ -339,8 +317,9 @@ class Check(NamedTuple):
     """Its code, in texts and JSON, such as `forwarding`: it never changes its meaning."""
     title: str
     """What it looks at, in a few words."""
-    run: Callable[[Context], Awaitable[Iterable[CheckResult]]]
-    applies: Applies = always
+    run: Callable[[Context], Awaitable[Found]]
+    needs: Sequence[Applies] = ()
+    """All have to apply."""
     cause: int = Cause.NODE
     """Of its results that name none."""
     seconds: float = USUAL
@@ -487,10 +466,10 @@ def likely_cause(results: Sequence[CheckResult]) -> CheckResult | None:
 async def _finish(context: Context, check: Check) -> list[CheckResult]:
     """Run one check; whatever happens to it is a result."""
     try:
-        if why := check.applies(context):
+        if why := next(filter(None, (need(context) for need in check.needs)), ""):
             return [_named(check, skipped(why))]
         async with asyncio.timeout(check.seconds):
-            results = tuple(await check.run(context))
+            found = await check.run(context)
     except TimeoutError as late:
         why = str(late) or f"it did not end within {check.seconds:g} s"
         return [_named(check, unknown(why, unfinished=True))]
@@ -500,6 +479,7 @@ async def _finish(context: Context, check: Check) -> list[CheckResult]:
     except Exception as failure:
         why = f"it could not be checked: {str(failure) or type(failure).__name__}"
         return [_named(check, unknown(why, unfinished=True))]
+    results = (found,) if isinstance(found, CheckResult) else found
     return [_named(check, result) for result in results] or [
         _named(check, skipped("there is nothing to check"))
     ]

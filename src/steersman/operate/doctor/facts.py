@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from itertools import islice
 from typing import NamedTuple
 
 from steersman.compile.trace import classify
+from steersman.host.link_state import Link
 from steersman.model.plan import Endpoint, Frontend, ServicePlan, SourceClass, Verdict
 from steersman.modes.base import Requirements, Support
 from steersman.netfilter.firewall.read import Firewall, read_firewall
@@ -30,6 +31,16 @@ async def requirements(context: Context) -> Requirements:
     """Return what the mode needs of the node, as it is known after `probe`."""
     await context.once(support)
     return context.requirements()
+
+
+async def interfaces(context: Context) -> Mapping[str, Link]:
+    """Return the interfaces of the node by name."""
+    return await asyncio.to_thread(context.list_links)
+
+
+async def hop(context: Context, address: str) -> Hop:
+    """Return where packets of the node to an address go next."""
+    return await asyncio.to_thread(context.look_up, address)
 
 
 # Paths
@@ -72,7 +83,7 @@ async def ways(context: Context) -> dict[str, Hop]:
     """Return the ways to the endpoints of the question, by address."""
     found = await context.once(paths)
     addresses = dict.fromkeys(path.endpoint.ip for path in found)
-    looked_up = await asyncio.gather(*map(context.network.hop, addresses))
+    looked_up = await asyncio.gather(*(hop(context, address) for address in addresses))
     return dict(zip(addresses, looked_up, strict=True))
 
 

@@ -7,7 +7,7 @@ they count if a connection fails.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from typing import Final
 
 from steersman.model.plan import SourceClass
@@ -16,12 +16,10 @@ from steersman.netfilter.firewall.packet_filter import Met
 from steersman.netfilter.firewall.read import rule_text
 from steersman.operate.doctor.check import (
     Cause,
-    Check,
-    CheckResult,
     Context,
+    Found,
     notice,
     ok,
-    on_linux,
     skipped,
 )
 from steersman.operate.doctor.facts import Path, paths, requirements
@@ -45,10 +43,10 @@ _LIKELY: Final = 4
 """Steps after `Cause.NODE` of rules that certainly do so, and of those that may."""
 
 
-async def rule_changes(context: Context) -> Iterable[CheckResult]:
+async def changes(context: Context) -> Found:
     """Note the rules of other programs that change packets of the question."""
     if not await context.once(paths):
-        return [skipped("no packet is forwarded to an endpoint")]
+        return skipped("no packet is forwarded to an endpoint")
     needs, mark = await context.once(requirements), context.world.plan.settings.masquerade_mark
     hits: dict[tuple[str, ...], tuple[Met, str, dict[str, None]]] = {}
     for path, stage, each in await context.once(met_rules):
@@ -74,7 +72,7 @@ async def rule_changes(context: Context) -> Iterable[CheckResult]:
             )
         )
     results.sort(key=lambda result: result.cause)
-    return results or [ok("no rule of another program changes these packets")]
+    return results or ok("no rule of another program changes these packets")
 
 
 def _what_matters(rule: Met, path: Path, stage: Stage, needs: Requirements, mark: int) -> str:
@@ -101,9 +99,3 @@ def _what_matters(rule: Met, path: Path, stage: Stage, needs: Requirements, mark
         case _:
             matters = True
     return effect.kind if matters else ""
-
-
-CHANGE_CHECKS: Final = (
-    Check("rule-changes", "rules that change packets", rule_changes, on_linux, Cause.NODE, 8.0),
-)
-"""The check of rules that change packets."""

@@ -3,29 +3,25 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from ipaddress import ip_address
-from typing import Final
 
-from steersman.compile.conntrack import destinations_at, is_concerned, served_ports, stale
+from steersman.compile.conntrack import destinations_at, is_concerned, served_ports
+from steersman.compile.conntrack import stale as describe_stale
 from steersman.host.sysctl import SysctlError
 from steersman.model.addresses import join_host_port
 from steersman.model.names import PROTOCOL_BY_NUMBER
 from steersman.netfilter.conntrack.stale import find_stale
 from steersman.netfilter.conntrack.usage import usage
 from steersman.operate.doctor.check import (
-    Cause,
-    Check,
     CheckResult,
     Context,
-    both,
+    Found,
     error,
     ok,
-    on_linux,
     skipped,
     unknown,
     warning,
-    with_service,
 )
 
 _NEARLY, _FULL = 0.9, 0.99
@@ -43,27 +39,21 @@ _COUNTERS = {
 }
 
 
-def tracks(context: Context) -> str:
-    """Apply to modes whose connections conntrack tracks."""
-    tracked = context.world.plan.settings.traits.tracks_connections
-    return "" if tracked else "this mode does not use conntrack"
-
-
-async def table(context: Context) -> Iterable[CheckResult]:
+async def table(context: Context) -> Found:
     """Check that the table has room."""
     try:
         found = usage(context.root)
     except SysctlError as failure:
-        return [unknown(f"conntrack is not in use: {failure}")]
+        return unknown(f"conntrack is not in use: {failure}")
     # The kernel drops one packet of each new connection once the table is full.
     words = f"conntrack has {found.entries} of {found.maximum} entries"
     share = found.entries / max(found.maximum, 1)
     if share >= _FULL:
         text = f"the conntrack table is full ({found.entries} of {found.maximum} entries): new "
-        return [error(f"{text}connections are dropped", remedy=_REMEDY)]
+        return error(f"{text}connections are dropped", remedy=_REMEDY)
     if share >= _NEARLY:
-        return [warning(f"{words}: it is nearly full", remedy=_REMEDY, suspect=True)]
-    return [ok(words)]
+        return warning(f"{words}: it is nearly full", remedy=_REMEDY, suspect=True)
+    return ok(words)
 
 
 def statistics(text: str) -> Mapping[str, int]:
@@ -82,7 +72,7 @@ def statistics(text: str) -> Mapping[str, int]:
     return sums
 
 
-async def counters(context: Context) -> Iterable[CheckResult]:
+async def counters(context: Context) -> Found:
     """Check that no connection is lost in conntrack, now or since the start."""
     before = statistics(context.read(_STATISTICS))
     await asyncio.sleep(_COUNTED)
@@ -99,52 +89,35 @@ async def counters(context: Context) -> Iterable[CheckResult]:
             results.append(warning(text, evidence, remedy=_REMEDY, suspect=True))
         elif total:
             quiet.append(f"{name}: {total} {words} since the start")
-    return results or [ok("no connection was lost in conntrack just now", *quiet)]
+    return results or ok("no connection was lost in conntrack just now", *quiet)
 
 
-async def stale_entries(context: Context) -> Iterable[CheckResult]:
+async def stale(context: Context) -> Found:
     """Look for entries that lead clients of the Service to former endpoints."""
     name, plan, snapshot = context.question.service, context.world.plan, context.world.snapshot
     assert name is not None
     service = snapshot.services.get(name)
     if service is None or not is_concerned(service):
-        return [skipped("connections of TCP are not redirected: they end with their endpoint")]
+        return skipped("connections of TCP are not redirected: they end with their endpoint")
     lines = []
     for family in context.families:
         ports = tuple(served_ports(name, plan, snapshot, family))
         # Addresses of Services on the number of a node port are not that node port.
         own = destinations_at({port.node_port for port in ports}, plan.services.values(), family)
-        described = stale(family, ports, tuple(own))
+        described = describe_stale(family, ports, tuple(own))
         for to, source in await asyncio.to_thread(find_stale, described):
             protocol = PROTOCOL_BY_NUMBER[to[0]]
             lines.append(f"{protocol} to {_printed(to[1:])} goes to {_printed(source)}")
     if not lines:
-        return [ok("no entry leads to a former endpoint")]
-    return [
-        error(
-            f"conntrack still leads clients of {name} to former endpoints: {lines[0]}",
-            *lines,
-            remedy="a running steersman deletes such entries after each change; by hand: conntrack "
-            "-D -p udp --orig-dst ADDRESS",
-        )
-    ]
+        return ok("no entry leads to a former endpoint")
+    return error(
+        f"conntrack still leads clients of {name} to former endpoints: {lines[0]}",
+        *lines,
+        remedy="a running steersman deletes such entries after each change; by hand: conntrack "
+        "-D -p udp --orig-dst ADDRESS",
+    )
 
 
 def _printed(packed: bytes) -> str:
     """Return an address with a port, both in network byte order."""
     return join_host_port(str(ip_address(packed[:-2])), int.from_bytes(packed[-2:], "big"))
-
-
-_HERE = both(on_linux, tracks)
-CONNTRACK_CHECKS: Final = (
-    Check("conntrack-table", "conntrack table", table, _HERE, Cause.NODE + 1),
-    Check("conntrack-failures", "conntrack failures", counters, _HERE, Cause.NODE + 3),
-    Check(
-        "conntrack-stale",
-        "stale conntrack entries",
-        stale_entries,
-        both(on_linux, with_service, tracks),
-        Cause.NODE + 3,
-    ),
-)
-"""Checks of connection tracking."""

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import asyncio
 from collections import Counter
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from typing import Final, NamedTuple
 
 from steersman.compile.trace import Flow
@@ -19,13 +19,10 @@ from steersman.modes.base import Requirements
 from steersman.netfilter.firewall.packet_filter import Hook, Met, Packet, met
 from steersman.netfilter.firewall.read import rule_text
 from steersman.operate.doctor.check import (
-    Cause,
-    Check,
-    CheckResult,
     Context,
+    Found,
     error,
     ok,
-    on_linux,
     skipped,
     unknown,
     warning,
@@ -78,10 +75,10 @@ async def met_rules(context: Context) -> Sequence[tuple[Path, Stage, Met]]:
     return await asyncio.to_thread(lambda: [*walk()])
 
 
-async def firewalls(context: Context) -> Iterable[CheckResult]:
+async def firewalls(context: Context) -> Found:
     """Find the rules of other programs that drop packets of the question."""
     if not await context.once(paths):
-        return [skipped("no packet is forwarded to an endpoint")]
+        return skipped("no packet is forwarded to an endpoint")
     rules = await context.once(firewall)
     hits: dict[Met, dict[str, None]] = {}
     for path, stage, each in await context.once(met_rules):
@@ -113,7 +110,7 @@ async def firewalls(context: Context) -> Iterable[CheckResult]:
             )
     if rules.notes:
         results.append(unknown("some rules could not be read", *rules.notes))
-    return results or [ok("no rule of another program drops these packets")]
+    return results or ok("no rule of another program drops these packets")
 
 
 def first_packet(path: Path, settings: NodeSettings, flow: Flow | None) -> Packet:
@@ -201,7 +198,3 @@ def stages(
     yield Stage("ingress", answer._replace(came_in=""))
     yield Stage("prerouting", answer)
     yield Stage("input" if local_process else "forward", answer)
-
-
-FIREWALL_CHECKS: Final = (Check("firewall", "firewalls", firewalls, on_linux, Cause.NODE + 2, 8.0),)
-"""The check of firewalls."""

@@ -3,30 +3,25 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from functools import partial
-from typing import Final
 
 from steersman.host.echo import EchoRefusedError, answers_echo, known_mtu
 from steersman.host.link_state import Link
 from steersman.model.names import Family, Protocol
 from steersman.operate.doctor.check import (
-    Cause,
-    Check,
     CheckResult,
     Context,
+    Found,
     Verdict,
-    both,
     error,
     ok,
-    on_linux,
     result_of,
     skipped,
     unknown,
     warning,
-    with_service,
 )
-from steersman.operate.doctor.facts import requirements, ways
+from steersman.operate.doctor.facts import hop, interfaces, requirements, ways
 from steersman.operate.doctor.traffic_dial import Target, takes_data
 from steersman.operate.doctor.tries import is_pod
 from steersman.operate.places import NODE, Place, find_pods
@@ -43,9 +38,9 @@ _PROBED = 4
 """Endpoints whose path is probed; those of one device share a path more often than not."""
 
 
-async def routes(context: Context) -> Iterable[CheckResult]:
+async def routes(context: Context) -> Found:
     """Check that every endpoint, and the Service's addresses, have a route."""
-    links, found = await context.network.links(), await context.once(ways)
+    links, found = await context.once(interfaces), await context.once(ways)
     results: list[CheckResult] = []
     for address, way in found.items():
         if way.trouble:
@@ -71,7 +66,7 @@ async def routes(context: Context) -> Iterable[CheckResult]:
     needs = await context.once(requirements)
     addresses = {f.address for plan in context.plans for f in plan.frontends} - {""}
     for address in sorted(addresses) if needs.delivery != "translated" else ():
-        way = await context.network.hop(address)
+        way = await hop(context, address)
         if way.trouble:
             results.append(
                 error(
@@ -83,13 +78,13 @@ async def routes(context: Context) -> Iterable[CheckResult]:
                 )
             )
     if not found:
-        return results or [skipped("there is no endpoint")]
-    return results or [ok(f"all {len(found)} endpoints have a route")]
+        return results or skipped("there is no endpoint")
+    return results or ok(f"all {len(found)} endpoints have a route")
 
 
-async def overlays(context: Context) -> Iterable[CheckResult]:
+async def overlays(context: Context) -> Found:
     """Check that encapsulated packets fit into the interface below."""
-    links, found = await context.network.links(), await context.once(ways)
+    links, found = await context.once(interfaces), await context.once(ways)
     results: list[CheckResult] = []
     for name in dict.fromkeys(way.device for way in found.values()):
         link = links.get(name)
@@ -112,15 +107,15 @@ async def overlays(context: Context) -> Iterable[CheckResult]:
             )
         else:
             results.append(ok(f"packets of {name} ({link.driver}) fit into {below.name}"))
-    return results or [skipped("no endpoint is reached through an overlay")]
+    return results or skipped("no endpoint is reached through an overlay")
 
 
-async def path_mtu(context: Context) -> Iterable[CheckResult]:
+async def path_mtu(context: Context) -> Found:
     """Send large echo requests that must not be fragmented, if small ones are answered."""
-    links, found = await context.network.links(), await context.once(ways)
+    links, found = await context.once(interfaces), await context.once(ways)
     usable = [each for each, way in found.items() if not way.local and not way.trouble][:_PROBED]
     if not usable:
-        return [skipped("no endpoint is beyond this node's own addresses")]
+        return skipped("no endpoint is beyond this node's own addresses")
     pods = (await asyncio.to_thread(find_pods)).found
     places = [NODE, *[each for each in pods if is_pod(each, context.world)][:_PLACES]]
     ports = {
@@ -136,7 +131,7 @@ async def path_mtu(context: Context) -> Iterable[CheckResult]:
         if address not in place.addresses.values()
     ]
     results = [each for each in await asyncio.gather(*probes) if each]
-    return results or [unknown("no endpoint answers an echo request (ping)")]
+    return results or unknown("no endpoint answers an echo request (ping)")
 
 
 async def _probe_size(
@@ -181,13 +176,3 @@ async def _probe_size(
         remedy="lower the MTU of the CNI plugin, or let ICMP `fragmentation needed` pass",
         suspect=True,
     )
-
-
-_SERVICE = both(on_linux, with_service)
-PATH_CHECKS: Final = (
-    Check("route", "routes to endpoints", routes, _SERVICE, Cause.PATH),
-    Check("overlay", "MTU of overlays", overlays, on_linux, Cause.PATH + 1),
-    # A rule that drops large packets explains it.
-    Check("path-mtu", "MTU of the path", path_mtu, _SERVICE, Cause.PATH - 2, 9.0),
-)
-"""Checks of the path."""

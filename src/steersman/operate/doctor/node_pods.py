@@ -9,11 +9,11 @@ from __future__ import annotations
 
 import asyncio
 import socket
-from collections.abc import Collection, Iterable, Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from contextlib import suppress
 from functools import partial
 from ipaddress import ip_address
-from typing import Final, NamedTuple
+from typing import NamedTuple
 
 from steersman.host.link_state import SILENT, Filter, LinkState, Neighbour, link_state
 from steersman.host.listening import SELF, ListeningSocket, listening_sockets
@@ -25,17 +25,14 @@ from steersman.model.names import Family, Protocol
 from steersman.netfilter.nft.tables import list_tables
 from steersman.operate.doctor.check import (
     Cause,
-    Check,
     CheckResult,
     Context,
-    both,
+    Found,
     notice,
     ok,
-    on_linux,
     skipped,
     unknown,
     warning,
-    with_service,
 )
 from steersman.operate.doctor.facts import ways
 from steersman.operate.doctor.processes import ELSEWHERE
@@ -147,11 +144,11 @@ def _asked(context: Context) -> Asked:
     return Asked(endpoints, services, nodes)
 
 
-async def pod_networks(context: Context) -> Iterable[CheckResult]:
+async def pod_networks(context: Context) -> Found:
     """Check that the pods behind the endpoints can get packets, answer them, and listen."""
     asked = _asked(context)
     if not asked.endpoints:
-        return [skipped("no endpoint is on this node")]
+        return skipped("no endpoint is on this node")
     found, to_endpoint = await context.once(views), await context.once(ways)
     results = [
         *_of_addresses(asked, found, to_endpoint),
@@ -164,7 +161,7 @@ async def pod_networks(context: Context) -> Iterable[CheckResult]:
     if found.unseen:
         results.append(unknown(f"{found.unseen} pods of this node cannot be seen: {ELSEWHERE}"))
     count = len(asked.endpoints)
-    return results or [ok(f"the pods of all {count} endpoints on this node are connected")]
+    return results or ok(f"the pods of all {count} endpoints on this node are connected")
 
 
 def _suspect(text: str, shows: str, remedy: str = "", cause: int = Cause.PATH - 3) -> CheckResult:
@@ -364,7 +361,7 @@ def _of_rules(found: Views) -> Iterator[CheckResult]:
         )
 
 
-async def devices(context: Context) -> Iterable[CheckResult]:
+async def devices(context: Context) -> Found:
     """Note programs and queues at devices of this node that may drop packets."""
     found = await context.once(views)
     results = []
@@ -383,7 +380,7 @@ async def devices(context: Context) -> Iterable[CheckResult]:
                 cause=Cause.NODE + 9,
             )
         )
-    return results or [ok("no program of tc or XDP, and no unusual queue, is at a device")]
+    return results or ok("no program of tc or XDP, and no unusual queue, is at a device")
 
 
 def _words(each: Filter) -> str:
@@ -410,11 +407,3 @@ def _listed(names: Collection[str]) -> str:
     first = ", ".join(sorted(set(names))[:_EXAMPLES])
     more = len(set(names)) - _EXAMPLES
     return f"{first} and {more} more" if more > 0 else first
-
-
-_SERVICE = both(on_linux, with_service)
-POD_CHECKS: Final = (
-    Check("pod-networks", "networks of the pods", pod_networks, _SERVICE, Cause.PATH - 3),
-    Check("devices", "programs at devices", devices, on_linux, Cause.NODE + 9),
-)
-"""The checks of the pods."""

@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Iterable
 from email.utils import parsedate_to_datetime
-from typing import Final
 
 from steersman.model import codes
 from steersman.model.addresses import in_cidr, join_host_port
@@ -13,13 +12,11 @@ from steersman.model.plan import Pool, Verdict
 from steersman.netfilter.failure_log import TABLE_PREFIX
 from steersman.operate.doctor.check import (
     Cause,
-    Check,
     CheckResult,
     Context,
+    Found,
     error,
     ok,
-    on_linux,
-    on_the_node,
     unknown,
     warning,
 )
@@ -42,34 +39,30 @@ _BEHIND = 3
 """Minor versions that the proxy may be older than the API server (Kubernetes' skew policy)."""
 
 
-async def process(context: Context) -> Iterable[CheckResult]:
+async def process(context: Context) -> Found:
     """Check that steersman runs, and that the kernel has all of its changes."""
     status, world = context.world.process, context.world
     if world.origin.hung:
-        return [
-            error(
-                world.origin.hung,
-                f"the answer is from {world.origin.text}",
-                remedy="kill -CONT continues a process that was stopped; otherwise look at its log,"
-                " and restart it: rules in the kernel stay",
-            )
-        ]
+        return error(
+            world.origin.hung,
+            f"the answer is from {world.origin.text}",
+            remedy="kill -CONT continues a process that was stopped; otherwise look at its log,"
+            " and restart it: rules in the kernel stay",
+        )
     if status is None:
         # The question may be about manifests although a process runs: the node lock tells.
         holder = await asyncio.to_thread(running)
         if holder is not None:
-            return [ok(f"it runs ({holder}); this answer is about {world.origin.text}")]
-        return [
-            error(
-                "no steersman runs on this node, so nobody updates its rules",
-                f"the answer is from {world.origin.text}",
-                remedy="start it: systemctl start steersman, or look at its pod with kubectl",
-            )
-        ]
+            return ok(f"it runs ({holder}); this answer is about {world.origin.text}")
+        return error(
+            "no steersman runs on this node, so nobody updates its rules",
+            f"the answer is from {world.origin.text}",
+            remedy="start it: systemctl start steersman, or look at its pod with kubectl",
+        )
     about = f"version {status.version}, {world.mode} mode, pid {status.pid}"
     if not status.synced_at:
         why = f": it waits for {status.waiting}" if status.waiting else ""
-        return [error(f"it has not written any rule yet{why}", about, remedy="look at its log")]
+        return error(f"it has not written any rule yet{why}", about, remedy="look at its log")
     age = max(0.0, context.now() - status.synced_at)
     last = f"last sync {age:.0f} s ago ({status.sync_reason})"
     # A change may wait for the minimum sync period, but hardly for a minute.
@@ -79,19 +72,17 @@ async def process(context: Context) -> Iterable[CheckResult]:
         status = (await context.renew(world)).process or status
         age = max(0.0, context.now() - status.synced_at)
     if status.owes and age > _OLD:
-        return [
-            error(
-                f"changes wait for a sync, and the last one was {age:.0f} s ago",
-                about,
-                *sorted(f"{name}: {took:.2f} s" for name, took in status.phases.items()),
-                remedy="its log says why syncs fail (steersman status)",
-            )
-        ]
+        return error(
+            f"changes wait for a sync, and the last one was {age:.0f} s ago",
+            about,
+            *sorted(f"{name}: {took:.2f} s" for name, took in status.phases.items()),
+            remedy="its log says why syncs fail (steersman status)",
+        )
     if status.refused:
-        return [_refused(context, status.refused)]
+        return _refused(context, status.refused)
     if not status.healthy:
-        return [warning("it calls itself unhealthy", about, last, remedy="steersman status")]
-    return [ok(f"{about}; {last}")]
+        return warning("it calls itself unhealthy", about, last, remedy="steersman status")
+    return ok(f"{about}; {last}")
 
 
 def _refused(context: Context, owners: int) -> CheckResult:
@@ -108,48 +99,42 @@ def _refused(context: Context, owners: int) -> CheckResult:
     )
 
 
-async def source(context: Context) -> Iterable[CheckResult]:
+async def source(context: Context) -> Found:
     """Check that changes of the cluster reach the process."""
     status = context.world.process
     if status is None:
-        return [unknown("the process was not asked")]
+        return unknown("the process was not asked")
     found = status.source
     if found.kind == "manifests":
-        return [ok("objects come from manifests")]
+        return ok("objects come from manifests")
     errors = sorted(f"{count} times {why}" for why, count in found.errors.items())
     if not found.connected and "http_403" in found.errors:
-        return [
-            error(
-                f"it does not get all objects from the API server {found.server}, which refused "
-                "requests (HTTP 403): changes of some kinds do not arrive",
-                *errors,
-                remedy="let its ServiceAccount list and watch Services, EndpointSlices and Nodes, "
-                "as the ClusterRole of the chart does",
-            )
-        ]
+        return error(
+            f"it does not get all objects from the API server {found.server}, which refused "
+            "requests (HTTP 403): changes of some kinds do not arrive",
+            *errors,
+            remedy="let its ServiceAccount list and watch Services, EndpointSlices and Nodes, "
+            "as the ClusterRole of the chart does",
+        )
     if not found.connected:
-        return [
-            error(
-                f"it is not connected to the API server {found.server}: changes of Services and "
-                "endpoints do not arrive",
-                *errors,
-                remedy="check that the API server answers from this node, and the credentials",
-            )
-        ]
+        return error(
+            f"it is not connected to the API server {found.server}: changes of Services and "
+            "endpoints do not arrive",
+            *errors,
+            remedy="check that the API server answers from this node, and the credentials",
+        )
     # A half-open connection (NAT, a firewall that forgot it) looks connected, and is silent.
     if found.quiet_seconds is not None and found.quiet_seconds > _QUIET:
-        return [
-            warning(
-                f"the API server {found.server} has sent nothing for {found.quiet_seconds:.0f} s",
-                *errors,
-                remedy="a connection may hang: check load balancers and NAT on the way to it",
-                suspect=True,
-            )
-        ]
-    return [ok(f"connected to {found.server}", *errors)]
+        return warning(
+            f"the API server {found.server} has sent nothing for {found.quiet_seconds:.0f} s",
+            *errors,
+            remedy="a connection may hang: check load balancers and NAT on the way to it",
+            suspect=True,
+        )
+    return ok(f"connected to {found.server}", *errors)
 
 
-async def node(context: Context) -> Iterable[CheckResult]:
+async def node(context: Context) -> Found:
     """Check that this node is known, and that its pods can be recognised."""
     world = context.world
     name = world.config.node_name or world.plan.settings.node_name
@@ -177,7 +162,7 @@ async def node(context: Context) -> Iterable[CheckResult]:
     return results
 
 
-async def pods(context: Context) -> Iterable[CheckResult]:
+async def pods(context: Context) -> Found:
     """Check that the setting which recognises local pods (such as clusterCIDR) is right."""
     settings = context.world.plan.settings
     results: list[CheckResult] = []
@@ -218,7 +203,7 @@ async def pods(context: Context) -> Iterable[CheckResult]:
     return results
 
 
-async def failover(context: Context) -> Iterable[CheckResult]:
+async def failover(context: Context) -> Found:
     """Check that failing endpoints are seen if that is asked for, and nothing of it is left."""
     results = [
         warning(each.reason, remedy="docs/failover.md says what that needs of the kernel")
@@ -242,19 +227,19 @@ async def failover(context: Context) -> Iterable[CheckResult]:
                 results.append(warning(text, remedy=remedy))
     if watched:
         results.append(ok("packets of connections that fail are logged", *watched))
-    return results or [ok("nothing keeps failing endpoints from being ejected, if asked for")]
+    return results or ok("nothing keeps failing endpoints from being ejected, if asked for")
 
 
-async def api_server(context: Context) -> Iterable[CheckResult]:
+async def api_server(context: Context) -> Found:
     """Compare the clock and the version of the API server with ours."""
     if context.ask_api is None:
-        return [unknown("the API server was not asked: no credentials are known here")]
+        return unknown("the API server was not asked: no credentials are known here")
     # The reply was made about half-way between question and answer.
     before = context.now()
     reply = await context.ask_api("/version")
     between = (before + context.now()) / 2
     if reply.status != 200 or not isinstance(reply.body, dict):
-        return [unknown(f"the API server answered {reply.status} when asked for its version")]
+        return unknown(f"the API server answered {reply.status} when asked for its version")
     return [*_clock(reply.headers.get("date", ""), between), *_version(reply.body)]
 
 
@@ -296,7 +281,7 @@ def _version(body: dict[str, object]) -> Iterable[CheckResult]:
         )
 
 
-async def ejected(context: Context) -> Iterable[CheckResult]:
+async def ejected(context: Context) -> Found:
     """Check whether endpoints are out of use because they did not answer this node."""
     asked, world = context.question.service, context.world
     out = [
@@ -306,25 +291,11 @@ async def ejected(context: Context) -> Iterable[CheckResult]:
         if asked is None or asked == name
     ]
     if out:
-        return [
-            warning(
-                f"endpoints that did not answer get no new connections from this node: {len(out)}",
-                *out[:_MOST_EJECTED],
-                remedy="look at their pods and nodes; they return once they answer "
-                '(steersman/eject: "false" on a Service keeps its endpoints in)',
-                suspect=True,
-            )
-        ]
-    return [ok("no endpoint is ejected")]
-
-
-PROCESS_CHECKS: Final = (
-    Check("process", "proxy process", process, on_the_node, Cause.PROXY),
-    Check("source", "source of objects", source, on_the_node, Cause.PROXY + 1),
-    Check("node", "this node", node, cause=Cause.PROXY + 2),
-    Check("pods", "pod network", pods, cause=Cause.PROXY + 3),
-    Check("failover", "failing endpoints", failover, on_linux, Cause.PROXY + 5),
-    Check("api-server", "clock and version", api_server, cause=Cause.PROXY + 4),
-    Check("ejected", "ejected endpoints", ejected, cause=Cause.ENDPOINTS + 1),
-)
-"""Checks of the process."""
+        return warning(
+            f"endpoints that did not answer get no new connections from this node: {len(out)}",
+            *out[:_MOST_EJECTED],
+            remedy="look at their pods and nodes; they return once they answer "
+            '(steersman/eject: "false" on a Service keeps its endpoints in)',
+            suspect=True,
+        )
+    return ok("no endpoint is ejected")

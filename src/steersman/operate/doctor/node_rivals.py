@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import os
 from collections.abc import Iterable
-from typing import Final
 
 from steersman.host.listening import listening_sockets
 from steersman.model.names import Family
@@ -15,12 +14,11 @@ from steersman.modes.base import Mode, leftovers_of
 from steersman.modes.specs import ModeOptions
 from steersman.operate.doctor.check import (
     Cause,
-    Check,
     CheckResult,
     Context,
+    Found,
     error,
     ok,
-    on_linux,
     unknown,
     warning,
 )
@@ -44,7 +42,7 @@ _REMOVED_AFTER = 180.0
 _STOP = "stop one of them: delete its DaemonSet, or stop its unit"
 
 
-async def other_proxy(context: Context) -> Iterable[CheckResult]:
+async def other_proxy(context: Context) -> Found:
     """Check that no other program proxies Services on this node."""
     proc = context.path("proc")
     ours = {context.server_pid, os.getpid()}
@@ -77,7 +75,7 @@ async def other_proxy(context: Context) -> Iterable[CheckResult]:
         results += [found for found in await asyncio.gather(*looks) if found]
     if not all_seen:
         results.append(unknown(f"processes of other proxies cannot be seen: {ELSEWHERE}"))
-    return results or [ok("no other proxy runs here, and none has left rules")]
+    return results or ok("no other proxy runs here, and none has left rules")
 
 
 async def _port_owners(context: Context, ours: set[int], all_seen: bool) -> list[CheckResult]:
@@ -162,9 +160,3 @@ def _outdated(mode: Mode, plans: Iterable[ServicePlan], have: Ruleset, context: 
     keys = set(mode.words.of_services(have, plans)) if plans else set[object]()
     wrong = [key for key in keys | (wanted.keys() & have.keys()) if wanted.get(key) != have[key]]
     return f"{len(wrong)} object{'s' * (len(wrong) > 1)}" if wrong else ""
-
-
-RIVAL_CHECKS: Final = (
-    Check("other-proxy", "other proxies", other_proxy, on_linux, Cause.PROXY + 1),
-)
-"""Checks of programs that do the same work."""

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import os
-from collections.abc import Collection, Iterable
-from typing import Any, Final, NamedTuple
+from collections.abc import Collection
+from typing import Any, NamedTuple
 
 from steersman.host.files import is_locked, lock_holder
 from steersman.host.sysctl import SysctlError, read
@@ -14,13 +14,11 @@ from steersman.model.world import World
 from steersman.modes.base import Mode
 from steersman.operate.doctor.check import (
     Cause,
-    Check,
     CheckResult,
     Context,
+    Found,
     error,
     ok,
-    on_linux,
-    on_the_node,
     skipped,
     unknown,
     warning,
@@ -37,24 +35,22 @@ _PRINTED = 40
 """Lines of differences in the evidence."""
 
 
-async def probe(context: Context) -> Iterable[CheckResult]:
+async def probe(context: Context) -> Found:
     """Check kernel modules, programs and mounts that the mode needs."""
     found = await context.once(support)
     if found is None:
-        return [unknown(f"the {context.world.mode} mode is not available on this machine")]
+        return unknown(f"the {context.world.mode} mode is not available on this machine")
     if not found.usable:
-        return [
-            error(
-                f"the {context.world.mode} mode cannot run here: {found.missing[0].rstrip('.')}"
-                if found.missing
-                else f"the {context.world.mode} mode cannot run here",
-                *found.missing[1:],
-                remedy="install or load the missing part, then restart steersman",
-            )
-        ]
+        return error(
+            f"the {context.world.mode} mode cannot run here: {found.missing[0].rstrip('.')}"
+            if found.missing
+            else f"the {context.world.mode} mode cannot run here",
+            *found.missing[1:],
+            remedy="install or load the missing part, then restart steersman",
+        )
     # A usable mode may lack something that only makes it worse.
     lacks = [warning(sentence.rstrip(".")) for sentence in found.missing]
-    return lacks or [ok("modules, programs and mounts that the mode needs are there")]
+    return lacks or ok("modules, programs and mounts that the mode needs are there")
 
 
 class KernelRules(NamedTuple):
@@ -146,29 +142,27 @@ def lines_of(mode: Mode, change: Diff) -> list[str]:
     ]
 
 
-async def rules(context: Context) -> Iterable[CheckResult]:
+async def rules(context: Context) -> Found:
     """Compare the rules in the kernel with the plan."""
     found = await context.once(support)
     if context.mode is None or found is None or not found.usable:
-        return [unknown("the rules cannot be read: the mode cannot run here")]
+        return unknown("the rules cannot be read: the mode cannot run here")
     try:
         kernel = await context.once(kernel_rules)
     except FileNotFoundError:  # the mode keeps its objects in files, which are not there
         pid = context.server_pid
         if pid and not await asyncio.to_thread(_shares_mounts, context, pid):
-            return [
-                unknown(
-                    "the rules cannot be read: the running process keeps its objects in files of "
-                    "another mount namespace",
-                    remedy=f"nsenter --mount=/proc/{pid}/ns/mnt steersman doctor, or in its pod",
-                )
-            ]
+            return unknown(
+                "the rules cannot be read: the running process keeps its objects in files of "
+                "another mount namespace",
+                remedy=f"nsenter --mount=/proc/{pid}/ns/mnt steersman doctor, or in its pod",
+            )
         kernel = KernelRules({}, Diff({"": ""}), 0)
     whose = f"of {context.question.service}" if context.question.service else "of this node"
     if not kernel.change:
         moving = f"the rules changed {kernel.changes} times while they were read"
         evidence = (moving,) if kernel.changes else ()
-        return [ok(f"all {kernel.compared} kernel objects {whose} are as planned", *evidence)]
+        return ok(f"all {kernel.compared} kernel objects {whose} are as planned", *evidence)
     change = kernel.change
     runs = context.world.process is not None
     remedy = (
@@ -178,7 +172,7 @@ async def rules(context: Context) -> Iterable[CheckResult]:
         else "start steersman, which writes them again"
     )
     if not kernel.have:
-        return [error(f"the kernel has no rules of the {context.world.mode} mode", remedy=remedy)]
+        return error(f"the kernel has no rules of the {context.world.mode} mode", remedy=remedy)
     counts = (
         (len(change.added), "missing"),
         (len(change.changed), "different"),
@@ -186,13 +180,11 @@ async def rules(context: Context) -> Iterable[CheckResult]:
     )
     words = ", ".join(f"{count} {what}" for count, what in counts if count)
     lines = lines_of(context.mode, change)
-    return [
-        error(
-            f"the kernel's rules {whose} are not as planned: {words}",
-            *lines[:_PRINTED],
-            remedy=remedy,
-        )
-    ]
+    return error(
+        f"the kernel's rules {whose} are not as planned: {words}",
+        *lines[:_PRINTED],
+        remedy=remedy,
+    )
 
 
 def _shares_mounts(context: Context, pid: int) -> bool:
@@ -204,12 +196,12 @@ def _shares_mounts(context: Context, pid: int) -> bool:
         return True
 
 
-async def lock(context: Context) -> Iterable[CheckResult]:
+async def lock(context: Context) -> Found:
     """Check that no program keeps the lock that writers of the rules need."""
     # Programs that `probe` runs wait for this very lock: the path may be known without them.
     path = context.requirements().lock or (await context.once(requirements)).lock
     if not path:
-        return [skipped("writers of these rules need no lock")]
+        return skipped("writers of these rules need no lock")
     path = os.environ.get("XTABLES_LOCKFILE", path)
     file, proc = context.path(path.lstrip("/")), context.path("proc")
     seen = sees_processes(proc)
@@ -224,10 +216,10 @@ async def lock(context: Context) -> Iterable[CheckResult]:
             # The kernel lists the locks of our own pid namespace only.
             holder = " by a process that cannot be seen from here" * is_locked(file)
         if not holder:
-            return [ok(f"nobody keeps {path}")] if seen else [_free(context, path)]
+            return ok(f"nobody keeps {path}") if seen else _free(context, path)
         holders.append(holder)
     names = dict.fromkeys(holders)
-    return [
+    return (
         error(
             f"{path} is kept locked{holders[-1]}: no rule can be written",
             *(f"held{name}" for name in names),
@@ -240,7 +232,7 @@ async def lock(context: Context) -> Iterable[CheckResult]:
             *(f"held{name}" for name in names),
             remedy="let fewer programs write rules, or use a mode without a lock",
         )
-    ]
+    )
 
 
 def _free(context: Context, path: str) -> CheckResult:
@@ -251,27 +243,25 @@ def _free(context: Context, path: str) -> CheckResult:
     return unknown(f"{path} is not that of the node here: a container has to mount it")
 
 
-async def number_of_rules(context: Context) -> Iterable[CheckResult]:
+async def number_of_rules(context: Context) -> Found:
     """Check that packets do not pass too many rules one by one."""
     needs = await context.once(requirements)
     if not needs.most_rules:
-        return [skipped("the number of rules does not slow this mode down")]
+        return skipped("the number of rules does not slow this mode down")
     kernel = await context.once(kernel_rules)
     # A value is the text of one or several rules; empty chains cost nothing.
     count = sum(str(value).count("\n") + 1 for value in kernel.have.values() if value)
     if count <= needs.most_rules:
-        return [ok(f"{count} rules")]
-    return [
-        warning(
-            f"there are {count} rules, more than {needs.most_rules}: new connections are slow, and "
-            "so is every sync",
-            remedy=needs.instead,
-            suspect=True,
-        )
-    ]
+        return ok(f"{count} rules")
+    return warning(
+        f"there are {count} rules, more than {needs.most_rules}: new connections are slow, and "
+        "so is every sync",
+        remedy=needs.instead,
+        suspect=True,
+    )
 
 
-async def settings_of_mode(context: Context) -> Iterable[CheckResult]:
+async def settings_of_mode(context: Context) -> Found:
     """Check the sysctls that the mode sets when it starts."""
     results: list[CheckResult] = []
     wanted = (await context.once(requirements)).settings
@@ -290,15 +280,5 @@ async def settings_of_mode(context: Context) -> Iterable[CheckResult]:
                 )
             )
     if not wanted:
-        return [skipped("this mode sets none")]
-    return results or [ok(f"all {len(wanted)} sysctls of the mode are set")]
-
-
-RULES_CHECKS: Final = (
-    Check("mode", "parts of the mode", probe, on_the_node, Cause.PROXY + 5),
-    Check("rules", "rules in the kernel", rules, on_linux, Cause.RULES, 9.5),
-    Check("lock", "lock of the rules", lock, on_linux, Cause.RULES - 2),
-    Check("number-of-rules", "number of rules", number_of_rules, on_linux, Cause.NODE, 9.5),
-    Check("mode-sysctls", "sysctls of the mode", settings_of_mode, on_linux, Cause.NODE),
-)
-"""Checks of the mode."""
+        return skipped("this mode sets none")
+    return results or ok(f"all {len(wanted)} sysctls of the mode are set")

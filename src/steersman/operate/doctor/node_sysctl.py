@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Iterable, Mapping
 from contextlib import suppress
-from typing import Final
 
 from steersman.host.link_state import Link
 from steersman.model.addresses import is_loopback
@@ -13,23 +12,20 @@ from steersman.model.names import Family
 from steersman.model.plan import SourceClass
 from steersman.netfilter.firewall.read import BRIDGE_SETTING
 from steersman.operate.doctor.check import (
-    Cause,
-    Check,
     CheckResult,
     Context,
+    Found,
     Verdict,
-    both,
     error,
     ok,
-    on_linux,
     result_of,
     skipped,
     warning,
 )
-from steersman.operate.doctor.facts import paths, requirements, ways
-from steersman.operate.doctor.network import family_folder
+from steersman.operate.doctor.facts import hop, interfaces, paths, requirements, ways
 from steersman.operate.trace_loss import Hop
 
+_IPV4 = "proc/sys/net/ipv4"
 _STRICT = 1
 _COUNTED = 1.0
 """Seconds between two looks at a counter."""
@@ -41,14 +37,15 @@ def remedy(setting: str, value: int) -> str:
     return f"sysctl -w {name}={value}, and a file in /etc/sysctl.d so that it stays"
 
 
-async def forwarding(context: Context) -> Iterable[CheckResult]:
+async def forwarding(context: Context) -> Found:
     """Check that the kernel forwards packets, on every interface."""
     results: list[CheckResult] = []
     to_endpoint = await context.once(ways)
     found = await context.once(paths)
     for family in context.families:
         name = "ip_forward" if family is Family.IPV4 else "conf/all/forwarding"
-        setting = f"{family_folder(family)}/{name}"
+        settings = f"proc/sys/net/ipv{int(family)}"
+        setting = f"{settings}/{name}"
         # Packets of this node itself, and those to itself, are not forwarded.
         needed = any(
             path.plan.key.family is family
@@ -62,7 +59,7 @@ async def forwarding(context: Context) -> Iterable[CheckResult]:
             results.append(say(text, remedy=remedy(setting, 1)))
             continue
         # An interface that came or was set later may differ from `all`.
-        folder = context.path(f"{family_folder(family)}/conf")
+        folder = context.path(f"{settings}/conf")
         off = [
             each.name
             for each in sorted(folder.iterdir())
@@ -76,8 +73,8 @@ async def forwarding(context: Context) -> Iterable[CheckResult]:
                 say(
                     f"packets that come in by {', '.join(off[:5])} are not forwarded "
                     f"({family.kubernetes})",
-                    *(f"/{family_folder(family)}/conf/{each}/forwarding is 0" for each in off),
-                    remedy=remedy(f"{family_folder(family)}/conf/{off[0]}/forwarding", 1),
+                    *(f"/{settings}/conf/{each}/forwarding is 0" for each in off),
+                    remedy=remedy(f"{settings}/conf/{off[0]}/forwarding", 1),
                 )
             )
         else:
@@ -85,9 +82,9 @@ async def forwarding(context: Context) -> Iterable[CheckResult]:
     return results
 
 
-async def reverse_path(context: Context) -> Iterable[CheckResult]:
+async def reverse_path(context: Context) -> Found:
     """Check that the reverse path filter (rp_filter) drops no packet of clients or endpoints."""
-    folder = f"{family_folder(Family.IPV4)}/conf"
+    folder = f"{_IPV4}/conf"
     everywhere = int(context.read(f"{folder}/all/rp_filter"))
     # The kernel takes the larger one of `all` and the interface's own value.
     strict = []
@@ -97,38 +94,34 @@ async def reverse_path(context: Context) -> Iterable[CheckResult]:
             if max(own, everywhere) == _STRICT and each.name not in ("all", "default", "lo"):
                 strict.append(each.name)
     if not strict:
-        return [ok("no interface filters strictly by the reverse path")]
+        return ok("no interface filters strictly by the reverse path")
     flow = context.question.flow
     how = remedy(f"{folder}/{strict[0]}/rp_filter", 2)
     if flow and flow.interface in strict and not isinstance(flow.source, SourceClass):
-        back = await context.network.hop(flow.source)
+        back = await hop(context, flow.source)
         if back.device != flow.interface:
-            return [
-                error(
-                    f"packets of {flow.source} that come in by {flow.interface} are dropped: "
-                    f"rp_filter is strict there, and the way back is by {back.device or 'nowhere'}",
-                    f"/{folder}/{flow.interface}/rp_filter is 1",
-                    remedy=how,
-                )
-            ]
+            return error(
+                f"packets of {flow.source} that come in by {flow.interface} are dropped: "
+                f"rp_filter is strict there, and the way back is by {back.device or 'nowhere'}",
+                f"/{folder}/{flow.interface}/rp_filter is 1",
+                remedy=how,
+            )
     # A count since the start proves little; one that grows now is about this trouble.
     before = _dropped(context)
     await asyncio.sleep(_COUNTED)
     dropped, total = _dropped(context) - before, _dropped(context)
     where = f"rp_filter is strict on {', '.join(strict[:5])}"
     if dropped:
-        return [
-            warning(
-                f"the reverse path filter dropped {dropped} packets within {_COUNTED:g} s: {where}",
-                f"IPReversePathFilter in /proc/net/netstat is {total}",
-                remedy=how,
-                suspect=True,
-            )
-        ]
+        return warning(
+            f"the reverse path filter dropped {dropped} packets within {_COUNTED:g} s: {where}",
+            f"IPReversePathFilter in /proc/net/netstat is {total}",
+            remedy=how,
+            suspect=True,
+        )
     if total:
         words = f"the reverse path filter dropped {total} packets since the start, none just now"
-        return [ok(f"{words}; {where}")]
-    return [ok(f"{where}, and dropped nothing so far")]
+        return ok(f"{words}; {where}")
+    return ok(f"{where}, and dropped nothing so far")
 
 
 def _dropped(context: Context) -> int:
@@ -141,27 +134,27 @@ def _dropped(context: Context) -> int:
     return 0
 
 
-async def loopback(context: Context) -> Iterable[CheckResult]:
+async def loopback(context: Context) -> Found:
     """Check that packets to node ports on 127.0.0.0/8 are routed."""
     settings = context.world.plan.settings
     if not settings.ipv4.localhost_node_ports or not context.node_ports:
-        return [skipped("no node port is served on 127.0.0.0/8")]
+        return skipped("no node port is served on 127.0.0.0/8")
     if settings.traits.relays_localhost:
-        return [ok("a relay serves node ports on 127.0.0.0/8: nothing has to be routed")]
-    setting = f"{family_folder(Family.IPV4)}/conf/all/route_localnet"
+        return ok("a relay serves node ports on 127.0.0.0/8: nothing has to be routed")
+    setting = f"{_IPV4}/conf/all/route_localnet"
     if context.read(setting) != "0":
-        return [ok("packets from 127.0.0.0/8 are routed")]
+        return ok("packets from 127.0.0.0/8 are routed")
     flow = context.question.flow
     say = error if flow and is_loopback(flow.destination) else warning
     text = f"node ports do not answer on 127.0.0.0/8: /{setting} is 0"
-    return [say(text, remedy=remedy(setting, 1))]
+    return say(text, remedy=remedy(setting, 1))
 
 
-async def ephemeral_ports(context: Context) -> Iterable[CheckResult]:
+async def ephemeral_ports(context: Context) -> Found:
     """Check that the kernel gives no node port to a program as its local port."""
     if not context.node_ports:
-        return [skipped("no node port is served")]
-    folder = "proc/sys/net/ipv4"
+        return skipped("no node port is served")
+    folder = _IPV4
     first, last = map(int, context.read(f"{folder}/ip_local_port_range").split())
     found = {port for port in context.node_ports if first <= port <= last}
     for part in context.read(f"{folder}/ip_local_reserved_ports").strip().split(","):
@@ -169,16 +162,14 @@ async def ephemeral_ports(context: Context) -> Iterable[CheckResult]:
         if low:
             found.difference_update(range(int(low), int(high or low) + 1))
     if not found:
-        return [ok("no node port is an ephemeral port")]
+        return ok("no node port is an ephemeral port")
     ports = ", ".join(map(str, sorted(found)[:5])) + ("…" if len(found) > 5 else "")
-    return [
-        result_of(
-            Verdict.NOTICE,
-            f"programs may be given node ports as their local ports: {ports}",
-            f"/{folder}/ip_local_port_range is {first} {last}",
-            remedy="add the range of node ports to net.ipv4.ip_local_reserved_ports",
-        )
-    ]
+    return result_of(
+        Verdict.NOTICE,
+        f"programs may be given node ports as their local ports: {ports}",
+        f"/{folder}/ip_local_port_range is {first} {last}",
+        remedy="add the range of node ports to net.ipv4.ip_local_reserved_ports",
+    )
 
 
 def bridges_of_pods(links: Mapping[str, Link], ways: Iterable[Hop]) -> set[str]:
@@ -187,14 +178,14 @@ def bridges_of_pods(links: Mapping[str, Link], ways: Iterable[Hop]) -> set[str]:
     return {link.name for link in found if link.driver == "bridge"}
 
 
-async def bridge_netfilter(context: Context) -> Iterable[CheckResult]:
+async def bridge_netfilter(context: Context) -> Found:
     """Check that answers between two pods on one bridge are translated back."""
     if not (await context.once(requirements)).bridge_netfilter:
-        return [skipped("this mode needs no netfilter on bridges")]
-    links = await context.network.links()
+        return skipped("this mode needs no netfilter on bridges")
+    links = await context.once(interfaces)
     bridges = bridges_of_pods(links, (await context.once(ways)).values())
     if not bridges:
-        return [skipped("no endpoint is behind a bridge of this node")]
+        return skipped("no endpoint is behind a bridge of this node")
     results: list[CheckResult] = []
     for family in context.families:
         setting = BRIDGE_SETTING[family]
@@ -218,9 +209,9 @@ async def bridge_netfilter(context: Context) -> Iterable[CheckResult]:
     return results
 
 
-async def hairpin(context: Context) -> Iterable[CheckResult]:
+async def hairpin(context: Context) -> Found:
     """Check that a bridge sends frames back by the port that they came from."""
-    links = await context.network.links()
+    links = await context.once(interfaces)
     # A promiscuous bridge sends frames back by itself (kubelet's promiscuous-bridge).
     bridges = bridges_of_pods(links, (await context.once(ways)).values())
     wrong = sorted(
@@ -229,33 +220,14 @@ async def hairpin(context: Context) -> Iterable[CheckResult]:
         if link.master in bridges and link.hairpin is False and not links[link.master].promiscuous
     )
     if not bridges:
-        return [skipped("no endpoint is behind a bridge of this node")]
+        return skipped("no endpoint is behind a bridge of this node")
     if not wrong:
-        return [ok(f"every port of {', '.join(sorted(bridges))} has hairpin mode")]
-    return [
-        warning(
-            f"a pod that is led to itself gets no answer: {len(wrong)} ports of "
-            f"{', '.join(sorted(bridges))} have no hairpin mode",
-            *(f"{name}: hairpin off" for name in wrong),
-            remedy=f"bridge link set dev {wrong[0]} hairpin on (the CNI plugin's hairpinMode), or "
-            "kubelet's --hairpin-mode=promiscuous-bridge",
-            suspect=True,
-        )
-    ]
-
-
-def reads_sysctls(context: Context) -> str:
-    """Apply where /proc/sys is there."""
-    return "" if context.path("proc/sys/net").exists() else "/proc/sys/net is not there"
-
-
-_HERE = both(on_linux, reads_sysctls)
-SYSCTL_CHECKS: Final = (
-    Check("forwarding", "IP forwarding", forwarding, _HERE),
-    Check("rp-filter", "reverse path filter", reverse_path, _HERE, Cause.NODE + 4),
-    Check("route-localnet", "node ports on loopback", loopback, _HERE, Cause.NODE + 5),
-    Check("ephemeral-ports", "ephemeral ports", ephemeral_ports, _HERE),
-    Check("bridge-netfilter", "netfilter on bridges", bridge_netfilter, _HERE, Cause.NODE + 5),
-    Check("hairpin", "hairpin mode of bridges", hairpin, _HERE, Cause.NODE + 6),
-)
-"""Checks of the kernel's settings."""
+        return ok(f"every port of {', '.join(sorted(bridges))} has hairpin mode")
+    return warning(
+        f"a pod that is led to itself gets no answer: {len(wrong)} ports of "
+        f"{', '.join(sorted(bridges))} have no hairpin mode",
+        *(f"{name}: hairpin off" for name in wrong),
+        remedy=f"bridge link set dev {wrong[0]} hairpin on (the CNI plugin's hairpinMode), or "
+        "kubelet's --hairpin-mode=promiscuous-bridge",
+        suspect=True,
+    )

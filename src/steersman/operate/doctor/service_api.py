@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from ipaddress import ip_address, ip_network
 from typing import Any
 from urllib.parse import quote
@@ -12,16 +12,13 @@ from steersman.model.findings import printable
 from steersman.model.names import ObjectName
 from steersman.operate.doctor.check import (
     ApiReply,
-    Cause,
-    Check,
     CheckResult,
     Context,
-    both,
+    Found,
     error,
     ok,
     unknown,
     warning,
-    with_service,
 )
 
 _FORBIDDEN = 403
@@ -30,12 +27,6 @@ Object = Mapping[str, Any]
 
 class _UnansweredError(Exception):
     """The API server did not give the objects; the message says why."""
-
-
-def _with_api(context: Context) -> str:
-    if context.ask_api:
-        return ""
-    return "no API server is known: give --kubeconfig, with rights to list pods"
 
 
 async def _ask(context: Context, path: str, what: str) -> Any:
@@ -82,7 +73,7 @@ def _get(value: Any, *path: str) -> Any:
 # The selector
 
 
-async def matching_pods(context: Context) -> Iterable[CheckResult]:
+async def matching_pods(context: Context) -> Found:
     """Compare the Service's selector with the labels of the pods."""
     name = _name(context)
     path = f"/api/v1/namespaces/{quote(name.namespace)}/services/{quote(name.name)}"
@@ -90,25 +81,23 @@ async def matching_pods(context: Context) -> Iterable[CheckResult]:
         service = await _ask(context, path, f"Service {name}")
         pods = await context.once(_pods)
     except _UnansweredError as reason:
-        return [unknown(str(reason))]
+        return unknown(str(reason))
     selector = _get(service, "spec", "selector")
     if not isinstance(selector, dict) or not selector:
-        return [ok(f"{name} has no selector: its EndpointSlices are written by someone else")]
+        return ok(f"{name} has no selector: its EndpointSlices are written by someone else")
     words = printable(",".join(f"{key}={value}" for key, value in selector.items()))
     matching = [pod for pod in pods if selects({"matchLabels": selector}, pod)]
     if not matching:
-        return [near_misses(name, words, selector, pods)]
+        return near_misses(name, words, selector, pods)
     running = [pod for pod in matching if _get(pod, "status", "phase") == "Running"]
     if not running:
         phases = [f"{_pod_name(pod)}: {_get(pod, 'status', 'phase')}" for pod in matching]
-        return [
-            error(
-                f"none of the {len(matching)} pods that match {words} runs",
-                *map(printable, phases),
-                remedy=f"kubectl -n {name.namespace} describe pod {_pod_name(matching[0])}",
-            )
-        ]
-    return [ok(f"the selector {words} matches {len(matching)} pods", *map(_pod_name, matching))]
+        return error(
+            f"none of the {len(matching)} pods that match {words} runs",
+            *map(printable, phases),
+            remedy=f"kubectl -n {name.namespace} describe pod {_pod_name(matching[0])}",
+        )
+    return ok(f"the selector {words} matches {len(matching)} pods", *map(_pod_name, matching))
 
 
 def near_misses(
@@ -137,7 +126,7 @@ def _pod_name(pod: Object) -> str:
 # NetworkPolicies
 
 
-async def network_policies(context: Context) -> Iterable[CheckResult]:
+async def network_policies(context: Context) -> Found:
     """Find NetworkPolicies that keep everyone, or the client, from the endpoints."""
     name = _name(context)
     path = f"/apis/networking.k8s.io/v1/namespaces/{quote(name.namespace)}/networkpolicies"
@@ -145,7 +134,7 @@ async def network_policies(context: Context) -> Iterable[CheckResult]:
         policies = _items(await _ask(context, path, f"NetworkPolicies of {name.namespace}"))
         pods = await context.once(_pods)
     except _UnansweredError as reason:
-        return [unknown(str(reason))]
+        return unknown(str(reason))
     # One number may be a port of TCP and of UDP, as that of DNS.
     endpoints = dict.fromkeys(
         (endpoint.ip, endpoint.port, plan.key.name.protocol.value)
@@ -164,7 +153,7 @@ async def network_policies(context: Context) -> Iterable[CheckResult]:
         for address, port, protocol in endpoints:
             if address == ip and selecting:
                 out.append(admission(context, pod, (port, protocol), selecting, pods))
-    return out or [ok(f"no NetworkPolicy of {name.namespace} selects an endpoint for ingress")]
+    return out or ok(f"no NetworkPolicy of {name.namespace} selects an endpoint for ingress")
 
 
 def selects(selector: Any, pod: Object) -> bool:
@@ -277,21 +266,3 @@ def _in_block(client: str, block: Mapping[str, Any]) -> bool:
     except ValueError:
         return False
     return inside and not any(address in network for network in excepted)
-
-
-API_CHECKS = (
-    Check(
-        "selector",
-        "the selector",
-        matching_pods,
-        both(with_service, _with_api),
-        Cause.ENDPOINTS - 1,
-    ),
-    Check(
-        "network-policies",
-        "NetworkPolicies",
-        network_policies,
-        both(with_service, _with_api),
-        Cause.POLICY + 5,
-    ),
-)

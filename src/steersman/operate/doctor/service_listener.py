@@ -3,26 +3,21 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Iterable
 
 from steersman.host.listening import ListeningSocket, listening_sockets
 from steersman.model.addresses import join_host_port
 from steersman.model.plan import FrontendKind
 from steersman.operate.doctor.check import (
-    Cause,
-    Check,
     CheckResult,
     Context,
+    Found,
     Verdict,
-    both,
     error,
     ok,
-    on_linux,
     result_of,
     skipped,
     unknown,
     warning,
-    with_service,
 )
 from steersman.operate.doctor.processes import ELSEWHERE, Owner, socket_owners
 
@@ -30,7 +25,7 @@ _PROXIES = ("steersman", "kube-proxy")
 """Programs that hold the node ports of Services themselves, as they should."""
 
 
-async def node_port_listeners(context: Context) -> Iterable[CheckResult]:
+async def ports(context: Context) -> Found:
     """Find processes of others that listen on a node port of the Service."""
     ports = {
         (plan.key.name.protocol, frontend.port)
@@ -39,7 +34,7 @@ async def node_port_listeners(context: Context) -> Iterable[CheckResult]:
         if not frontend.address
     }
     if not ports:
-        return [skipped("the Service has no node port")]
+        return skipped("the Service has no node port")
     proc = context.path("proc")
     # Another process may have another network namespace: /proc/net is that of the reader.
     listening = await asyncio.to_thread(listening_sockets, proc)
@@ -55,7 +50,7 @@ async def node_port_listeners(context: Context) -> Iterable[CheckResult]:
         elif owner is None or not any(name in owner.command for name in _PROXIES):
             out.append(conflict(context, sock, owner))
     words = ", ".join(f"{port}/{protocol}" for protocol, port in sorted(ports))
-    return out or [ok(f"no other process of this node listens on {words}")]
+    return out or ok(f"no other process of this node listens on {words}")
 
 
 def conflict(context: Context, sock: ListeningSocket, owner: Owner | None) -> CheckResult:
@@ -80,7 +75,7 @@ def conflict(context: Context, sock: ListeningSocket, owner: Owner | None) -> Ch
     )
 
 
-async def cluster_ips_of_the_node(context: Context) -> Iterable[CheckResult]:
+async def addresses(context: Context) -> Found:
     """Find cluster IPs of the Service that this machine has as addresses, too."""
     wanted = {
         frontend.address
@@ -103,21 +98,4 @@ async def cluster_ips_of_the_node(context: Context) -> Iterable[CheckResult]:
             remedy=f"unless a DNS cache needs it: ip addr del {address} dev {name}",
         )
         for name, address in found
-    ] or [ok("no cluster IP is an address of this node")]
-
-
-LISTENER_CHECKS = (
-    Check(
-        "node-port-listener",
-        "processes on the node port",
-        node_port_listeners,
-        both(with_service, on_linux),
-        Cause.NODE + 5,
-    ),
-    Check(
-        "cluster-ip-on-node",
-        "addresses of the node",
-        cluster_ips_of_the_node,
-        both(with_service, on_linux),
-    ),
-)
+    ] or ok("no cluster IP is an address of this node")

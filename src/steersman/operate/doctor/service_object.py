@@ -16,18 +16,17 @@ from steersman.model.plan import ServicePlan
 from steersman.model.world import World
 from steersman.operate.doctor.check import (
     Cause,
-    Check,
     CheckResult,
     Context,
+    Found,
     error,
     ok,
     skipped,
     warning,
-    with_service,
 )
 
 
-async def service_exists(context: Context) -> Iterable[CheckResult]:
+async def service_exists(context: Context) -> Found:
     """Find the Service, or names that may have been meant."""
     name, world = context.question.service, context.world
     assert name is not None
@@ -43,15 +42,15 @@ async def service_exists(context: Context) -> Iterable[CheckResult]:
                     for frontend in plan.frontends[:1]
                 )
             )
-            return [error(f"{name} has no port {context.question.port}; it has {ports}")]
+            return error(f"{name} has no port {context.question.port}; it has {ports}")
         frontends = dict.fromkeys(
             f"{frontend.kind}: {describe(plan.key, frontend)}"
             for plan in context.plans
             for frontend in plan.frontends
         )
-        return [ok(f"{name} is a Service of type {service.spec.type or 'ClusterIP'}", *frontends)]
+        return ok(f"{name} is a Service of type {service.spec.type or 'ClusterIP'}", *frontends)
     if service := world.unserved.get(name):
-        return [why_unserved(name, service, world)]
+        return why_unserved(name, service, world)
     # What the operator may have meant: the same name elsewhere, or a similar one here.
     known = sorted({*world.snapshot.services, *world.unserved})
     similar = [other for other in known if other.name == name.name]
@@ -61,7 +60,7 @@ async def service_exists(context: Context) -> Iterable[CheckResult]:
     if not similar:
         there = f"the namespace {name.namespace} has {', '.join(here[:5])}" if here else ""
         remedy = there or f"no Service of the namespace {name.namespace} is known: is it spelt so?"
-    return [error(f"there is no Service {name}, as {world.origin.text} knows it", remedy=remedy)]
+    return error(f"there is no Service {name}, as {world.origin.text} knows it", remedy=remedy)
 
 
 def why_not_planned(service: Service, world: World) -> Iterable[CheckResult]:
@@ -103,7 +102,7 @@ def why_unserved(name: ObjectName, service: Service, world: World) -> CheckResul
     return warning(f"{name} is not served here: {world.why_unserved(service)}", remedy=remedy)
 
 
-async def service_findings(context: Context) -> Iterable[CheckResult]:
+async def service_findings(context: Context) -> Found:
     """Repeat the Findings about the Service and its EndpointSlices."""
     name = context.question.service
     assert name is not None
@@ -118,7 +117,7 @@ async def service_findings(context: Context) -> Iterable[CheckResult]:
         for finding in found
         if finding.object in mine
     ]
-    return out or [ok(f"no Finding is about {name} or its EndpointSlices")]
+    return out or ok(f"no Finding is about {name} or its EndpointSlices")
 
 
 # Endpoints
@@ -152,10 +151,10 @@ class Endpoints:
             self.why = reports.of(plan.key).lines
 
 
-async def service_endpoints(context: Context) -> Iterable[CheckResult]:
+async def service_endpoints(context: Context) -> Found:
     """Say for each port how many endpoints it has, and why others are out."""
     out = [endpoints_of_port(Endpoints(context.world, plan)) for plan in context.plans]
-    return out or [skipped("no port of the Service is served here")]
+    return out or skipped("no port of the Service is served here")
 
 
 def endpoints_of_port(found: Endpoints) -> CheckResult:
@@ -221,10 +220,3 @@ def no_endpoints(found: Endpoints, what: str) -> CheckResult:
         *found.why,
         remedy="see addressType and ports of the EndpointSlices",
     )
-
-
-OBJECT_CHECKS = (
-    Check("service-exists", "the Service", service_exists, with_service, Cause.OBJECT),
-    Check("service-findings", "Findings", service_findings, with_service, Cause.OBJECT + 1),
-    Check("service-endpoints", "endpoints", service_endpoints, with_service, Cause.ENDPOINTS),
-)

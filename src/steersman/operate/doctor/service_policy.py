@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 
 from steersman.compile.conflicts import describe
 from steersman.compile.trace import trace
@@ -10,48 +10,42 @@ from steersman.model.addresses import canonical_ip, is_loopback
 from steersman.model.names import Family
 from steersman.model.plan import Frontend, FrontendKind, ServicePlan, SourceClass, Verdict
 from steersman.operate.doctor.check import (
-    Cause,
-    Check,
     CheckResult,
     Context,
+    Found,
     error,
     ok,
     skipped,
     warning,
-    with_service,
 )
 from steersman.operate.doctor.service_object import Endpoints
 
 _NODE_PORT = FrontendKind.NODE_PORT
 
 
-async def flow_in_question(context: Context) -> Iterable[CheckResult]:
+async def flow(context: Context) -> Found:
     """Report what this node's plan does with the connection in question."""
     flow = context.question.flow
     assert flow is not None
     decision = trace(context.world.plan, flow)
     if decision.verdict == "forward":
         ends = ", ".join(map(str, decision.endpoints))
-        return [ok(f"{flow} goes to {ends}", *decision.reasons)]
+        return ok(f"{flow} goes to {ends}", *decision.reasons)
     if decision.verdict == "accept":
-        return [
-            error(
-                f"{flow} is not for a Service on this node: it is left as it is",
-                *decision.reasons,
-                remedy="see steersman services and steersman nodeports for those that are served",
-            )
-        ]
+        return error(
+            f"{flow} is not for a Service on this node: it is left as it is",
+            *decision.reasons,
+            remedy="see steersman services and steersman nodeports for those that are served",
+        )
     ended = {"drop": "dropped", "reject": "rejected"}[decision.verdict]
     why = decision.reasons[-2] if decision.reasons[-1] == ended else decision.reasons[-1]
-    return [
-        error(
-            f"{flow} is {ended} as the Service asks: {why.removesuffix(f': {ended}')}",
-            *decision.reasons,
-        )
-    ]
+    return error(
+        f"{flow} is {ended} as the Service asks: {why.removesuffix(f': {ended}')}",
+        *decision.reasons,
+    )
 
 
-async def traffic_policies(context: Context) -> Iterable[CheckResult]:
+async def policies(context: Context) -> Found:
     """Find clients that a policy of the Service keeps out on this node."""
     out: list[CheckResult] = []
     for plan in context.plans:
@@ -62,7 +56,7 @@ async def traffic_policies(context: Context) -> Iterable[CheckResult]:
                 ranges = ", ".join(frontend.source_ranges)
                 what = describe(plan.key, frontend)
                 out.append(ok(f"only clients in {ranges} may use {what}; others are dropped"))
-    return out or [ok("neither a traffic policy nor a source range keeps clients out")]
+    return out or ok("neither a traffic policy nor a source range keeps clients out")
 
 
 def _local_only(context: Context, plan: ServicePlan) -> Iterator[CheckResult]:
@@ -106,7 +100,7 @@ def _local_only(context: Context, plan: ServicePlan) -> Iterator[CheckResult]:
         )
 
 
-async def node_port_addresses(context: Context) -> Iterable[CheckResult]:
+async def ports(context: Context) -> Found:
     """Compare the addresses that serve node ports with those that clients use."""
     out = []
     for family in context.families:
@@ -119,7 +113,7 @@ async def node_port_addresses(context: Context) -> Iterable[CheckResult]:
         if ports:
             words = ", ".join(describe(plan.key, frontend) for plan, frontend in ports)
             out.append(judge_serving(context, family, words))
-    return out or [skipped("the Service has no node port")]
+    return out or skipped("the Service has no node port")
 
 
 def judge_serving(context: Context, family: Family, ports: str) -> CheckResult:
@@ -156,22 +150,3 @@ def judge_serving(context: Context, family: Family, ports: str) -> CheckResult:
     others = [a for a in settings.local_addresses if a not in serving and not is_loopback(a)]
     evidence = [f"not on: {', '.join(others)}"] if others else []
     return ok(f"{ports} answers on {', '.join(serving)} (nodePortAddresses)", *evidence)
-
-
-POLICY_CHECKS = (
-    Check(
-        "flow",
-        "the connection in question",
-        flow_in_question,
-        lambda context: "" if context.question.flow else "no connection was asked for (--to)",
-        Cause.POLICY,
-    ),
-    Check("service-policy", "traffic policies", traffic_policies, with_service, Cause.POLICY + 1),
-    Check(
-        "node-port-addresses",
-        "node port addresses",
-        node_port_addresses,
-        with_service,
-        Cause.POLICY + 2,
-    ),
-)

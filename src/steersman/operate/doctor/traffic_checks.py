@@ -8,25 +8,20 @@ from __future__ import annotations
 
 import asyncio
 from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from contextlib import suppress
 
 from steersman.model.findings import Severity
 from steersman.model.names import ObjectName, PlanKey
 from steersman.model.plan import ServicePlan
 from steersman.operate.doctor.check import (
-    Cause,
-    Check,
-    CheckResult,
     Context,
-    both,
+    Found,
     error,
     ok,
-    on_the_node,
     skipped,
     unknown,
     warning,
-    with_service,
 )
 from steersman.operate.doctor.traffic_dial import Dial, Target, dial
 from steersman.operate.doctor.traffic_load import connections_before
@@ -72,16 +67,16 @@ async def dials_from_node(context: Context) -> tuple[Dial, ...]:
 # Endpoints
 
 
-async def endpoints_from_node(context: Context) -> Iterable[CheckResult]:
+async def endpoints(context: Context) -> Found:
     """Dial each endpoint from the node: all, some or none of them answer."""
     dials = await context.once(dials_from_node)
     if not dials:
-        return [skipped("there is no endpoint to dial")]
+        return skipped("there is no endpoint to dial")
     evidence = [f"{each.target}: {each}" for each in sorted(dials, key=lambda each: each.good)]
     untried = [each for each in dials if each.outcome == "failed"]
     failed = [each for each in dials if not each.good and each.outcome != "failed"]
     if len(untried) == len(dials):
-        return [unknown(f"no endpoint could be dialled from this node: {untried[0].reason}")]
+        return unknown(f"no endpoint could be dialled from this node: {untried[0].reason}")
     if failed:
         which = "no endpoint" if len(failed) == len(dials) else _names(failed)
         share = f" ({len(failed)} of {len(dials)} endpoints)" * (len(failed) < len(dials))
@@ -89,26 +84,22 @@ async def endpoints_from_node(context: Context) -> Iterable[CheckResult]:
         outcomes = {each.outcome for each in failed}
         why = {"refused": "refused", "timeout": "no answer at all", "unreachable": "unreachable"}
         kinds = ", ".join(why.get(outcome, outcome) for outcome in sorted(outcomes))
-        return [
-            error(
-                f"{which}{share} {verb} when dialled from this node: {kinds}",
-                *evidence,
-                remedy=remedy_for(failed),
-            )
-        ]
+        return error(
+            f"{which}{share} {verb} when dialled from this node: {kinds}",
+            *evidence,
+            remedy=remedy_for(failed),
+        )
     slow = [each for each in dials if each.repeated]
     if slow:
-        return [
-            warning(
-                f"{_names(slow)} answers this node only after packets were sent again: packets are "
-                "lost, or its queue of new connections is full",
-                *evidence,
-                remedy="see the load of the pod (ss -ltn: Recv-Q at Send-Q) and of the network",
-            )
-        ]
+        return warning(
+            f"{_names(slow)} answers this node only after packets were sent again: packets are "
+            "lost, or its queue of new connections is full",
+            *evidence,
+            remedy="see the load of the pod (ss -ltn: Recv-Q at Send-Q) and of the network",
+        )
     if all(each.outcome == "silent" for each in dials):
-        return [ok("no ICMP error comes back to this node from any UDP endpoint", *evidence)]
-    return [ok(f"all {len(dials)} endpoints answer this node", *evidence)]
+        return ok("no ICMP error comes back to this node from any UDP endpoint", *evidence)
+    return ok(f"all {len(dials)} endpoints answer this node", *evidence)
 
 
 def _names(dials: Sequence[Dial]) -> str:
@@ -134,19 +125,3 @@ def remedy_for(failed: Sequence[Dial]) -> str:
             "on, its NetworkPolicies, and the routes to it (ip route get)"
         )
     return "there is no way to the pod: see the routes (ip route get) and the network plugin"
-
-
-DIAL_CHECKS = (
-    Check(
-        "endpoints-from-node",
-        "endpoints dialled from the node",
-        endpoints_from_node,
-        both(
-            with_service,
-            on_the_node,
-            lambda context: "" if context.question.dial else "--no-dial was given",
-        ),
-        Cause.ENDPOINT,
-    ),
-)
-"""The check of the endpoints."""

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import asyncio
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from math import sqrt
 from typing import NamedTuple
 
@@ -20,15 +20,12 @@ from steersman.model.names import Family, PlanKey
 from steersman.netfilter.conntrack.flows import Tracked, tracked
 from steersman.operate.doctor.check import (
     Cause,
-    Check,
     CheckResult,
     Context,
-    both,
+    Found,
     ok,
-    on_linux,
     skipped,
     warning,
-    with_service,
 )
 from steersman.operate.doctor.facts import support
 from steersman.operate.doctor.service_object import Endpoints
@@ -50,7 +47,7 @@ class Load(NamedTuple):
     """Addresses of clients with tracked connections."""
 
 
-async def load_of_endpoints(context: Context) -> Iterable[CheckResult]:
+async def load(context: Context) -> Found:
     """Say for each port whether its connections are spread evenly."""
     out = []
     connections = await context.once(connections_before)
@@ -66,7 +63,7 @@ async def load_of_endpoints(context: Context) -> Iterable[CheckResult]:
         counts = not context.world.plan.settings.traits.tracks_connections
         ever = (await context.once(counted_connections)).get(plan.key, {}) if counts else {}
         out.append(judge(Endpoints(context.world, plan), load_of(entries, ever)))
-    return out or [skipped("no port of the Service is served here")]
+    return out or skipped("no port of the Service is served here")
 
 
 async def connections_before(context: Context) -> Mapping[Family, Sequence[Tracked]]:
@@ -206,14 +203,3 @@ def _only_local(here: int, ready: int) -> tuple[str, str]:
         f"policy Local sends clients only to the {here} of {ready} ready endpoints on this node",
         "intended; spread the pods evenly over the nodes, or use policy Cluster",
     )
-
-
-LOAD_CHECKS = (
-    Check(
-        "load",
-        "load of the endpoints",
-        load_of_endpoints,
-        both(with_service, on_linux),
-        Cause.POLICY + 7,
-    ),
-)

@@ -11,7 +11,7 @@ import os
 import re
 import time
 from collections import defaultdict
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import AsyncExitStack, suppress
 from pathlib import Path
 from typing import NamedTuple
@@ -26,13 +26,12 @@ from steersman.netfilter.conntrack.flows import Tracked, tracked
 from steersman.operate.doctor.check import (
     UNSEEN,
     Cause,
-    Check,
     CheckResult,
     Context,
+    Found,
     Verdict,
     error,
     ok,
-    on_the_node,
     skipped,
     warning,
 )
@@ -198,14 +197,14 @@ async def make_rounds(
 # Results
 
 
-async def tries(context: Context) -> Iterable[CheckResult]:
+async def tries(context: Context) -> Found:
     """Try every kind of frontend from every place, and follow a packet where that fails."""
     if not context.question.dial:
-        return [replace(skipped("--no-dial was given"), untried=("connections (--no-dial)",))]
+        return replace(skipped("--no-dial was given"), untried=("connections (--no-dial)",))
     began = time.monotonic()
     plans = await context.once(sampled)
     if not plans:
-        return [skipped("no Service with endpoints is served here")]
+        return skipped("no Service with endpoints is served here")
     with suppress(OSError):  # the check of the load says why they cannot be listed
         await context.once(connections_before)
     async with AsyncExitStack() as stack:
@@ -236,7 +235,7 @@ async def tries(context: Context) -> Iterable[CheckResult]:
         )
         return [*out, replace(good, untried=left_out)]
     if not made:
-        return [replace(skipped("the plan forwards nothing from here"), untried=left_out)]
+        return replace(skipped("the plan forwards nothing from here"), untried=left_out)
     return [replace(out[0], untried=left_out), *out[1:]]
 
 
@@ -406,15 +405,3 @@ async def _sources(
             )
         )
     return out
-
-
-TRY_CHECKS = (
-    Check(
-        "tries",
-        "connections to the Service",
-        tries,
-        on_the_node,
-        Cause.SYMPTOM,
-        seconds=14.5,
-    ),
-)

@@ -20,8 +20,6 @@ from steersman.operate.doctor.check import (
     Context,
     Question,
     Verdict,
-    always,
-    both,
     error,
     notice,
     ok,
@@ -232,13 +230,12 @@ def test_checks_of_the_machine_are_skipped_elsewhere() -> None:
     async def run(_: Context) -> Iterable[CheckResult]:
         return [ok("seen")]
 
-    check = Check("machine", "Machine", run, both(on_the_node, with_service))
+    check = Check("machine", "Machine", run, (on_the_node, with_service))
     elsewhere = only(check, context_of(service(), here=False))
     assert elsewhere.verdict is Verdict.SKIPPED
     assert elsewhere.text == "it looks at the machine: run it on node-1"
     assert only(check, context_of()).text == "no Service was asked for"
     assert only(check, context_of(service())).text == "seen"
-    assert always(context_of()) == ""
 
 
 def test_the_context_knows_the_plans_in_question() -> None:

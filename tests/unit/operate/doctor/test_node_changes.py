@@ -5,11 +5,10 @@ from __future__ import annotations
 import pytest
 
 from steersman.operate.doctor.check import CheckResult, Verdict
-from steersman.operate.doctor.node_changes import CHANGE_CHECKS
-from tests.support.builders.doctor import results
+from tests.support.builders.doctor import named, results
 from tests.support.builders.firewall import Delivery, context, programs
 
-(CHANGES,) = CHANGE_CHECKS
+(CHANGES,) = named("rule-changes")
 
 
 def check(

@@ -11,10 +11,10 @@ from steersman.model.conntrack import Stale, pack_socket
 from steersman.model.plan import Traits
 from steersman.operate.doctor import node_conntrack
 from steersman.operate.doctor.check import Check, CheckResult, Verdict
-from tests.support.builders.doctor import context_of, only
+from tests.support.builders.doctor import context_of, named, only
 from tests.support.builders.objects import endpoint, port, service, slice_
 
-TABLE, FAILURES, STALE = node_conntrack.CONNTRACK_CHECKS
+TABLE, FAILURES, STALE = named("conntrack-table", "conntrack-failures", "conntrack-stale")
 FOLDER = "proc/sys/net/netfilter/nf_conntrack_"
 STATISTICS = "proc/net/stat/nf_conntrack"
 

@@ -15,9 +15,8 @@ from steersman.model.names import Family
 from steersman.model.plan import SourceClass
 from steersman.netfilter.firewall.read import read_firewall
 from steersman.operate.doctor.check import USUAL, CheckResult, Question, Verdict
-from steersman.operate.doctor.node_firewall import FIREWALL_CHECKS
 from steersman.operate.trace_loss import Hop
-from tests.support.builders.doctor import CART, context_of, results
+from tests.support.builders.doctor import CART, context_of, named, results
 from tests.support.builders.firewall import (
     ACCEPTING,
     Delivering,
@@ -29,7 +28,7 @@ from tests.support.builders.firewall import (
 from tests.support.builders.objects import service
 from tests.support.modes.scripted import OnLoop, Scripted
 
-(FIREWALL,) = FIREWALL_CHECKS
+(FIREWALL,) = named("firewall")
 
 
 def check(*rules: str, chains: str = ACCEPTING, **more: Any) -> tuple[CheckResult, ...]:

@@ -14,10 +14,10 @@ from steersman.operate.doctor import node_path
 from steersman.operate.doctor.check import Check, Context, Verdict
 from steersman.operate.places import Pods
 from steersman.operate.trace_loss import Hop
-from tests.support.builders.doctor import FakeNetwork, context_of, results
+from tests.support.builders.doctor import FakeNetwork, context_of, named, results
 from tests.support.builders.objects import endpoint, service, slice_
 
-ROUTES, OVERLAYS, MTU = node_path.PATH_CHECKS
+ROUTES, OVERLAYS, MTU = named("route", "overlay", "path-mtu")
 THINGS = service(), slice_(endpoint("10.0.0.5"))
 POD = Link("pod1", 1400, driver="veth")
 

@@ -13,10 +13,10 @@ from steersman.operate.doctor import node_pods
 from steersman.operate.doctor.check import CheckResult, Verdict
 from steersman.operate.doctor.node_pods import PodView, Views
 from steersman.operate.trace_loss import Hop
-from tests.support.builders.doctor import FakeNetwork, context_of, only, results
+from tests.support.builders.doctor import FakeNetwork, context_of, named, only, results
 from tests.support.builders.objects import CONFIG, endpoint, service, slice_
 
-PODS, DEVICES = node_pods.POD_CHECKS
+PODS, DEVICES = named("pod-networks", "devices")
 VIP, POD, MAC = "10.96.0.10", "10.0.0.5", "02:00:00:00:00:05"
 
 

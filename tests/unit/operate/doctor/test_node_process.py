@@ -19,10 +19,12 @@ from steersman.model.world import Origin, World
 from steersman.operate.doctor import node_process
 from steersman.operate.doctor.check import ApiReply, Check, Context, Question, Verdict
 from steersman.run.process.instance import Holder
-from tests.support.builders.doctor import CART, NOON, context_of, only, results
+from tests.support.builders.doctor import CART, NOON, context_of, named, only, results
 from tests.support.builders.objects import CONFIG, endpoint, node, service, slice_
 
-PROCESS, SOURCE, NODE, PODS, FAILOVER, API, EJECTED = node_process.PROCESS_CHECKS
+PROCESS, SOURCE, NODE, PODS, FAILOVER, API, EJECTED = named(
+    "process", "source", "node", "pods", "failover", "api-server", "ejected"
+)
 
 
 def status(**more: Any) -> NodeState:

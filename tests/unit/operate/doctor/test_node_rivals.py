@@ -16,11 +16,11 @@ from steersman.modes.base import Mode
 from steersman.operate.doctor import node_rivals
 from steersman.operate.doctor.check import Verdict
 from steersman.operate.doctor.processes import Owner, Process, proxies_services, sees_processes
-from tests.support.builders.doctor import NOON, context_of, only, verdicts
+from tests.support.builders.doctor import NOON, context_of, named, only, verdicts
 from tests.support.builders.objects import endpoint, service, slice_
 from tests.support.modes.memory import MemoryMode
 
-(OTHER,) = node_rivals.RIVAL_CHECKS
+(OTHER,) = named("other-proxy")
 
 
 class Named(MemoryMode):

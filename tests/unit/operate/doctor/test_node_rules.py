@@ -18,11 +18,13 @@ from steersman.model.world import World
 from steersman.modes.base import Requirements, Support
 from steersman.operate.doctor import node_rules
 from steersman.operate.doctor.check import CheckResult, Question, Verdict
-from tests.support.builders.doctor import context_of, only, world_of
+from tests.support.builders.doctor import context_of, named, only, world_of
 from tests.support.builders.objects import endpoint, service, slice_
 from tests.support.modes.memory import MemoryMode
 
-PARTS, RULES, LOCK, NUMBER, SYSCTLS = node_rules.RULES_CHECKS
+PARTS, RULES, LOCK, NUMBER, SYSCTLS = named(
+    "mode", "rules", "lock", "number-of-rules", "mode-sysctls"
+)
 THINGS = service(), slice_(endpoint("10.0.0.5")), service("other", clusterIP="10.96.0.11")
 
 

@@ -16,11 +16,13 @@ from steersman.netfilter.firewall.read import BRIDGE_SETTING
 from steersman.operate.doctor import node_sysctl
 from steersman.operate.doctor.check import Check, CheckResult, Question, Verdict
 from steersman.operate.trace_loss import Hop
-from tests.support.builders.doctor import CART, FakeNetwork, context_of, only
+from tests.support.builders.doctor import CART, FakeNetwork, context_of, named, only
 from tests.support.builders.objects import IPTABLES, endpoint, port, service, slice_
 from tests.support.modes.memory import MemoryMode
 
-FORWARDING, REVERSE, LOOPBACK, PORTS, BRIDGES, HAIRPIN = node_sysctl.SYSCTL_CHECKS
+FORWARDING, REVERSE, LOOPBACK, PORTS, BRIDGES, HAIRPIN = named(
+    "forwarding", "rp-filter", "route-localnet", "ephemeral-ports", "bridge-netfilter", "hairpin"
+)
 THINGS = service(), slice_(endpoint("10.0.0.5"))
 POD = Hop(device="pod1")
 CONF = "proc/sys/net/ipv4/conf"

@@ -11,15 +11,12 @@ from steersman.compile.trace import Flow
 from steersman.model.inputs import HostFacts, NodeConfig
 from steersman.model.names import ObjectName
 from steersman.operate.doctor.check import Check, Question, Verdict
-from steersman.operate.doctor.service_listener import LISTENER_CHECKS
-from steersman.operate.doctor.service_object import OBJECT_CHECKS
-from steersman.operate.doctor.service_policy import POLICY_CHECKS
 from tests.support.builders import objects
-from tests.support.builders.doctor import CART, context_of, only, results
+from tests.support.builders.doctor import CART, context_of, named, only, results
 from tests.support.builders.objects import NODE, endpoint, node, port, service, slice_
 
-EXISTS, FINDINGS, ENDPOINTS = OBJECT_CHECKS
-FLOW, POLICIES, NODE_PORT = POLICY_CHECKS
+EXISTS, FINDINGS, ENDPOINTS = named("service-exists", "service-findings", "service-endpoints")
+FLOW, POLICIES, NODE_PORT = named("flow", "service-policy", "node-port-addresses")
 HERE, ELSEWHERE = endpoint("10.0.0.1", NODE), endpoint("10.0.0.2", "node-2")
 
 
@@ -230,6 +227,6 @@ def test_without_a_node_port_there_is_nothing_to_check() -> None:
 )
 def test_a_cluster_ip_may_be_an_address_of_the_node(address: str, verdict: str) -> None:
     facts = HostFacts(NODE, {"eth0": ("192.0.2.1/24",), "nodelocaldns": (address,)})
-    found = only(LISTENER_CHECKS[1], context_of(service(), world={"facts": facts}))
+    found = only(named("cluster-ip-on-node")[0], context_of(service(), world={"facts": facts}))
     assert found.verdict == verdict
     assert ("nodelocaldns" in found.text) is (verdict == "notice")
