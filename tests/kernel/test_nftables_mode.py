@@ -296,6 +296,24 @@ def test_a_refused_transaction_changes_nothing_and_names_the_object() -> None:
     in_namespace(body)
 
 
+def test_a_refused_switch_leaves_the_old_way_only() -> None:
+    async def body() -> None:
+        mode = new_mode()
+        old = make.port()
+        want = await program(mode, [old])
+        change = diff(
+            mode.render_service(old, make.SETTINGS),
+            mode.render_service(make.port(affinity=60), make.SETTINGS),
+        )
+        bad = prefix(Kind.SERVICE_IPS, V4) + bytes((10, 96, 0, 12, 6, 0, 0, 0, 0, 80, 0, 0))
+        change.added[bad] = b"no-such-chain\0x"
+        with pytest.raises(ApplyError, match=r"element 10.96.0.12 . tcp . 80 of service-ips in"):
+            await mode.worker.do(mode.apply, change)
+        assert await mode.worker.do(mode.read) == want
+
+    in_namespace(body)
+
+
 class Poisoned(NftablesMode):
     """Renders something that the kernel refuses, for one Service."""
 

@@ -6,8 +6,9 @@ one netlink transaction:
     load_texts   one run of nft. A table with another foundation (upstream's has the same name) is
                  replaced together with all elements, so that there is no moment without rules;
                  then lazy chains and the marker chain (read.py) go in by netlink.
-    write        one transaction with the rest of the Diff and its derived elements. Counters of
-                 elements that it replaces are read just before (counters.py).
+    write        one transaction with the rest of the Diff and its derived elements, or three
+                 (transaction.in_steps). Counters of elements that it replaces are read just before
+                 (counters.py).
 
 Before kernel 6.2 a chain counts as used for a moment after the element that goes to it was deleted,
 also in the same transaction. Chains and sets that are still in use are left to later transactions.
@@ -51,7 +52,7 @@ from steersman.modes.nftables.rules import LAZY, needed_lazy
 from steersman.modes.nftables.sender import IN_USE_KINDS, InUseError, Sender
 from steersman.modes.nftables.skeleton import HEADER, foundation
 from steersman.modes.nftables.text import interim_firewall, loadable, ruleset_text
-from steersman.modes.nftables.transaction import Operation, transaction
+from steersman.modes.nftables.transaction import Operation, in_steps, transaction
 from steersman.modes.nftables.wire import OURS
 from steersman.netfilter.nft import wire as nft
 from steersman.netfilter.nft.generations import generation
@@ -236,7 +237,7 @@ class KernelTables:
     # All the rest
 
     def write(self, change: Diff) -> None:
-        """Carry out a Diff without texts, in one transaction (two if endpoints with affinity go).
+        """Carry out a Diff without texts.
 
         Raises:
             ApplyError: the kernel rejected it; nothing of it is in force.
@@ -269,7 +270,7 @@ class KernelTables:
         if not leaving:
             return change
         gone = {key: value for each in leaving.values() for key, value in each.items()}
-        self.sender.send(transaction(Diff(removed=gone), destroy=self.sender.destroys))
+        self._send(Diff(removed=gone))
         removed = {key: value for key, value in change.removed.items() if key not in gone}
         for members, keys in leaving.items():
             name = affinity_map_of(name_of(members))
@@ -312,19 +313,35 @@ class KernelTables:
         for key in wanted_again:
             if kind_of(key) != Kind.CHAIN:  # a chain is flushed when it is refilled
                 first.append(Operation(wire.flush_set(family_of(key), name_of(key)), (key,)))
-        operations = [*first, *transaction(change, destroy=self.sender.destroys)]
+        prepared, switch, removal = in_steps(change)
+        if prepared:
+            self._send(prepared, first)
+            self._active |= lazy
+            first = []
         try:
-            if operations:
-                self.sender.send(operations)
-        except InUseError:
-            left = {k: v for k, v in change.removed.items() if kind_of(k) in IN_USE_KINDS}
-            others = {k: v for k, v in change.removed.items() if k not in left}
-            fewer = Diff(change.added, others, change.changed)
-            self.sender.send([*first, *transaction(fewer, destroy=self.sender.destroys)])
-            self._leftover |= left
+            self._send_removing(switch, first)
+        except (ApplyError, BusyError):
+            if prepared:
+                self._send_removing(Diff(removed=prepared.added), [])
+            raise
+        self._send_removing(removal, [])
         for key in wanted_again:
             self._leftover.pop(key, None)
         self._active |= lazy
+
+    def _send(self, change: Diff, first: Sequence[Operation] = ()) -> None:
+        if operations := [*first, *transaction(change, destroy=self.sender.destroys)]:
+            self.sender.send(operations)
+
+    def _send_removing(self, change: Diff, first: Sequence[Operation]) -> None:
+        """Send a transaction; keep the chains and sets that are still in use for later."""
+        try:
+            self._send(change, first)
+        except InUseError:
+            left = {k: v for k, v in change.removed.items() if kind_of(k) in IN_USE_KINDS}
+            others = {k: v for k, v in change.removed.items() if k not in left}
+            self._send(Diff(change.added, others, change.changed), first)
+            self._leftover |= left
 
     def _delete_leftover(self) -> None:
         """Delete the objects that earlier transactions had to leave, as far as possible."""
@@ -339,8 +356,7 @@ class KernelTables:
 
     def _try_delete(self, objects: dict[bytes, Any]) -> bool:
         try:
-            removal = Diff(removed=objects)
-            self.sender.send(transaction(removal, destroy=self.sender.destroys))
+            self._send(Diff(removed=objects))
         except (ApplyError, BusyError):
             return False
         return True

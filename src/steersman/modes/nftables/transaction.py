@@ -8,6 +8,12 @@ already is no error.
 
 nf_tables carries the operations out one after the other, so each one must be valid after those
 before it; all of them come into force at once.
+
+At once, but not for a packet that is on its way: it keeps the rules of the generation in which it
+entered a hook, and looks each set up as it is then. If the element that it found leads to a new
+chain, that chain is still empty for it; if it found an element just before a transaction, the next
+one that it needs may be gone. It then leaves without translation. So a Diff that sends a
+destination elsewhere is carried out in three transactions (in_steps).
 """
 
 from __future__ import annotations
@@ -20,6 +26,8 @@ from steersman.host.nlmsg import Request
 from steersman.model.ruleset import Diff
 from steersman.modes.nftables import wire
 from steersman.modes.nftables.layout import (
+    ENDPOINT_KINDS,
+    FRONTEND_KINDS,
     SETS,
     Form,
     Kind,
@@ -41,6 +49,15 @@ _Groups: TypeAlias = Mapping[bytes, _Pairs]
 _ELEMENTS_BY_NAME = (Kind.MEMBER, Kind.STALE_AFFINITY)
 _SETS_BY_NAME = (Kind.AFFINITY, Kind.MEMBERS)
 _NEW_SETS = {int(Kind.AFFINITY): wire.new_affinity_map, int(Kind.MEMBERS): wire.new_members_set}
+_BY_SOURCE = (
+    *(Kind.POD_SERVICE_IPS, Kind.NODE_SERVICE_IPS, Kind.EXTERNAL_SERVICE_IPS),
+    *(Kind.POD_NODEPORTS, Kind.NODE_NODEPORTS, Kind.EXTERNAL_NODEPORTS),
+)
+_DISPATCH = frozenset({*FRONTEND_KINDS, *_BY_SOURCE})
+_NEEDED_LATER = frozenset(
+    {*_BY_SOURCE, *ENDPOINT_KINDS, Kind.CHAIN, Kind.AFFINITY, Kind.MEMBERS, Kind.MEMBER}
+)
+"""Kinds of what a packet needs after `service-ips` or `service-nodeports`."""
 _TOGETHER = 1000
 """Elements that are encoded at once: the peak of the process' memory is here."""
 
@@ -91,6 +108,22 @@ def transaction(change: Diff, *, destroy: bool) -> list[Operation]:
     operations += [Operation(wire.delete_set(family_of(k), name_of(k)), (k,)) for k in gone_sets]
     # 5. Elements, which go to chains and are members of sets.
     return [*operations, *_elements(nft.NEWSETELEM, new, {})]
+
+
+def in_steps(change: Diff) -> tuple[Diff, Diff, Diff]:
+    """Split a Diff into what comes first, the switch to it, and what then is of no use.
+
+    The first and the last one are empty if no destination that stays is sent elsewhere.
+    """
+    if not any(
+        kind_of(key) in _DISPATCH and before.partition(b"\0")[0] != after.partition(b"\0")[0]
+        for key, (before, after) in change.changed.items()
+    ):
+        return Diff(), change, Diff()
+    added, removed = dict(change.added), dict(change.removed)
+    first = {key: added.pop(key) for key in change.added if kind_of(key) in _NEEDED_LATER}
+    last = {key: removed.pop(key) for key in change.removed if kind_of(key) in _NEEDED_LATER}
+    return Diff(first), Diff(added, removed, change.changed), Diff(removed=last)
 
 
 def _keys(groups: _Groups, kinds: Sequence[Kind]) -> list[bytes]:

@@ -2,12 +2,17 @@
 
 from __future__ import annotations
 
-import pytest
+from typing import Any
 
-from steersman.model.ruleset import Diff, diff
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from steersman.model.plan import ServicePlan
+from steersman.model.ruleset import Diff, diff, patch
 from steersman.modes.nftables.layout import Kind, element_key
 from steersman.modes.nftables.render import Slots, render_service
-from steersman.modes.nftables.transaction import transaction
+from steersman.modes.nftables.transaction import in_steps, transaction
 from steersman.netfilter.nft import wire as nft
 from tests.support.builders import nftables_plans as make
 from tests.support.builders.plans import EXTERNAL_LOCAL
@@ -63,3 +68,44 @@ def test_an_entry_that_may_expire_is_added_before_it_is_deleted(
     entry = {element_key(memory, bytes((203, 0, 113, 9))): bytes((10, 244, 0, 9, 31, 144, 0, 0))}
     operations = transaction(Diff(removed=entry), destroy=destroy)
     assert [each.request.kind & 0xFF for each in operations] == verbs
+
+
+BY_SOURCE = {
+    *(Kind.POD_SERVICE_IPS, Kind.NODE_SERVICE_IPS, Kind.EXTERNAL_SERVICE_IPS),
+    *(Kind.POD_NODEPORTS, Kind.NODE_NODEPORTS, Kind.EXTERNAL_NODEPORTS),
+}
+DISPATCH = {Kind.SERVICE_IPS, Kind.SERVICE_NODEPORTS} | BY_SOURCE
+NEEDED_LATER = BY_SOURCE | {Kind.SERVICE_ENDPOINTS, Kind.NODEPORT_ENDPOINTS}
+NEEDED_LATER |= {Kind.CHAIN, Kind.AFFINITY, Kind.MEMBERS, Kind.MEMBER}
+
+
+def chain(value: Any) -> Any:
+    return value.partition(b"\0")[0]
+
+
+@given(st.integers(0, 7).flatmap(lambda n: st.tuples(make.plans(n), make.plans(n))))
+def test_a_packet_that_meets_a_switch_finds_the_old_or_the_new_way(
+    versions: tuple[ServicePlan, ServicePlan],
+) -> None:
+    slots: Slots = {}
+    old, new = (dict(render_service(each, make.SETTINGS, slots)) for each in versions)
+    first, switch, last = in_steps(diff(old, new))
+    prepared = patch(old, first)
+    switched = patch(prepared, switch)
+    assert patch(switched, last) == new
+    destinations = [key for key in old.keys() & new.keys() if key[0] in DISPATCH]
+    if any(chain(old[key]) != chain(new[key]) for key in destinations):
+        assert {key for key in new if key[0] in NEEDED_LATER} <= prepared.keys()
+        assert {key for key in old if key[0] in NEEDED_LATER} <= switched.keys()
+        assert prepared.items() >= old.items()
+    else:
+        assert not first
+        assert not last
+
+
+def test_a_new_endpoint_takes_one_transaction() -> None:
+    slots: Slots = {}
+    three = render_service(make.port([0, 1, 2]), make.SETTINGS, slots)
+    four = render_service(make.port([0, 1, 2, 3]), make.SETTINGS, slots)
+    change = diff(three, four)
+    assert in_steps(change) == (Diff(), change, Diff())
