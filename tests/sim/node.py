@@ -26,6 +26,8 @@ from steersman.model.failover import Ejection
 from steersman.model.names import ObjectName
 from steersman.netfilter.nft import owned
 from steersman.run.observe.failover import Failover
+from steersman.run.pages import node_state
+from steersman.run.pages.node_state import NodeStates
 from steersman.run.process import assemble, instance
 from steersman.run.process.canary import Target
 from steersman.run.process.daemon import Daemon
@@ -33,7 +35,7 @@ from steersman.run.process.instance import Instance
 from steersman.run.process.klog import ProcessLog
 from steersman.run.process.machine import Machine
 from steersman.run.process.startup import StartError
-from steersman.run.serve import control, http
+from steersman.run.serve import control, http, servers
 from steersman.run.serve.connections import POOL
 from steersman.run.serve.control import ControlSocket
 from steersman.source.store import Store
@@ -138,6 +140,8 @@ class Node:
         doors: tuple[tuple[object, str, object], ...] = (
             (netlink, "open_socket", self.netlink.open),
             (linux, "has_ipv6", lambda *_: True),
+            (servers, "NodeStates", partial(NodeStates, cpu=lambda: 0.0)),
+            (node_state, "resident_bytes", lambda: 0),
             (http, "listening_socket", self.universe.network.listen),
             (planner, "plan_service", partial(_counted, self.kernel, _PLAN_SERVICE)),
             (assemble, "assemble", self._assemble),

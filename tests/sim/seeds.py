@@ -76,6 +76,7 @@ def run_some(
         only: names of the troubles that lives have, if any of them can happen; all if empty.
     """
     gc.disable()
+    gc.freeze()  # modules live as long as the process
     warnings.simplefilter("ignore")
     sys.unraisablehook = lambda _: None  # of coroutines of dead processes
     failed: list[int] = []

@@ -28,6 +28,7 @@ _LONGEST_FAILURE = 1000
 """Characters of the last failure."""
 _CPU_SAMPLES = 3
 """Samples of the CPU time that are kept."""
+_CORES = os.cpu_count() or 1
 
 
 class NodeStates:
@@ -136,7 +137,7 @@ class NodeStates:
             drift=drift,
             repairs=repairs,
             cpu=round((self._cpu() - before) / (now - at), 4) if now > at else 0.0,
-            cores=os.cpu_count() or 1,
+            cores=_CORES,
             memory=resident_bytes(),
             connections=connections,
             failed=failed,
