@@ -77,8 +77,6 @@ class Variant(msgspec.Struct, frozen=True):
     name: str = ""
     options: Mapping[str, str] = {}
     """Fields of ModeOptions and their values."""
-    only_if_left: bool = False
-    """Skip the clean-up unless `leftovers_of` says so: `probe` would create objects."""
 
     def of(self, options: ModeOptions) -> ModeOptions:
         """Return options that select this variant, to remove what it left."""
@@ -160,7 +158,7 @@ DEFAULT_MODE = "iptables"
 _NFT = Variant("nft", {"iptables_variant": "nft", "portals": "iptables"})
 _LEGACY = Variant("legacy", {"iptables_variant": "legacy", "portals": "iptables"})
 _NFTABLES_PORTALS = Variant("nftables", {"portals": "nftables"})
-_DIRECT_PORTALS = Variant("direct", {"portals": "direct"}, only_if_left=True)
+_DIRECT_PORTALS = Variant("direct", {"portals": "direct"})
 _BOTH_EXTENTS = (
     "kubeproxy_sync_full_proxy_rules_duration_seconds",
     "kubeproxy_sync_partial_proxy_rules_duration_seconds",

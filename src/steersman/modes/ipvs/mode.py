@@ -53,7 +53,7 @@ from steersman.modes.specs import ModeOptions
 from steersman.modes.tracer import Tracer
 from steersman.netfilter.iptables.restore import UNCUT, write_steps
 from steersman.netfilter.iptables.tool import Iptables, choose_tool, restore_scripts
-from steersman.netfilter.nft.tables import chains_left
+from steersman.netfilter.nft.tables import known_chains_left
 
 log = logging.getLogger(__name__)
 _NUMBER = re.compile(r"\d+")
@@ -235,7 +235,7 @@ class IpvsMode(Mode):
         """Look for our device, else for our chains."""
         if has_interface(DEVICE):
             return f"the interface {DEVICE} is left"
-        return chains_left(lambda table, chain: (table, chain) in CHAINS, families)
+        return known_chains_left(CHAINS, families)
 
     # Connections
 

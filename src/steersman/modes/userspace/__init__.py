@@ -23,11 +23,13 @@ def may_have_left(options: ModeOptions) -> bool:
     """
     # Not at the top: the mode of Windows imports this package, too.
     from steersman.netfilter.iptables.tool import legacy_left  # noqa: PLC0415
-    from steersman.netfilter.nft.tables import any_chain, table_left  # noqa: PLC0415
+    from steersman.netfilter.nft.tables import known_chains_left, table_left  # noqa: PLC0415
 
     families = tuple(Family)
     if options.portals == "nftables":
         return bool(table_left(TABLE, families))
     if options.portals == "iptables" and options.iptables_variant == "legacy":
         return bool(legacy_left(families))
-    return options.portals != "iptables" or any_chain(ALL_CHAINS, families)
+    if options.portals == "direct":
+        return False  # an interface of its own is looked up by its name, which the mode knows
+    return options.portals != "iptables" or bool(known_chains_left(ALL_CHAINS, families))

@@ -20,7 +20,7 @@ from steersman.modes.userspace.render import BASE, STRAY, BaseKey, Key, Portal, 
 from steersman.modes.userspace.rule_portals import RulePortals
 from steersman.netfilter.iptables.restore import Run
 from steersman.netfilter.iptables.tool import Iptables, choose_tool, legacy_left
-from steersman.netfilter.nft.tables import chains_left
+from steersman.netfilter.nft.tables import known_chains_left
 from steersman.proxy.listeners import FrontendKey
 
 
@@ -57,7 +57,7 @@ class IptablesPortals(RulePortals[Rule]):
         """Look for our chains; only iptables-legacy itself can list its own."""
         if self._variant == "legacy":
             return legacy_left(families)
-        return chains_left(lambda table, chain: (table, chain) in ALL_CHAINS, families)
+        return known_chains_left(ALL_CHAINS, families)
 
     def _probed(self) -> Iptables:
         """Return the iptables to use. Raise BusyError if none works."""

@@ -139,16 +139,23 @@ def _installed(execute: Exec, wanted: str) -> tuple[list[Tool], list[str]]:
 
 def _in_use(execute: Exec, tool: Tool) -> int:
     """Rate the signs that a variant is in use: 2 for kubelet's chains, 1 for ours, 0 for none."""
-    argv = [f"{tool.command}-save"]
-    if tool.variant == "nft":
-        argv += ["-t", "mangle"]  # legacy would create a table by listing it
     try:
-        text = execute.run_tool(argv).stdout.decode(errors="replace")
+        text = execute.run_tool(_brief_list(tool, Family.IPV4)).stdout.decode(errors="replace")
     except OSError:
         return 0
     if any(f":{chain} " in text for chain in _KUBELET_CHAINS):
         return 2
     return int(any(f":{chain} " in text for chain in _PROXY_CHAINS))
+
+
+def _brief_list(tool: Tool, family: Family) -> list[str]:
+    """Return the command that lists rules, creates no table and takes little time.
+
+    The other tables of iptables-nft have the rules of all Services. iptables-legacy is faster, and
+    creates a table that it is told to list.
+    """
+    save = f"{tool.of(family)}-save"
+    return [save, "-t", "mangle"] if tool.variant == "nft" else [save]
 
 
 def _trouble(execute: Exec, tool: Tool, family: Family, leftovers: bool) -> str:
@@ -158,7 +165,7 @@ def _trouble(execute: Exec, tool: Tool, family: Family, leftovers: bool) -> str:
         for argv in ([f"{command}-restore", "--version"], [f"{command}-save", "--version"]):
             if execute.run_tool(argv).returncode:
                 return f"{argv[0]} is not installed, install the package iptables"
-        look = [f"{command}-save"] if leftovers else [command, *_LIST_NAT]
+        look = _brief_list(tool, family) if leftovers else [command, *_LIST_NAT]
         result = execute.run_tool(look)
     except OSError as error:
         reason = failure_reason(str(error.filename or command), "iptables", error)

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import errno
 from collections.abc import Callable, Iterable
-from itertools import product
+from functools import partial
 
 from steersman.host.netlink import (
     NETLINK_NETFILTER,
@@ -15,12 +15,7 @@ from steersman.host.netlink import (
     Netlink,
     NetlinkError,
 )
-from steersman.host.nlmsg import (
-    Request,
-    attributes,
-    string,
-    text,
-)
+from steersman.host.nlmsg import attributes, string, text
 from steersman.host.process import NEEDS_NET_ADMIN
 from steersman.model.names import Family
 from steersman.netfilter.nft.wire import (
@@ -56,29 +51,26 @@ def chains_left(ours: Callable[[str, str], bool], families: Iterable[Family]) ->
         table, chain = string(found.get(TABLE_NAME, b"")), string(found.get(CHAIN_NAME, b""))
         return chain if ours(table, chain) else ""
 
-    return _left("chains", GETCHAIN, name, families)
+    return _left("chains", partial(_some_list, GETCHAIN, name), families)
 
 
-def any_chain(chains: Iterable[tuple[str, str]], families: Iterable[Family]) -> bool:
-    """Return whether one of some chains of iptables-nft exists, or may exist; lists nothing.
+def known_chains_left(chains: Iterable[tuple[str, str]], families: Iterable[Family]) -> str:
+    """Do the same for chains of known tables and names, without a list of all chains."""
 
-    Args:
-        chains: table and name of each.
-        families: where to look.
-    """
-    try:
-        with Netlink(NETLINK_NETFILTER, buffer=1 << 16) as netlink:
-            for family, (table, chain) in product(families, chains):
-                where = Table(NFPROTO[family], table)
-                try:
-                    netlink.request(about(where, GETCHAIN, text(CHAIN_NAME, chain)))
-                except NetlinkError as error:
-                    if error.errno in _UNSUPPORTED:  # ENOENT: there is no such chain or table
-                        continue
-                return True
-    except OSError:
-        return True
-    return False
+    def look(netlink: Netlink, family: Family) -> list[str]:
+        found = []
+        for table, chain in chains:
+            where = Table(NFPROTO[family], table)
+            try:
+                netlink.request(about(where, GETCHAIN, text(CHAIN_NAME, chain)))
+            except NetlinkError as error:
+                if error.errno in _UNSUPPORTED:  # ENOENT: there is no such chain or table
+                    continue
+                raise
+            found.append(chain)
+        return found
+
+    return _left("chains", look, families)
 
 
 def table_left(wanted: str, families: Iterable[Family]) -> str:
@@ -87,17 +79,17 @@ def table_left(wanted: str, families: Iterable[Family]) -> str:
     def name(found: dict[int, bytes]) -> str:
         return wanted if string(found.get(TABLE_NAME, b"")) == wanted else ""
 
-    return _left("tables", GETTABLE, name, families)
+    return _left("tables", partial(_some_list, GETTABLE, name), families)
 
 
 def _left(
-    objects: str, kind: int, name: Callable[[dict[int, bytes]], str], families: Iterable[Family]
+    objects: str, look: Callable[[Netlink, Family], list[str]], families: Iterable[Family]
 ) -> str:
     names: list[str] = []
     try:
         with Netlink(NETLINK_NETFILTER, buffer=1 << 20) as netlink:
             for family in families:
-                names += _some_list(netlink, request(kind, NFPROTO[family]), name)
+                names += look(netlink, family)
     except OSError as error:
         if error.errno in _UNSUPPORTED:
             return ""
@@ -109,9 +101,10 @@ def _left(
 
 
 def _some_list(
-    netlink: Netlink, listing: Request, name: Callable[[dict[int, bytes]], str]
+    kind: int, name: Callable[[dict[int, bytes]], str], netlink: Netlink, family: Family
 ) -> list[str]:
     """Return the names in a list; if rules change all the time, in the longest of several."""
+    listing = request(kind, NFPROTO[family])
     longest: list[str] = []
     for _ in range(_LISTS):
         found: list[str] = []

@@ -27,7 +27,7 @@ from steersman.model.errors import ApplyError, BusyError
 from steersman.model.names import Family
 from steersman.model.ruleset import Ruleset, diff
 from steersman.modes.base import Mode, Support, leftovers_of, release
-from steersman.modes.registry import Factory, create
+from steersman.modes.registry import Factory, create, may_have_left
 from steersman.modes.specs import SPECS, ModeOptions, ModeSpec, spec_of
 
 log = logging.getLogger(__name__)
@@ -256,7 +256,11 @@ async def _remove_all(mode: Mode) -> int:
 
 
 def leftover_modes(execute: Exec, options: ModeOptions) -> Iterator[Leftovers]:
-    """Yield every mode of this platform, in every variant that the operator did not exclude."""
+    """Yield every mode of this platform, in every variant that the operator did not exclude.
+
+    Those of which nothing can be there are left out: to read the rules of a large node takes long,
+    and probing may create objects.
+    """
     platform = "win32" if sys.platform == "win32" else "linux"
     specs = [spec for spec in SPECS.values() if spec.platform == platform]
     for spec in sorted(specs, key=attrgetter("cleanup_rank")):
@@ -264,6 +268,7 @@ def leftover_modes(execute: Exec, options: ModeOptions) -> Iterator[Leftovers]:
             tool = variant.options.get("iptables_variant", options.iptables_variant)
             if options.iptables_variant not in ("", tool):
                 continue
-            mode = create(spec.name, execute, variant.of(options))
-            if not variant.only_if_left or leftovers_of(mode, tuple(Family)):
+            its_options = variant.of(options)
+            mode = create(spec.name, execute, its_options)
+            if may_have_left(spec.name, its_options) or leftovers_of(mode, tuple(Family)):
                 yield Leftovers(spec, variant.name, mode)
