@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import os
-import re
-from collections.abc import Awaitable, Callable, Iterable, Iterator, Mapping
+from collections.abc import Awaitable, Callable, Iterator, Mapping
 from difflib import SequenceMatcher
 from typing import Any, Literal
 
@@ -23,7 +22,6 @@ from steersman.modes.registry import create
 from steersman.modes.specs import spec_of
 from steersman.modes.words import KernelWords
 from steersman.operate.answer import Answer, Block, Line, QuestionError
-from steersman.operate.explain_flow import ExplainedFlow
 from steersman.operate.load import render_services, world_again
 from steersman.operate.names import Names
 
@@ -95,55 +93,6 @@ class KernelDump(Answer, frozen=True, kw_only=True, rename="camel"):
         else:
             planned = sum(line.state == "planned" for line in self.lines)
             yield Line(f"as planned: {planned} lines of the {self.mode} mode", "good")
-
-
-class KernelStep(msgspec.Struct, frozen=True, rename="camel"):
-    """Lines that do one thing with a connection."""
-
-    title: str
-    lines: tuple[KernelLine, ...]
-
-    @property
-    def differs(self) -> bool:
-        """Whether one of them is missing or unexpected."""
-        return any(line.state in _MARKS for line in self.lines)
-
-
-_MASQUERADES = re.compile(r"masq|snat", re.IGNORECASE)
-_STEPS = {
-    "rule": "Find the Service by its address and port",
-    "source": "Decide whether to masquerade the client",
-    "endpoint": "Choose an endpoint and send the packet there",
-    "other": "Everything else on the way, and for other addresses of the Service",
-}
-
-
-def lines_by_step(dump: KernelDump, flow: ExplainedFlow) -> tuple[KernelStep, ...]:
-    """Group the lines of a Service by what they do with a connection.
-
-    Tools print a rule's condition and its action in one line, so a line belongs to the first of
-    these that it has a word of: masquerading, an endpoint, the destination.
-    """
-    ends = {
-        end.address.rpartition(":")[0].strip("[]") for hop in flow.hops for end in hop.endpoints
-    }
-
-    def among(words: Iterable[str]) -> re.Pattern[str]:
-        either = "|".join(map(re.escape, sorted(words)))
-        return re.compile(rf"(?<![\w.:])(?:{either})(?![\w.])" if either else r"(?!)")
-
-    endpoint, destination = among(ends), among((flow.destination, str(flow.port)))
-    groups: dict[str, list[KernelLine]] = {step: [] for step in _STEPS}
-    for line in dump.lines:
-        if _MASQUERADES.search(f"{line.text} {line.purpose}"):
-            groups["source"].append(line)
-        elif endpoint.search(line.text):
-            groups["endpoint"].append(line)
-        elif destination.search(line.text):
-            groups["rule"].append(line)
-        else:
-            groups["other"].append(line)
-    return tuple(KernelStep(_STEPS[step], tuple(lines)) for step, lines in groups.items() if lines)
 
 
 def find_service(world: World, text: str, namespace: str = "") -> ObjectName:

@@ -22,10 +22,7 @@ from steersman.modes.nftables.layout import Kind, pack_address, pack_port, prefi
 from steersman.modes.nftables.words import NftablesWords
 from steersman.operate import dump
 from steersman.operate.answer import QuestionError
-from steersman.operate.dump import KernelDump, KernelLine, compare, find_service, lines_by_step
-from steersman.operate.explain import Question, answer_question
-from steersman.operate.explain_flow import ExplainedFlow, FlowAnswer
-from steersman.operate.names import Names
+from steersman.operate.dump import KernelDump, KernelLine, compare, find_service
 from tests.support.builders.doctor import CART, world_of
 from tests.support.builders.objects import CONFIG, KEY, NODE, endpoint, port, service, slice_
 from tests.support.modes.inline import Inline
@@ -392,48 +389,3 @@ def test_the_variant_in_force_is_read(monkeypatch: pytest.MonkeyPatch) -> None:
     Some.left = False
     assert variant() == ""
     assert all(options.asked_for == "" for options in chosen)
-
-
-# By the steps of a connection
-
-
-def flow_to_cart(under_test: ModeUnderTest, **spec: Any) -> ExplainedFlow:
-    world = shop(under_test.offline(), **spec)
-    answer = answer_question(Names(world), Question(client="pod", to="shop/cart"))
-    assert isinstance(answer, FlowAnswer)
-    return answer.flows[0]
-
-
-@pytest.mark.parametrize("under_test", [IPTABLES, NFTABLES], ids=lambda m: m.name)
-def test_lines_are_grouped_by_what_they_do(
-    under_test: ModeUnderTest, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    lines = lines_of(under_test, monkeypatch)
-    steps = lines_by_step(
-        KernelDump(service="shop/cart", mode=under_test.name, lines=tuple(lines)),
-        flow_to_cart(under_test),
-    )
-    by_title = {step.title.split()[0]: [line.text for line in step.lines] for step in steps}
-    assert any("10.96.0.10" in text for text in by_title["Find"])
-    assert any("10.1.0.1" in text for text in by_title["Choose"])
-    assert any("10.1.0.2" in text for text in by_title["Choose"])
-    if under_test is IPTABLES:  # others masquerade by rules of the node
-        assert all("MASQ" in text for text in by_title["Decide"])
-    assert sorted(line.text for step in steps for line in step.lines) == sorted(
-        line.text for line in lines
-    )
-
-
-def test_an_address_is_not_found_in_a_longer_one() -> None:
-    def line(text: str, state: Any = "planned") -> KernelLine:
-        return KernelLine("chain", text, "", state)
-
-    lines = (line("-> 10.1.0.1:8080"), line("-> 10.1.0.11:8080"), line("MASQUERADE", "missing"))
-    answer = KernelDump(service="shop/cart", mode="memory", lines=lines)
-    steps = lines_by_step(answer, flow_to_cart(IPTABLES))
-    assert [[each.text for each in step.lines] for step in steps] == [
-        ["MASQUERADE"],
-        ["-> 10.1.0.1:8080"],
-        ["-> 10.1.0.11:8080"],
-    ]
-    assert [step.differs for step in steps] == [True, False, False]

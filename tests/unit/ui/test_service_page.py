@@ -302,11 +302,10 @@ ANSWERS = {
             ),
         ),
         [
-            "1 lines are missing",
-            "Find the Service by its address and port (1 line)",
-            "<details open>\n<summary>Decide whether to masquerade the client (1 line)",
-            "missing: -j MASQUERADE",
-            "Choose an endpoint and send the packet there (1 line)",
+            "chain B",
+            '<p class="line bad"><bdi>  - -j MASQUERADE</bdi>',
+            "# an endpoint",
+            "lines missing (-): 1, unexpected (+): 0",
         ],
     ),
     "trace": (

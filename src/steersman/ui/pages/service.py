@@ -14,7 +14,7 @@ import msgspec
 from steersman.model.names import ObjectName
 from steersman.operate.answer import QuestionError, View
 from steersman.operate.doctor.check import Diagnosis
-from steersman.operate.dump import KernelDump, KernelStep, lines_by_step
+from steersman.operate.dump import KernelDump
 from steersman.operate.names import KnownPod, Names, UnknownNameError
 from steersman.operate.service_view import Differing, ServiceView, service_view
 from steersman.operate.trace import TraceAnswer
@@ -46,8 +46,6 @@ class RunView(View, frozen=True, kw_only=True):
     back: str
     """Address of the page that it belongs to."""
     answer: Diagnosis | KernelDump | TraceAnswer | None = None
-    steps: tuple[KernelStep, ...] = ()
-    """The lines of a dump, by the steps of the way."""
     problem: str = ""
     """Why there is no answer."""
 
@@ -161,10 +159,6 @@ async def run_command(site: Site, asked: Asked) -> http.Answer:
         view = msgspec.structs.replace(view, answer=answer)
         if isinstance(answer, Diagnosis) and node:
             site.doctor_runs.note(node, str(name), answer)
-        if isinstance(answer, KernelDump):
-            page = await view_of(site, {**query, **asked.values})
-            if page.flow is not None:
-                view = msgspec.structs.replace(view, steps=lines_by_step(answer, page.flow))
     except (QuestionError, TimeoutError) as error:
         text = str(error) or "the node did not answer in time"
         view = msgspec.structs.replace(view, problem=text)
