@@ -13,7 +13,7 @@ from steersman.model.names import ObjectName
 from steersman.model.node_state import NodeState
 from steersman.model.world import World
 from steersman.operate.answer import QuestionError
-from steersman.operate.fleet_view import SeenNode
+from steersman.operate.node_trouble import SeenNode
 from steersman.run.serve.http import App, listen
 from steersman.ui.fleet import Fleet
 from steersman.ui.site import Site

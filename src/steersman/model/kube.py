@@ -255,10 +255,24 @@ class EndpointSlice(Lean, frozen=True):
 # Pod: never watched, only fetched to answer a question
 
 
+class ContainerPort(Lean, frozen=True):
+    """An entry of `ports` of a container."""
+
+    name: str = ""
+    container_port: int = 0
+
+
+class Container(Lean, frozen=True):
+    """An entry of `spec.containers` of a Pod."""
+
+    ports: list[ContainerPort] | None = None
+
+
 class PodSpec(Lean, frozen=True):
     """`spec` of a Pod."""
 
     node_name: str | None = None
+    containers: list[Container] | None = None
 
 
 class PodIP(Lean, frozen=True):

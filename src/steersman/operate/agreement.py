@@ -14,7 +14,7 @@ from collections import Counter, deque
 from collections.abc import Mapping
 from typing import TypeAlias
 
-from steersman.operate.fleet_view import Disagreement
+from steersman.operate.node_trouble import Disagreement
 
 _REMEMBERED = 128
 """Digests of a node; four a second come at most."""

@@ -11,7 +11,7 @@ from steersman.model import codes
 from steersman.model.findings import Finding
 from steersman.model.node_state import NodeState
 from steersman.operate.explain_flow import FlowExplainer
-from steersman.operate.fleet_view import SeenNode
+from steersman.operate.node_trouble import SeenNode
 from steersman.operate.problems import Filter, Problems, find_problems
 
 _PORTS = 12

@@ -15,78 +15,27 @@ from typing import Any, Final, Literal, TypeAlias
 import msgspec
 
 from steersman.model.findings import Severity, clipped, printable
-from steersman.model.node_state import Condition, NodeState
-from steersman.operate.answer import Answer, Block, Cell, Line, Style, Table, age_text
-from steersman.run.pages.conditions import count_words, judge
+from steersman.operate.answer import Answer, Block, Cell, Line, Style, Table
+from steersman.operate.node_trouble import (
+    HEALTHS,
+    Disagreement,
+    Health,
+    NodeTrouble,
+    SeenNode,
+    troubles_of,
+)
 
 PAGE_SIZE: Final = 100
-_RECENT_DRIFT = 600.0
-"""Seconds for which drift counts after it was repaired."""
-_LATE = 10.0
-"""Seconds of lag from which a node counts as late."""
 _SKEW = 5.0
 """Seconds from which a node's clock counts as wrong."""
 _LONGEST = 300
 """Characters of a sentence about a node."""
 
-Health: TypeAlias = Literal[
-    "unreachable", "failing", "waiting", "disagrees", "drifted", "late", "findings", "ok"
-]
-HEALTHS: Final[Mapping[Health, str]] = {
-    "unreachable": "cannot be asked",
-    "failing": "the last sync failed, or the node is not healthy",
-    "waiting": "has not synced yet",
-    "disagrees": "serves something else than most nodes",
-    "drifted": "another program changed its rules in the last 10 minutes",
-    "late": "changes take long, or wait",
-    "findings": "objects have errors",
-    "ok": "all is well",
-}
-"""The worst thing about a node, worst first, and its meaning."""
-_HEALTH_OF: Final[Mapping[str, Health]] = {
-    "Waiting": "waiting",
-    "NotSynced": "waiting",
-    "Refused": "findings",
-}
-"""The health that a condition means by its reason, if not "failing"."""
 _ORDER: Final = {health: number for number, health in enumerate(HEALTHS)}
 _STYLES: Final[Mapping[str, Style]] = {"unreachable": "bad", "failing": "bad", "ok": "good"}
 
 Sort: TypeAlias = Literal["health", "name", "sync", "lag", "findings", "cpu", "memory"]
 SORTS: Final[tuple[Sort, ...]] = ("health", "name", "sync", "lag", "findings", "cpu", "memory")
-
-
-class SeenNode(msgspec.Struct, frozen=True, rename="camel"):
-    """A node, and its last known state. Times are seconds since 1970 by our own clock."""
-
-    name: str
-    address: str
-    """Where it is asked, for people."""
-    state: NodeState | None = None
-    """Its last state; None if it never answered."""
-    received: float = 0.0
-    """When that state came."""
-    heard: float = 0.0
-    """When it last sent anything; 0 for never."""
-    problem: str = ""
-    """Why it cannot be asked now; "" if it can."""
-    since: float = 0.0
-    """Since when it cannot be asked."""
-
-
-class Disagreement(msgspec.Struct, frozen=True, rename="camel"):
-    """Nodes that serve something else than most nodes."""
-
-    nodes: tuple[str, ...]
-    """They serve the same as each other."""
-    reference: str
-    """A node of the others, that one of them was compared with."""
-    services: tuple[str, ...] = ()
-    """The first Services that differ."""
-    number: int = 0
-    """Of all Services that differ."""
-    problem: str = ""
-    """Why they could not be compared."""
 
 
 class FleetQuery(msgspec.Struct, frozen=True, rename="camel"):
@@ -260,7 +209,11 @@ def fleet_view(
         page_size: rows of one page.
     """
     against = {name: each for each in disagreements for name in each.nodes}
-    rows = [row_of(node, now, against.get(node.name)) for node in nodes]
+    troubles = [list(troubles_of(node, now)) for node in nodes]
+    rows = [
+        row_of(node, wrong, against.get(node.name))
+        for node, wrong in zip(nodes, troubles, strict=True)
+    ]
     healths = Counter(row.health for row in rows)
     chosen = sorted((row for row in rows if query.selects(row)), key=sort_key(query.sort))
     pages = max(1, -(-len(chosen) // page_size))
@@ -275,7 +228,7 @@ def fleet_view(
         versions=_groups(row.version for row in rows),
         unreachable=healths["unreachable"],
         not_healthy=sum(healths[each] for each in ("unreachable", "failing", "waiting")),
-        drifted=sum(_drifted(node, now) for node in nodes),
+        drifted=sum(any(each.health == "drifted" for each in wrong) for wrong in troubles),
         errors=sum(row.errors for row in rows),
         warnings=sum(row.warnings for row in rows),
         slowest=max(lags, default=None),
@@ -313,54 +266,16 @@ def natural(text: str) -> tuple[str | int, ...]:
     return tuple(int(part) if place % 2 else part for place, part in enumerate(parts))
 
 
-def _drifted(node: SeenNode, now: float) -> bool:
-    drift = node.state.drift if node.state is not None else None
-    return drift is not None and (not drift.repaired_at or now - drift.at < _RECENT_DRIFT)
-
-
-def problems_of(
-    node: SeenNode, now: float, disagreement: Disagreement | None
-) -> Iterator[tuple[Health, str]]:
-    """Yield the problems of a node, in no order."""
-    if node.problem:
-        since = f" for {age_text(now - node.since)}" if node.since else ""
-        heard = f", last heard {age_text(now - node.heard)} ago" if node.heard else ""
-        yield "unreachable", f"cannot be asked{since}{heard}: {node.problem}"
-    elif node.state is None:
-        yield "waiting", "has not answered yet"
+def row_of(
+    node: SeenNode, troubles: Iterable[NodeTrouble], disagreement: Disagreement | None
+) -> NodeRow:
+    """Return the row of a node with these troubles."""
+    found: list[tuple[Health, str]] = [(each.health, each.sentence) for each in troubles]
     if disagreement is not None:
         number = disagreement.number
         what = f"about {number} Service{'s' * (number != 1)}" if number else "with the others"
-        yield "disagrees", f"disagrees with {disagreement.reference} {what}"
-    if _drifted(node, now) and node.state is not None and (drift := node.state.drift):
-        repaired = "repaired" if drift.repaired_at else "not repaired yet"
-        yield "drifted", f"{drift.what}, by {drift.who}; {repaired}"
-    if node.state is not None:
-        yield from state_problems(node.state)
-
-
-def state_problems(state: NodeState) -> Iterator[tuple[Health, str]]:
-    """Yield the problems that a node's state shows, in no order."""
-    for each in bad_conditions(state.conditions or judge(state)):
-        if each.reason == "Errors":  # its message quotes the first one
-            yield "findings", f"{count_words(state.finding_counts)} in objects"
-        elif each.reason != "Drift":
-            health = _HEALTH_OF.get(each.reason, "failing")
-            yield health, f"{each.type} is {each.status}: {each.message}"
-    if state.lag_p99 is not None and state.lag_p99 >= _LATE:
-        yield "late", f"changes take {state.lag_p99:.0f} s to be in force (99th percentile)"
-
-
-def bad_conditions(conditions: Iterable[Condition]) -> Iterator[Condition]:
-    """Yield the conditions of a node that are not True, without what follows from another one."""
-    for each in conditions:
-        if each.status != "True" and (each.status, each.reason) != ("Unknown", "SyncFailed"):
-            yield each
-
-
-def row_of(node: SeenNode, now: float, disagreement: Disagreement | None) -> NodeRow:
-    """Return the row of a node at a time."""
-    found = sorted(problems_of(node, now, disagreement), key=lambda each: _ORDER[each[0]])
+        found.append(("disagrees", f"disagrees with {disagreement.reference} {what}"))
+    found.sort(key=lambda each: _ORDER[each[0]])
     health = found[0][0] if found else "ok"
     problems = tuple(clipped(printable(text), _LONGEST) for _, text in found)
     state = node.state

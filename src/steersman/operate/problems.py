@@ -14,15 +14,11 @@ from typing import Any, Literal, NamedTuple, TypeAlias
 import msgspec
 
 from steersman.model import codes
-from steersman.model.drift import FIGHT_SECONDS, Drift
 from steersman.model.findings import Finding, Severity, clipped, printable
-from steersman.model.node_state import NodeState
-from steersman.operate.answer import Answer, Block, Line, QuestionError, Style, age_text
-from steersman.operate.fleet_view import Disagreement, SeenNode, bad_conditions
-from steersman.operate.remedies import about, code_of_condition
+from steersman.operate.answer import Answer, Block, Line, QuestionError, Style
+from steersman.operate.node_trouble import Disagreement, Level, SeenNode, troubles_of
+from steersman.operate.remedies import about
 
-Level: TypeAlias = Literal["error", "warning", "unknown"]
-"""How bad a Problem is: traffic fails, some may fail, or it cannot be known."""
 Kind: TypeAlias = Literal["node", "drift", "disagreement", "doctor", "finding", "trouble"]
 """The source of a Problem."""
 
@@ -35,8 +31,6 @@ _EVIDENCE, _LONGEST = 12, 300
 """Lines of evidence of a Problem, and their characters."""
 _NAMED = 5
 """Nodes that are named in a text."""
-# These conditions only sum up what other problems say.
-_SUMS = frozenset({"Errors", "Warnings", "Refused", "Drift"})
 
 
 class DoctorResult(msgspec.Struct, frozen=True, rename="camel"):
@@ -205,10 +199,7 @@ def find_problems(
     nodes = tuple(nodes)
     found = _Collector(why or {})
     for node in nodes:
-        if node.problem or node.state is None:
-            found.note_unreachable(node, now)
-        if node.state is not None:
-            found.note_state(node.name, node.state)
+        found.note_node(node, now)
     for each in disagreements:
         found.note_disagreement(each)
     for result in doctor:
@@ -308,63 +299,21 @@ class _Collector:
             same.command = object_.command
         self._findings[finding] = same
 
-    def note_unreachable(self, node: SeenNode, now: float) -> None:
-        """Note that a node cannot be asked."""
-        if not node.problem:
-            key = _Key("unknown", "node", "Node", "", "has not answered yet")
-        elif node.state is None:
-            key = _Key(
-                "error", "node", "Node", "", "cannot be reached, and never was since the start"
-            )
-        else:
-            key = _Key("error", "node", "Node", "", "cannot be reached; its last state is shown")
-        last = f", last heard of {age_text(now - node.heard)} ago" if node.heard else ""
-        reason = f"{node.name}: {node.problem or 'asked just now'}{last}"
-        self.add(key, (node.name,), codes.UNREACHABLE, (reason,), node.since)
-
-    def note_state(self, name: str, state: NodeState) -> None:
-        """Note the conditions, the drift and the Findings of a node."""
-        for condition in bad_conditions(state.conditions):
-            if condition.reason in _SUMS and (state.findings or state.drift):
-                continue  # what it sums up says the same
-            level: Level = "error" if condition.status == "False" else "unknown"
-            text = f"is {condition.status}: {condition.reason}"
-            key = _Key(level, "node", f"Condition {condition.type}", "", text)
-            line = f"{name}: {condition.message}"
-            self.add(key, (name,), code_of_condition(condition), (line,), condition.since)
-        fights = next((f for f in state.findings if f.code == codes.REWRITTEN_RULES), None)
-        if fights is not None or state.drift is not None:
-            self.note_drift(name, state, fights)
-        for finding in state.findings:
-            if finding is not fights:
-                self.add_finding(finding, name)
-        for finding in state.troubled:
-            self.add_finding(finding, name, "trouble")
-
-    def note_drift(self, name: str, state: NodeState, fights: Finding | None) -> None:
-        """Note that other programs change rules; process IDs and counts are evidence."""
-        drift = state.drift or Drift(0.0)
-        age = state.now - drift.at
-        if fights is None and drift.repaired_at and age > FIGHT_SECONDS:
-            return  # repaired long ago
-        programs = sorted({printable(writer.program) for writer in drift.writers})
-        who = " and ".join(programs) or "an unknown program"
-        level: Level = "warning"
-        if fights is not None and drift.repaired_at:
-            text = f"are rewritten again and again by {who}"
-            level = "error"
-        elif drift.repaired_at:
-            text = f"were changed by {who}; they are repaired"
-        else:
-            text, level = f"were changed by {who}; they are not repaired yet", "error"
-        lines = []
-        if drift.objects:
-            lines.append(f"{name}: {drift.what}, changed by {drift.who}, {age_text(age)} ago")
-            lines += [f"{name}: {line}" for line in drift.examples]
-        if fights is not None:
-            lines.append(f"{name}: {fights.reason}")
-        code = codes.DRIFT if fights is None else codes.REWRITTEN_RULES
-        self.add(_Key(level, "drift", "Rules", "", text), (name,), code, lines, drift.at)
+    def note_node(self, node: SeenNode, now: float) -> None:
+        """Note the troubles of a node, its Findings, and Services in trouble there."""
+        for trouble in troubles_of(node, now):
+            if not trouble.told:
+                kind: Kind = "drift" if trouble.health == "drifted" else "node"
+                key = _Key(trouble.level, kind, trouble.object, "", trouble.text)
+                lines = [f"{node.name}: {line}" for line in trouble.details]
+                self.add(key, (node.name,), trouble.code, lines, trouble.since)
+        if node.state is None:
+            return
+        for finding in node.state.findings:
+            if finding.code != codes.REWRITTEN_RULES:  # a trouble of the node says so
+                self.add_finding(finding, node.name)
+        for finding in node.state.troubled:
+            self.add_finding(finding, node.name, "trouble")
 
     def note_disagreement(self, each: Disagreement) -> None:
         """Note each Service that some nodes serve differently, or that it is not known which."""

@@ -12,7 +12,6 @@ import msgspec
 
 from steersman.model.addresses import family_of, join_host_port
 from steersman.model.names import ObjectName
-from steersman.model.world import World
 from steersman.operate.answer import QuestionError, View
 from steersman.operate.explain_flow import ExplainedFlow, FlowExplainer
 from steersman.operate.explain_service import ServiceAnswer, explain_service
@@ -73,13 +72,11 @@ def service_view(names: Names, name: ObjectName, client: str = "", to: str = "")
 
     Args:
         names: of the World, with further pods if clients may be any.
-        name: the Service.
+        name: the Service, which the World has.
         client: who connects: a pod, a node, an address or a class of clients; "" for any pod.
         to: the destination, one of the choices; "" for the first.
     """
     world, client = names.world, client.strip() or "pod"
-    if names.service(name) is None:
-        return unknown_service(world, name)
     explainer = FlowExplainer(world, names)
     served = explain_service(explainer, name)
     view = ServiceView(
@@ -106,23 +103,6 @@ def service_view(names: Names, name: ObjectName, client: str = "", to: str = "")
         text = f"no Service is at {wanted}: the proxies leave packets to it alone"
         return msgspec.structs.replace(view, way_problem=text)
     return msgspec.structs.replace(view, flow=flows[0], picture=picture_of(flows[0]))
-
-
-def unknown_service(world: World, name: ObjectName) -> ServiceView:
-    """Return the view of a Service that a World does not have, with what to do."""
-    here = world.config.node_name or "this node"
-    similar = [each for each in world.snapshot.services if each.name == name.name]
-    advice = "check the namespace and the name"
-    if similar:
-        advice += f"; there is {' and '.join(map(str, similar[:3]))}"
-    return ServiceView(
-        source=world.origin.text,
-        service=str(name),
-        node=here,
-        problem=f"Service {name} is not known on node {here}",
-        advice=f"{advice}. A Service that was just created appears once the node's process has"
-        " received it.",
-    )
 
 
 def choices_of(names: Names, served: ServiceAnswer) -> Iterator[Choice]:

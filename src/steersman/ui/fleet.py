@@ -22,7 +22,7 @@ from steersman.model.names import ObjectName
 from steersman.model.node_state import NodeState
 from steersman.model.world import Origin, World
 from steersman.operate.agreement import Agreement
-from steersman.operate.fleet_view import Disagreement, SeenNode
+from steersman.operate.node_trouble import Disagreement, SeenNode
 from steersman.run.pages.world_wire import VersionError, decode_world
 from steersman.source.framing import LineTooLongError
 from steersman.source.pace import Backoff, Timing
@@ -51,15 +51,12 @@ _DIGESTS = msgspec.json.Decoder(dict[str, str | int])
 
 
 class _Followed:
-    """One node: how it is asked, its last state, and the task that reads its stream."""
+    """One node: how it is asked, what was last seen of it, and the task that reads its stream."""
 
     def __init__(self, way: Way) -> None:
         self.way = way
-        self.state: NodeState | None = None
-        self.received = 0.0
-        self.heard = 0.0
-        self.problem = ""
-        self.since = 0.0
+        self.last = SeenNode("", "")
+        """Without its name and address."""
         self.task: asyncio.Task[None] | None = None
 
     @property
@@ -68,20 +65,13 @@ class _Followed:
 
     @property
     def name(self) -> str:
-        if self.way.name or self.state is None:
+        if self.way.name or self.last.state is None:
             return self.key
-        return self.state.node
+        return self.last.state.node
 
+    @property
     def seen(self) -> SeenNode:
-        return SeenNode(
-            self.name,
-            self.way.address,
-            self.state,
-            self.received,
-            self.heard,
-            self.problem,
-            self.since,
-        )
+        return replace(self.last, name=self.name, address=self.way.address)
 
 
 class Fleet:
@@ -145,12 +135,13 @@ class Fleet:
     @property
     def nodes(self) -> Mapping[str, NodeState]:
         """The last state of each node that has been reached, by name."""
-        return {each.name: each.state for each in self._followed.values() if each.state is not None}
+        followed = self._followed.values()
+        return {each.name: each.last.state for each in followed if each.last.state is not None}
 
     @property
     def seen(self) -> Sequence[SeenNode]:
         """All nodes, as last seen, also those that cannot be reached."""
-        return tuple(each.seen() for each in self._followed.values())
+        return tuple(each.seen for each in self._followed.values())
 
     @property
     def default_node(self) -> str:
@@ -268,7 +259,7 @@ class Fleet:
         """Read the stream of a node for ever."""
         backoff = Backoff(self._timing)
         while True:
-            began = each.heard
+            began = each.last.heard
             try:
                 await self._read(each)
                 problem = "the node ended the stream"
@@ -276,12 +267,12 @@ class Fleet:
                 problem = str(error)
             except (LineTooLongError, msgspec.DecodeError) as error:
                 problem = f"unexpected answer: {error}"
-            if each.heard > began:
+            if each.last.heard > began:
                 # It was there: a restart or a cut connection is shown only if it lasts.
                 backoff.reset()
-            elif each.problem != problem:
-                each.since = each.since if each.problem else self._wall()
-                each.problem = problem
+            elif each.last.problem != problem:
+                since = each.last.since if each.last.problem else self._wall()
+                each.last = replace(each.last, problem=problem, since=since)
                 self._change()
             await self._timing.sleep(backoff.next())
 
@@ -295,21 +286,22 @@ class Fleet:
             async for chunk in response.chunks():
                 # Of several states that came together, only the last one matters.
                 lines = splitter.feed(chunk)
-                each.heard = self._wall()
+                now, before = self._wall(), each.last
+                each.last = replace(before, heard=now)
                 if not lines:
                     continue
-                state, before, back = _STATE.decode(lines[-1]), each.state, bool(each.problem)
+                state = _STATE.decode(lines[-1])
                 # The same Finding on every node is kept once.
                 if len(self._shared) > _MAX_SHARED:
                     self._shared.clear()
                 shared = (self._shared.setdefault(found, found) for found in state.findings)
-                each.state = replace(state, findings=tuple(shared))
-                each.received, each.problem, each.since = each.heard, "", 0.0
+                state = replace(state, findings=tuple(shared))
+                each.last = SeenNode("", "", state, received=now, heard=now)
                 if state.digest:
                     self._agreement.observe(each.name, state.digest, self._timing.now())
                 # An idle node sends its state every few seconds, too: only its time differs.
-                same = before and replace(before, now=state.now) == each.state
-                if back or not same:
+                same = before.state and replace(before.state, now=state.now) == state
+                if before.problem or not same:
                     self._change()
 
     def _change(self) -> None:

@@ -25,6 +25,7 @@ from steersman.host.connect import connect_tcp
 from steersman.host.files import read_file
 from steersman.host.peers import CONTROL
 from steersman.model.addresses import join_host_port, without_password
+from steersman.model.kube import Pod
 from steersman.operate.answer import QuestionError
 from steersman.operate.client import check_server
 from steersman.operate.connectivity.cluster import SELECTOR
@@ -234,38 +235,7 @@ class FixedNodes:
 # Through the API server
 
 
-class _PodPort(msgspec.Struct, frozen=True, rename="camel"):
-    container_port: int
-    name: str = ""
-
-
-class _Container(msgspec.Struct, frozen=True):
-    ports: list[_PodPort] = []
-
-
-class _PodSpec(msgspec.Struct, frozen=True, rename="camel"):
-    node_name: str = ""
-    containers: list[_Container] = []
-
-
-class _PodMeta(msgspec.Struct, frozen=True, rename="camel"):
-    name: str
-    namespace: str
-    deletion_timestamp: str | None = None
-
-
-class _PodStatus(msgspec.Struct, frozen=True):
-    phase: str = ""
-    pod_ip: str = msgspec.field(name="podIP", default="")
-
-
-class _Pod(msgspec.Struct, frozen=True):
-    metadata: _PodMeta
-    spec: _PodSpec = _PodSpec()
-    status: _PodStatus = _PodStatus()
-
-
-_PODS = msgspec.json.Decoder(list[_Pod])
+_PODS = msgspec.json.Decoder(list[Pod])
 
 
 class _Cluster(NamedTuple):
@@ -389,7 +359,7 @@ class PodNodes:
                 await self._timing.sleep(_RELIST)
 
 
-def ways_of(pods: Sequence[_Pod], cluster: _Cluster, port: int) -> list[Way]:
+def ways_of(pods: Sequence[Pod], cluster: _Cluster, port: int) -> list[Way]:
     """Return the Ways to the pods that run, one for each node.
 
     Args:
@@ -397,19 +367,20 @@ def ways_of(pods: Sequence[_Pod], cluster: _Cluster, port: int) -> list[Way]:
         cluster: what they are asked through.
         port: the port; 0 for the named one of each pod.
     """
-    by_node: dict[str, _Pod] = {}
+    by_node: dict[str, Pod] = {}
     for pod in pods:
-        if pod.spec.node_name and pod.status.phase == "Running":
+        if pod.spec.node_name and pod.status and pod.status.phase == "Running":
             other = by_node.get(pod.spec.node_name)
             if other is None or other.metadata.deletion_timestamp is not None:
                 by_node[pod.spec.node_name] = pod
     ways: list[Way] = []
     for node, pod in sorted(by_node.items()):
-        named = (p for c in pod.spec.containers for p in c.ports if p.name == PORT_NAME)
-        number = port or next((each.container_port for each in named), 0)
-        if cluster.direct and number and pod.status.pod_ip:
+        ports = (each for one in pod.spec.containers or () for each in one.ports or ())
+        named = (each.container_port for each in ports if each.name == PORT_NAME)
+        number, address = port or next(named, 0), pod.status.pod_ip if pod.status else ""
+        if cluster.direct and number and address:
             scheme = "https" if cluster.secure else "http"
-            url = f"{scheme}://{join_host_port(pod.status.pod_ip, number)}"
+            url = f"{scheme}://{join_host_port(address, number)}"
             ways.append(DirectWay(node, url, cluster.http, cluster.token, cluster.tls))
         else:
             ways.append(PodWay(node, pod.metadata.namespace, pod.metadata.name, number, cluster))

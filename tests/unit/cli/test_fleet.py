@@ -20,7 +20,8 @@ from steersman.operate import load
 from steersman.operate.answer import QuestionError
 from steersman.operate.client import NotRunningError
 from steersman.operate.connectivity.cluster import SELECTOR
-from steersman.operate.fleet_view import HEALTHS, SORTS
+from steersman.operate.fleet_view import SORTS
+from steersman.operate.node_trouble import HEALTHS
 from steersman.operate.problems import LEVELS, Problems
 from steersman.source.kubeconfig import KubeconfigError
 from steersman.ui.nodes import Finder, FixedNodes, PodNodes

@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from msgspec import structs
 
 from steersman.model.drift import Drift, Writer
 from steersman.model.findings import Severity
@@ -15,15 +16,15 @@ from steersman.operate.agreement import Agreement
 from steersman.operate.answer import Line, Table
 from steersman.operate.fleet_view import (
     SORTS,
-    Disagreement,
     FleetQuery,
     FleetView,
     NodeRow,
-    SeenNode,
     fleet_view,
     natural,
     query_of,
 )
+from steersman.operate.node_trouble import Disagreement, SeenNode
+from steersman.run.pages.conditions import judge
 
 NOW = 1_800_000_000.0
 WRITER = Writer("kube-router", 4711, "systemd (1)")
@@ -31,7 +32,9 @@ WRITER = Writer("kube-router", 4711, "systemd (1)")
 
 def seen(name: str = "a", **fields: Any) -> SeenNode:
     values: dict[str, Any] = {"mode": "nftables", "version": "1.0.0", "synced_at": NOW - 5}
-    return SeenNode(name, "url", NodeState(name, **{**values, "now": NOW, **fields}), NOW, NOW)
+    state = NodeState(name, **{**values, "now": NOW, **fields})
+    conditions = state.conditions or tuple(judge(state))
+    return SeenNode(name, "url", structs.replace(state, conditions=conditions), NOW, NOW)
 
 
 def row(node: SeenNode, *disagreements: Disagreement) -> NodeRow:
@@ -48,25 +51,42 @@ def test_a_node_that_is_well() -> None:
 @pytest.mark.parametrize(
     ("fields", "health", "problem"),
     [
-        ({"failure": "nft: no"}, "failing", "Synced is False: nft: no; it is tried again"),
-        ({"healthy": False}, "failing", "Healthy is False: a change waits"),
+        (
+            {"failure": "nft: no"},
+            "failing",
+            "Synced is False: SyncFailed: nft: no; it is tried again",
+        ),
+        ({"healthy": False}, "failing", "Healthy is False: Late: a change waits"),
         (
             {"conditions": (Condition("SourceConnected", "False", "R", "no server"),)},
             "failing",
-            "SourceConnected is False: no server",
+            "SourceConnected is False: R: no server",
         ),
-        ({"synced_at": 0.0, "waiting": "lists"}, "waiting", "Synced is False: waiting for lists"),
-        ({"synced_at": 0.0}, "waiting", "KernelMatches is Unknown: no sync"),
+        (
+            {"synced_at": 0.0, "waiting": "lists"},
+            "waiting",
+            "Synced is False: Waiting: waiting for lists",
+        ),
+        ({"synced_at": 0.0}, "waiting", "KernelMatches is Unknown: NotSynced: no sync"),
         (
             {"drift": Drift(NOW - 9, missing=1, writers=(WRITER,))},
             "drifted",
-            "1 kernel object (1 missing), by kube-router (pid 4711, started by systemd (1)); not",
+            "Rules were changed by kube-router; they are not repaired yet: 1 kernel object "
+            "(1 missing), changed by kube-router (pid 4711, started by systemd (1)), 9s ago",
         ),
-        ({"drift": Drift(NOW - 9, missing=1, repaired_at=NOW)}, "drifted", "; repaired"),
-        ({"lag_p99": 12.0}, "late", "changes take 12 s to be in force"),
+        ({"drift": Drift(NOW - 9, missing=1, repaired_at=NOW)}, "drifted", "they are repaired"),
+        ({"lag_p99": 12.0}, "late", "Changes take long: 12 s until they are in force"),
         ({"refused": 2}, "findings", "the kernel refuses the rules of 2 owners"),
-        ({"finding_counts": {Severity.ERROR: 1}}, "findings", "1 error in objects"),
-        ({"finding_counts": {Severity.ERROR: 3}}, "findings", "3 errors in objects"),
+        (
+            {"finding_counts": {Severity.ERROR: 1}},
+            "findings",
+            "NoFindings is False: Errors: 1 error",
+        ),
+        (
+            {"finding_counts": {Severity.ERROR: 3}},
+            "findings",
+            "NoFindings is False: Errors: 3 errors",
+        ),
     ],
 )
 def test_what_is_wrong_with_a_node(fields: dict[str, Any], health: str, problem: str) -> None:
@@ -95,13 +115,18 @@ def test_what_follows_from_another_condition_is_not_told_twice() -> None:
 
 def test_a_node_that_cannot_be_asked() -> None:
     never = row(SeenNode("a", "url", problem="refused"))
-    assert (never.health, never.problems) == ("unreachable", ("cannot be asked: refused",))
+    assert (never.health, never.problems) == (
+        "unreachable",
+        ("Node cannot be reached, and never was since the start: refused",),
+    )
     assert (never.mode, never.synced, never.cpu) == ("", 0.0, None)
     lost = SeenNode("a", "url", seen().state, NOW - 90, NOW - 90, "it\nbroke", NOW - 60)
     found = row(lost)
-    assert found.problems == ("cannot be asked for 60s, last heard 90s ago: it\\nbroke",)
+    assert found.problems == (
+        "Node cannot be reached; its last state is shown: it\\nbroke, last heard of 90s ago",
+    )
     assert found.mode == "nftables"
-    assert row(SeenNode("a", "url")).problems == ("has not answered yet",)
+    assert row(SeenNode("a", "url")).problems == ("Node has not answered yet: asked just now",)
     assert fleet_view([SeenNode("a", "url")], NOW).not_healthy == 1
 
 
@@ -109,7 +134,7 @@ def test_only_the_worst_thing_is_the_health_of_a_node() -> None:
     found = row(seen(failure="no", finding_counts={Severity.ERROR: 1}, lag_p99=50.0))
     assert found.health == "failing"
     assert len(found.problems) == 3
-    assert found.problems[-1] == "1 error in objects"
+    assert found.problems[-1] == "NoFindings is False: Errors: 1 error"
 
 
 def test_a_clock_that_is_wrong_does_not_change_ages() -> None:
@@ -224,7 +249,7 @@ def test_as_text() -> None:
     assert lines[2] == "versions  0.9.0: 1, 1.0.0: 2"
     rows = table(view).rows
     assert rows[0][:5] == ["node-2", ("unreachable", "bad"), "-", "-", "never"]
-    assert rows[0][-1] == "cannot be asked: refused"
+    assert rows[0][-1] == "Node cannot be reached, and never was since the start: refused"
     assert rows[1][5] == "3.00 s"
     assert rows[2][6:9] == ["0 errors, 4 warnings", "0.0%", "0 MiB"]
     assert table(view, wide=True).columns[-2] == "WHERE"

@@ -8,7 +8,7 @@ from steersman.model.drift import Drift, Writer
 from steersman.model.findings import Finding, Severity
 from steersman.model.node_state import Condition, NodeState
 from steersman.operate.answer import Line, QuestionError
-from steersman.operate.fleet_view import Disagreement, SeenNode
+from steersman.operate.node_trouble import Disagreement, SeenNode
 from steersman.operate.problems import (
     PER_PAGE,
     DoctorResult,

@@ -101,14 +101,6 @@ def test_a_service_that_no_proxy_serves_says_so(spec: dict[str, str], says: str)
     assert found.way_problem == ""
 
 
-def test_an_unknown_service_says_what_to_do() -> None:
-    found = view(name="wob")
-    assert found.problem == "Service shop/wob is not known on node node-a"
-    assert found.advice.startswith("check the namespace and the name. ")
-    elsewhere = service_view(Names(WORLD), ObjectName("other", "web"))
-    assert "there is shop/web" in elsewhere.advice
-
-
 def test_a_service_without_endpoints_is_bad_news() -> None:
     found = view(asked(WEB, *NODES))
     assert found.picture is not None

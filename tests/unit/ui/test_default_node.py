@@ -7,7 +7,7 @@ from collections.abc import Sequence
 import pytest
 
 from steersman.model.node_state import NodeState
-from steersman.operate.fleet_view import SeenNode
+from steersman.operate.node_trouble import SeenNode
 from tests.support.pages import ScriptedFleet
 
 

@@ -18,7 +18,7 @@ from steersman.model.world import World
 from steersman.operate.answer import QuestionError
 from steersman.operate.doctor.check import CheckResult, Diagnosis, Verdict
 from steersman.operate.dump import KernelDump, KernelLine
-from steersman.operate.fleet_view import Disagreement
+from steersman.operate.node_trouble import Disagreement
 from steersman.operate.trace import ShownStep, TraceAnswer
 from steersman.ui.access import Access
 from steersman.ui.pages import PAGES
@@ -33,6 +33,7 @@ from tests.support.pages import ScriptedFleet, events, serving
 HOSTILE = "<script>alert(1)</script>\u202e" + "x" * 253
 JSON = {"Accept": "application/json"}
 PAGE = "/services/shop/web"
+UNKNOWN = ObjectName("shop", "wob")
 CART = kube.service("cart", "10.96.0.20")
 CART_SLICE = kube.endpoint_slice("cart-1", "cart", endpoint("10.244.2.77", "cart-1", "node-b"))
 
@@ -48,6 +49,8 @@ class Fleet(ScriptedFleet):
 
     async def world(self, node: str, service: ObjectName | None = None) -> World:
         self.asked.append(f"{node} {service or 'all'}")
+        if service == UNKNOWN:
+            raise QuestionError(f"there is no Service {service} on this node")
         if service is None and self.whole is not None:
             return self.whole
         return await super().world(node, service)
@@ -202,8 +205,8 @@ async def test_a_client_that_nobody_knows_is_said(site: Site, client: str) -> No
 
 async def test_an_unknown_service_and_an_unknown_node_say_what_to_do(site: Site) -> None:
     text = await page(site, "/services/shop/wob")
-    assert "Service shop/wob is not known on node node-a" in text
-    assert "check the namespace and the name" in text
+    assert "there is no Service shop/wob on this node" in text
+    assert "Check the namespace and the name" in text
     text = await page(site, f"{PAGE}?node=node-z")
     assert "node node-z: there is no node node-z" in text
     assert "choose another node" in text
