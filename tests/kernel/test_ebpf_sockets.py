@@ -11,13 +11,13 @@ import signal
 import socket
 import subprocess
 import sys
+import threading
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import msgspec
 import pytest
 
-from steersman.host.worker import finish
 from steersman.model.errors import BusyError
 from steersman.model.names import Family, Protocol
 from steersman.model.plan import Action, Endpoint, NodePlan, Verdict
@@ -446,6 +446,39 @@ def test_devices_that_come_are_followed(node: Node) -> None:
     asyncio.run(scenario())
 
 
+def test_syncs_do_not_wait_for_programs_on_new_devices(
+    node: Node, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Each waits for a grace period of RCU."""
+    attaching, possible = threading.Event(), threading.Event()
+    attach = Link.attach.__func__  # type: ignore[attr-defined]
+
+    def slow(cls: type[Link], program: int, target: int, place: int) -> Link:
+        attaching.set()
+        assert possible.wait(60)
+        found: Link = attach(cls, program, target, place)
+        return found
+
+    async def scenario() -> None:
+        mode = node.modes[0]
+        await bring(mode, node_plan(ENDPOINTS[:1]))
+        links = node.pins / "links"
+        have = len(list(links.iterdir()))
+        monkeypatch.setattr(Link, "attach", classmethod(slow))
+        ip(Path(node.lab.node.path).name, ["link add new0 type veth peer name new1"])
+        await until(attaching.is_set)
+        await bring(mode, node_plan(ENDPOINTS[:2]))
+        assert len(list(links.iterdir())) == have
+        possible.set()
+        await until(lambda: len(list(links.iterdir())) == have + 4)
+        ip(Path(node.lab.node.path).name, ["link del new0"])
+
+    try:
+        asyncio.run(scenario())
+    finally:
+        possible.set()
+
+
 def test_a_new_device_leaves_the_programs_of_others_alone(
     node: Node, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -465,7 +498,8 @@ def test_a_new_device_leaves_the_programs_of_others_alone(
     ip(name, ["link add new0 type veth peer name new1"])
     before = asyncio.run(do(datapath.fingerprint))
     try:
-        asyncio.run(do(lambda: finish(datapath.attach_devices(datapath.write_devices()))))
+        fresh = asyncio.run(do(datapath.write_devices))
+        asyncio.run(mode.worker.do_slowly(datapath.attach_devices(fresh)))
         assert asyncio.run(do(datapath.fingerprint)) == before, "pods that come are no drift"
         new = [node.lab.node.call(lambda n=n: socket.if_nametoindex(n)) for n in ("new0", "new1")]  # type: ignore[misc]
         assert sorted(made) == sorted([*new, *new])

@@ -31,6 +31,7 @@ from pathlib import Path
 from typing import Any, Generic, NamedTuple, ParamSpec, TypeVar
 
 from steersman.host.exec import caller
+from steersman.host.threads import DaemonThreads
 
 P = ParamSpec("P")
 T = TypeVar("T")
@@ -69,6 +70,29 @@ def measured(steps: Generator[None, None, T]) -> Generator[None, None, tuple[T, 
             return end.value, seconds + time.thread_time() - began
         seconds += time.thread_time() - began
         yield
+
+
+def apart(call: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> Generator[Pause, None, T]:
+    """Call a function in a thread of its own, so that calls do not wait while the kernel waits.
+
+    It must not use what calls use, unless it holds a lock. The thread is in the worker's network
+    namespace. Whoever closes the generator waits for the end of the function.
+
+    Raises:
+        OSError: no thread can be started, and whatever the function raises.
+    """
+    ended, ending = socket.socketpair()
+    with ended, ending:
+        try:
+            future = DaemonThreads().submit(call, *args, **kwargs)
+        except RuntimeError as error:
+            raise OSError(f"no thread can be started: {error}") from error
+        future.add_done_callback(lambda _: ending.send(b"!"))
+        try:
+            yield Pause(ended.fileno())
+        finally:
+            ended.recv(1)
+    return future.result()
 
 
 class Changes(NamedTuple):

@@ -10,7 +10,7 @@ from contextlib import suppress
 
 import pytest
 
-from steersman.host.worker import Changes, KernelWorker
+from steersman.host.worker import Changes, KernelWorker, apart
 
 
 @pytest.fixture
@@ -37,6 +37,9 @@ class Blocking:
         self.ended = False
 
     def __call__(self) -> str:
+        return self.block()
+
+    def block(self) -> str:
         self.begun.set()
         assert self.release.wait(60)
         self.ended = True
@@ -314,6 +317,31 @@ async def test_close_ends_the_thread_and_what_waits(pipe: tuple[int, int]) -> No
     await worker.close()
 
 
+async def test_calls_go_on_while_a_step_waits_apart(worker: KernelWorker) -> None:
+    call = Blocking()
+    waiting = asyncio.create_task(worker.do_slowly(apart(call.block)))
+    await call.has_begun()
+    assert await worker.do(int, "7") == 7
+    assert not waiting.done()
+    call.release.set()
+    assert await waiting == "done"
+    with pytest.raises(ValueError, match="invalid literal"):
+        await worker.do_slowly(apart(int, "seven"))
+
+
+async def test_what_waits_apart_has_ended_once_its_caller_has(worker: KernelWorker) -> None:
+    call = Blocking()
+    waiting = asyncio.create_task(worker.do_slowly(apart(call.block)))
+    await call.has_begun()
+    waiting.cancel()
+    await few_turns()
+    assert not waiting.done()
+    call.release.set()
+    with pytest.raises(asyncio.CancelledError):
+        await waiting
+    assert call.ended
+
+
 async def test_no_thread_can_be_started(monkeypatch: pytest.MonkeyPatch) -> None:
     def fail(_thread: threading.Thread) -> None:
         raise RuntimeError("can't start new thread")
@@ -322,6 +350,8 @@ async def test_no_thread_can_be_started(monkeypatch: pytest.MonkeyPatch) -> None
     worker = KernelWorker()
     with pytest.raises(OSError, match="no thread can be started: can't start new thread"):
         await worker.do(int)
+    with pytest.raises(OSError, match="no thread can be started: can't start new thread"):
+        next(apart(int))
     await worker.close()
 
 

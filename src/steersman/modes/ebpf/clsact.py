@@ -15,7 +15,7 @@ import errno
 import os
 import socket
 import struct
-from collections.abc import Generator, Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import NamedTuple
 
@@ -69,7 +69,7 @@ class Filters:
         """
         self._notes = directory
 
-    def attach(self, programs: Mapping[str, int], device: int) -> Generator[None, None, None]:
+    def attach(self, programs: Mapping[str, int], device: int) -> None:
         """Attach the programs to a device, or replace them; skip it if it is gone."""
         with rtnetlink() as netlink:
             try:
@@ -82,7 +82,6 @@ class Filters:
                     raise OSError(
                         error.errno, f"the filters of device {device}: {error.strerror}"
                     ) from error
-        yield
 
     def _create_qdisc(self, netlink: Netlink, index: int) -> None:
         # The note is made first: a process that is killed in between must not leave a qdisc.

@@ -1,6 +1,7 @@
 """The kernel side of the mode: maps, programs and devices of this node.
 
-Everything blocks, and runs in the thread of the mode's worker. The order of an upgrade, which
+Everything blocks, and runs in the thread of the mode's worker. Only programs of new devices are
+attached in another one, as each waits for a grace period of RCU. The order of an upgrade, which
 connections survive:
 
     load the new object, copy maps that changed shape    (migration.py; the old programs work on)
@@ -12,6 +13,7 @@ connections survive:
 from __future__ import annotations
 
 import logging
+import threading
 from collections.abc import Callable, Generator, Iterable, Sequence
 from contextlib import closing
 from pathlib import Path
@@ -21,7 +23,7 @@ import msgspec
 
 from steersman.host.netlink import NETLINK_NETFILTER, Netlink, Subscription
 from steersman.host.nlmsg import Message
-from steersman.host.worker import finish
+from steersman.host.worker import Pause, apart
 from steersman.model.errors import BusyError
 from steersman.model.ruleset import Diff
 from steersman.modes.ebpf import PINS, loader
@@ -80,6 +82,8 @@ class Datapath:
         self._devices = DeviceTracker(
             self.pins, use_links=options.tcx, xdp_devices=options.xdp_devices
         )
+        self._attaching = threading.RLock()
+        """Held while programs are attached to devices or detached, and while all is closed."""
 
     def _open(self) -> Tables:
         if self.tables is None:
@@ -139,9 +143,10 @@ class Datapath:
         if Kind.CONFIG.value in change.removed:  # everything goes
             if self.tables is not None:
                 self.tables.presence.allow_new_flows(False)
-            self._devices.filters.remove()
-            self.pins.remove()
-            self.close()
+            with self._attaching:
+                self._devices.filters.remove()
+                self.pins.remove()
+                self.close()
             return
         tables = self._open()
         tables.write(change)
@@ -152,8 +157,7 @@ class Datapath:
         if programs is not None:
             self._attach(tables, programs)
         elif Kind.CONFIG.value in change.changed and self._loaded:
-            self._devices.invalidate()
-            finish(self._devices.attach(self._loaded, self.write_devices()))
+            self._attach_all_devices()
 
     def _attach(self, tables: Tables, programs: bytes) -> None:
         """Attach all programs, or replace those of an older version."""
@@ -169,8 +173,7 @@ class Datapath:
         if self._migration:
             tables.presence.allow_new_flows(True)  # the old programs are on every device
             self._migration.switch()
-        self._devices.invalidate()
-        finish(self._devices.attach(self._loaded, self.write_devices()))
+        self._attach_all_devices()
         if not self._migration:  # its programs have chosen ports already
             self._reserve_ports()
         tables.presence.allow_new_flows(True)
@@ -244,20 +247,29 @@ class Datapath:
         assert self._loaded
         return self._devices.write(self._loaded, tables, news)
 
-    def attach_devices(self, numbers: Iterable[int]) -> Generator[None, None, None]:
-        """Attach the programs to devices, one in each step; end early once closed."""
-        if loaded := self._loaded:
-            for _ in self._devices.attach(loaded, numbers):
-                yield
-                if self._loaded is not loaded:
-                    return
+    def _attach_all_devices(self) -> None:
+        with self._attaching:
+            self._devices.invalidate()
+            self._attach_devices(self._loaded, self.write_devices())
+
+    def attach_devices(self, numbers: Iterable[int]) -> Generator[Pause, None, None]:
+        """Attach the programs to devices while syncs go on; do nothing once closed."""
+        loaded = self._loaded
+        for number in numbers:
+            yield from apart(self._attach_devices, loaded, [number])
+
+    def _attach_devices(self, loaded: loader.LoadedObject | None, numbers: Iterable[int]) -> None:
+        with self._attaching:
+            if loaded is not None and loaded is self._loaded:
+                self._devices.attach(loaded, numbers)
 
     def close(self) -> None:
         """Close everything; the programs keep working."""
-        if self._migration:
-            self._migration.close()
-        if self._loaded:
-            self._loaded.close()
-        self._loaded = self._migration = self.tables = self.tracking = None
+        with self._attaching:
+            if self._migration:
+                self._migration.close()
+            if self._loaded:
+                self._loaded.close()
+            self._loaded = self._migration = self.tables = self.tracking = None
         self._devices.invalidate()
         self.pins.unlock()

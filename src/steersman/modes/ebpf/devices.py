@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import functools
 import socket
-from collections.abc import Collection, Generator, Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from typing import NamedTuple
 
 from steersman.host.nlmsg import Message
@@ -244,8 +244,8 @@ class DeviceTracker:
         # One that was renamed, or has joined a bridge, has its programs.
         return [number for number in changed if not before or number not in self._attached]
 
-    def attach(self, loaded: LoadedObject, numbers: Iterable[int]) -> Generator[None, None, None]:
-        """Attach the programs to devices, in steps."""
+    def attach(self, loaded: LoadedObject, numbers: Iterable[int]) -> None:
+        """Attach the programs to devices."""
         for number in numbers:
-            yield from self._programs.attach(loaded.programs, number)
+            self._programs.attach(loaded.programs, number)
             self._attached.add(number)

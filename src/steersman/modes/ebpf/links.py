@@ -5,7 +5,7 @@ from __future__ import annotations
 import errno
 import logging
 import os
-from collections.abc import Collection, Generator, Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from pathlib import Path
 
 from steersman.host.rtnetlink import Interface
@@ -32,10 +32,10 @@ class Links:
     def __init__(self, pins: Pins) -> None:
         self._pins = pins
 
-    def attach(self, programs: Mapping[str, int], device: int) -> Generator[None, None, None]:
-        """Attach the programs to a device, or replace them, one in each step.
+    def attach(self, programs: Mapping[str, int], device: int) -> None:
+        """Attach the programs to a device, or replace them; skip it if it is gone.
 
-        A step waits for a grace period of RCU, often 20 ms. A device that is gone is skipped.
+        Each waits for a grace period of RCU, often 20 ms.
         """
         for name, attach_type in DEVICE_PROGRAMS.items():
             pin, target = f"{device}-{name}", (device, device)
@@ -44,7 +44,6 @@ class Links:
             except OSError as error:
                 if error.errno not in _DEVICE_GONE:
                     raise
-            yield
 
     def intact(self, devices: Iterable[int]) -> bool:
         """Return whether every device has both links."""

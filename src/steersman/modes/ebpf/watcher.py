@@ -90,7 +90,7 @@ class DeviceWatcher:
         except AnswersLostError:
             self._lists_all = True
 
-    def _update_devices(self) -> Generator[None, None, None]:
+    def _update_devices(self) -> Steps:
         """Carry out notifications, or list all devices; attach programs while syncs may go on."""
         if self._datapath.tables is None:  # closed meanwhile: do not open them again
             return
@@ -98,7 +98,6 @@ class DeviceWatcher:
         known = None if self._lists_all else news
         fresh = until_consistent(lambda: self._datapath.write_devices(known))
         self._lists_all = False
-        yield
         yield from self._datapath.attach_devices(fresh)
 
     def hold_ports(self) -> None:
@@ -109,7 +108,9 @@ class DeviceWatcher:
     def _hold_ports(self) -> Generator[None, None, None]:
         return self._datapath.while_open(lambda _: self._datapath.hold_ports())
 
-    def _try(self, work: Generator[None, None, object]) -> Generator[None, None, bool]:
+    def _try(
+        self, work: Generator[Pause | None, None, object]
+    ) -> Generator[Pause | None, None, bool]:
         """Do something; log a failure and return False."""
         try:
             yield from work

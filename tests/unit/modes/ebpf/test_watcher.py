@@ -124,10 +124,9 @@ async def test_old_connections_are_forgotten_where_devices_never_rest(
     monkeypatch.setattr(watcher, "_COLLECT", 0.02)
     node = Node()
     async with watching(node):
-        while not node.looked.is_set():
+        while not (node.looked.is_set() and node.followed > 1):
             node.notify()
             await asyncio.sleep(0)
-        await until(lambda: node.followed > 1)
 
 
 async def test_a_list_that_changes_while_it_is_read_is_read_again_without_a_word(
