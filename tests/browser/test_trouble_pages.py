@@ -16,7 +16,8 @@ from steersman.model.drift import Drift, Writer
 from steersman.model.findings import Finding, Severity
 from steersman.model.history import History, Refusal, SyncRecord
 from steersman.model.node_state import Condition, NodeState
-from steersman.operate.doctor.check import CheckResult, Diagnosis, Verdict
+from steersman.operate.doctor.check import Diagnosis
+from steersman.operate.doctor.result import CheckResult, Verdict
 from steersman.ui.pages import PAGES
 from steersman.ui.site import Site
 from tests.support.browser import Tab, tab

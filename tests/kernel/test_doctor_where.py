@@ -16,7 +16,8 @@ from steersman.host.exec import SubprocessExec
 from steersman.host.libbpf import call
 from steersman.model.names import Protocol
 from steersman.modes.ebpf.bpf import TCX_EGRESS, TCX_INGRESS, Link
-from steersman.operate.doctor.check import CheckResult, Context, Verdict
+from steersman.operate.doctor.context import Context
+from steersman.operate.doctor.result import CheckResult, Verdict
 from steersman.operate.doctor.where import where_lost
 from steersman.operate.trace_question import TraceQuestion
 from tests.support.builders import nftables_plans as make

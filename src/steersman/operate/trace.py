@@ -14,7 +14,7 @@ from msgspec.structs import replace
 
 from steersman.compile.trace import Flow, TraceResult, trace
 from steersman.host.exec import SubprocessExec
-from steersman.host.netns import HERE, find_inode, find_namespace, linked_holders
+from steersman.host.netns import HERE, find_namespace
 from steersman.host.packet_watch import PacketWatch
 from steersman.model.names import Protocol
 from steersman.model.plan import SourceClass
@@ -32,12 +32,11 @@ from steersman.operate.trace_compare import (
     Observation,
     compare,
     expectation,
-    mark_of,
     prediction,
     short_rule,
 )
 from steersman.operate.trace_lookups import look_around
-from steersman.operate.trace_loss import Difference, last_place
+from steersman.operate.trace_loss import Difference
 from steersman.operate.trace_question import TraceQuestion
 
 _SEEN_WITHIN = 1.0  # seconds for the events of a packet that was answered or given up
@@ -47,8 +46,6 @@ _WATCHED = 6
 """Packets that are watched at most, to see one fail of those that fail only sometimes."""
 _UDP = Protocol.UDP
 _LONGEST_RULE = 90
-_LOOKED_UP = 16
-"""Endpoints whose routes are looked up if it is not known which one was chosen."""
 
 
 class ShownStep(msgspec.Struct, frozen=True, rename="camel"):
@@ -212,7 +209,7 @@ async def trace_packet(
     if seen.sightings or compare(predicted, seen):
         with suppress(OSError):
             client = question.netns or HERE
-            seen = await asyncio.to_thread(_look_around, flow, predicted, seen, client)
+            seen = await asyncio.to_thread(look_around, flow, predicted, seen, client)
         if any(each.code == "rules" for each in compare(predicted, seen)):
             seen = seen._replace(drifted=await _has_drifted(world))
         # The plan may have changed since it was asked for, with --wait long ago.
@@ -326,57 +323,6 @@ async def _seen(
         asked=(flow.destination, flow.port),
     )
     return flow, seen, reply
-
-
-def _look_around(
-    flow: WatchedFlow, predicted: TraceResult, seen: Observation, client: Path
-) -> Observation:
-    """Look up what becomes of the packet where it was seen last. It blocks.
-
-    Other namespaces than the client's, the endpoint's and this node's count as elsewhere.
-    """
-    node, tracked = HERE.stat().st_ino, seen.connection
-    chosen = seen.endpoint.rpartition(":")[0].strip("[]")
-    endpoint = chosen or flow.destination
-    known = {node, seen.client, *(path.stat().st_ino for path in linked_holders(endpoint))}
-    seen = seen._replace(sightings=[each for each in seen.sightings if each.netns in known])
-    arrived = any(step.direction == "original" for step in seen.steps)  # at hooks of this node
-    last = last_place(seen.sightings) or Sighting(
-        kind="received" if arrived else "sent",
-        netns=node if arrived else seen.client,
-        device="",
-        source=flow.source,
-        source_port=flow.source_port,
-        destination=flow.destination,
-        port=flow.port,
-    )
-    to, back, name = [last.destination], last.source, f"the namespace of {endpoint}"
-    if last.netns == node:
-        name = "this node"
-        was_sent = (arrived or bool(seen.sightings)) and not last.reply
-        if was_sent and last.destination == flow.destination:  # received, then translated
-            to = [chosen] if chosen else [each.ip for each in predicted.endpoints] or to
-        elif last.reply and tracked and last.destination == tracked.seen_source:
-            to = [tracked.source]
-    elif last.netns == seen.client:
-        name = "the client's namespace"
-    received = [
-        each.device
-        for each in seen.sightings
-        if (each.kind, each.netns, each.reply) == ("received", last.netns, last.reply)
-    ]
-    around = look_around(
-        SubprocessExec(),
-        last,
-        path=client if last.netns == seen.client != node else find_inode(last.netns),
-        device=received[-1] if received else "",
-        to=to[:_LOOKED_UP],
-        back=back,
-        mark=last.mark or mark_of(seen.steps),
-        endpoint=endpoint,
-        name=name,
-    )
-    return seen._replace(around=around, node=node)
 
 
 async def _has_drifted(world: World) -> bool | None:

@@ -9,15 +9,16 @@ import errno
 import os
 import re
 import socket
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator
 from contextlib import suppress
 from ipaddress import ip_address
 from pathlib import Path
 
-from steersman.host.exec import Exec
+from steersman.compile.trace import TraceResult
+from steersman.host.exec import SubprocessExec
 from steersman.host.link_state import SILENT, link_state
 from steersman.host.netlink import NETLINK_ROUTE, DumpInterruptedError, Netlink
-from steersman.host.netns import HERE, call_inside, linked_holders
+from steersman.host.netns import HERE, call_inside, find_inode, linked_holders
 from steersman.host.rtnetlink import (
     MAIN_TABLE,
     Rule,
@@ -28,10 +29,11 @@ from steersman.host.rtnetlink import (
 )
 from steersman.host.sysctl import SysctlError
 from steersman.model.addresses import in_cidr, is_loopback
-from steersman.model.tracing import Sighting
+from steersman.model.tracing import Sighting, WatchedFlow
 from steersman.netfilter.conntrack.usage import usage
 from steersman.netfilter.trace.owners import owner_of
-from steersman.operate.trace_loss import NETFILTER, TC_SIDES, Hop, Surroundings
+from steersman.operate.trace_compare import Observation, mark_of
+from steersman.operate.trace_loss import NETFILTER, TC_SIDES, Hop, Surroundings, last_place
 
 _WORDS = {
     errno.EINVAL: "a blackhole route",
@@ -39,82 +41,107 @@ _WORDS = {
     errno.EXDEV: "its source is reached by another device (rp_filter)",
 }
 _REFUSES = re.compile(r"\d+: from all(?: to (\S+))? (?:blackhole|prohibit|unreachable)")
+_LOOKED_UP = 16
+"""Endpoints whose routes are looked up if it is not known which one was chosen."""
 _HANDLE = re.compile(r" # handle (\d+)$")
 _DROPS = re.compile(r"(^|\s)(drop|reject)\b|-j (DROP|REJECT)\b")
 
 
 def look_around(
-    execute: Exec,
-    seen: Sighting,
-    *,
-    path: Path | None,
-    device: str,
-    to: Sequence[str],
-    back: str,
-    mark: int,
-    endpoint: str,
-    name: str,
-) -> Surroundings | None:
-    """Look up what the namespace where a packet was seen does with it. It blocks.
+    flow: WatchedFlow, predicted: TraceResult, seen: Observation, client: Path
+) -> Observation:
+    """Look up what becomes of a packet where it was seen last. It blocks.
+
+    Other namespaces than the client's, the endpoint's and this node's count as elsewhere.
 
     Args:
-        execute: runs programs.
-        seen: the packet, and the place.
-        path: its namespace; None if that is gone.
-        device: the interface that received it there; "" if the namespace itself sends it.
-        to: its destination as routing sees it there, after translation; if it is not known, all
-            that it may be.
-        back: its source as routing sees it there.
-        mark: of the packet (fwmark), after rules.
-        endpoint: address of the endpoint; "" if it has none.
-        name: of the place, for people.
-
-    Returns:
-        None if the namespace is gone.
+        flow: the packet, as its client sends it.
+        predicted: what the plan does with it.
+        seen: what the kernel did.
+        client: the client's namespace.
     """
-    if path is None:
-        return None
+    node, tracked = HERE.stat().st_ino, seen.connection
+    chosen = seen.endpoint.rpartition(":")[0].strip("[]")
+    endpoint = chosen or flow.destination
+    holders = linked_holders(endpoint)
+    known = {node, seen.client, *(path.stat().st_ino for path in holders)}
+    seen = seen._replace(sightings=[each for each in seen.sightings if each.netns in known])
+    arrived = any(step.direction == "original" for step in seen.steps)  # at hooks of this node
+    last = last_place(seen.sightings) or Sighting(
+        kind="received" if arrived else "sent",
+        netns=node if arrived else seen.client,
+        device="",
+        source=flow.source,
+        source_port=flow.source_port,
+        destination=flow.destination,
+        port=flow.port,
+    )
+    # Its addresses as routing sees them there, after translation: all that they may be.
+    to, back, name = [last.destination], last.source, f"the namespace of {endpoint}"
+    if last.netns == node:
+        name = "this node"
+        was_sent = (arrived or bool(seen.sightings)) and not last.reply
+        if was_sent and last.destination == flow.destination:  # received, then translated
+            to = [chosen] if chosen else [each.ip for each in predicted.endpoints] or to
+        elif last.reply and tracked and last.destination == tracked.seen_source:
+            to = [tracked.source]
+    elif last.netns == seen.client:
+        name = "the client's namespace"
+    received = [
+        each.device
+        for each in seen.sightings
+        if (each.kind, each.netns, each.reply) == ("received", last.netns, last.reply)
+    ]
+    device = received[-1] if received else ""  # "" if the namespace itself sends it
+    mark = last.mark or mark_of(seen.steps)
+    path = client if last.netns == seen.client != node else find_inode(last.netns)
     here = path == HERE
-    # Every namespace has 127.0.0.1.
-    holders = () if is_loopback(endpoint) else tuple(map(str, linked_holders(endpoint)))
-
-    def output(*argv: str) -> str:
-        """Return what a program prints in the namespace of this thread; "" if it fails."""
-        with suppress(OSError):
-            result = execute.run_tool(argv, timeout=10.0)
-            return "" if result.returncode else result.stdout.decode(errors="replace")
-        return ""
 
     def ask() -> Surroundings:
-        hops = [look_up(address, back, device, mark) for address in to]
+        hops = [look_up(address, back, device, mark) for address in to[:_LOOKED_UP]]
         forward = next((hop for hop in hops if hop.trouble), hops[0])
         backward = Hop()
         if back:
             backward = look_up(back, forward.address if forward.local else "")
         next_hop = backward if forward.local else forward
         drops: Iterable[str] = ()
-        if seen.reason == NETFILTER:
+        if last.reason == NETFILTER:
             families = ("netdev", "bridge") if here else ()
-            drops = dropping_rules(output("nft", "-a", "list", "ruleset"), families)
-        programs = ""
-        if side := TC_SIDES.get(seen.reason):
-            programs = output("tc", "filter", "show", "dev", seen.device, side)
-        elif seen.reason == "QDISC_DROP":
-            programs = output("tc", "-s", "qdisc", "show", "dev", seen.device)
+            drops = dropping_rules(_printed("nft", "-a", "list", "ruleset"), families)
         return Surroundings(
             name,
             "" if here else f"nsenter --net={path} ",
             forward,
             backward,
             _neighbour(next_hop.device, next_hop.gateway or next_hop.address),
-            _rp_filter(seen.device) if ":" not in forward.address else "",
+            _rp_filter(last.device) if ":" not in forward.address else "",
             tuple(drops),
-            tuple(programs.splitlines()),
+            _programs(last),
             _full(),
-            holders,
+            # Every namespace has 127.0.0.1.
+            () if is_loopback(endpoint) else tuple(map(str, holders)),
         )
 
-    return call_inside(None if here else path, ask)
+    around = call_inside(None if here else path, ask) if path is not None else None
+    return seen._replace(around=around, node=node)
+
+
+def _programs(last: Sighting) -> tuple[str, ...]:
+    """Return the filters, programs or queues of the device if one of them dropped the packet."""
+    printed = ""
+    if side := TC_SIDES.get(last.reason):
+        printed = _printed("tc", "filter", "show", "dev", last.device, side)
+    elif last.reason == "QDISC_DROP":
+        printed = _printed("tc", "-s", "qdisc", "show", "dev", last.device)
+    return tuple(printed.splitlines())
+
+
+def _printed(*argv: str) -> str:
+    """Return what a program prints in the namespace of this thread; "" if it fails."""
+    with suppress(OSError):
+        result = SubprocessExec().run_tool(argv, timeout=10.0)
+        return "" if result.returncode else result.stdout.decode(errors="replace")
+    return ""
 
 
 def dropping_rules(listing: str, families: tuple[str, ...] = ()) -> Iterator[str]:

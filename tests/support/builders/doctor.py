@@ -14,15 +14,9 @@ from steersman.model.names import ObjectName
 from steersman.model.plan import Traits
 from steersman.model.world import Origin, World
 from steersman.operate.doctor import CHECKS
-from steersman.operate.doctor.check import (
-    Check,
-    CheckResult,
-    Context,
-    Diagnosis,
-    Question,
-    Verdict,
-    diagnose,
-)
+from steersman.operate.doctor.check import Check, Diagnosis, diagnose
+from steersman.operate.doctor.context import Context, Question
+from steersman.operate.doctor.result import CheckResult, Verdict
 from steersman.operate.trace_loss import Hop
 from tests.support.builders import objects
 from tests.support.builders.objects import plan_of, snapshot

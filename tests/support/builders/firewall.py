@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Literal
 
 from steersman.modes.base import Requirements
-from steersman.operate.doctor.check import Context, Question
+from steersman.operate.doctor.context import Context, Question
 from steersman.operate.trace_loss import Hop
 from tests.support.builders.doctor import CART, FakeNetwork, context_of
 from tests.support.builders.objects import endpoint, port, service, slice_

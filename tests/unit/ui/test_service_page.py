@@ -16,7 +16,8 @@ from steersman.model.top import TopRow, TopSample
 from steersman.model.tracing import TraceStep
 from steersman.model.world import World
 from steersman.operate.answer import QuestionError
-from steersman.operate.doctor.check import CheckResult, Diagnosis, Verdict
+from steersman.operate.doctor.check import Diagnosis
+from steersman.operate.doctor.result import CheckResult, Verdict
 from steersman.operate.dump import KernelDump, KernelLine
 from steersman.operate.node_trouble import Disagreement
 from steersman.operate.trace import ShownStep, TraceAnswer

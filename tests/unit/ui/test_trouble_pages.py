@@ -12,7 +12,8 @@ import pytest
 from steersman.model.findings import Finding, Severity
 from steersman.model.history import History, Refusal, SyncRecord
 from steersman.model.node_state import Condition, NodeState
-from steersman.operate.doctor.check import CheckResult, Diagnosis, Verdict
+from steersman.operate.doctor.check import Diagnosis
+from steersman.operate.doctor.result import CheckResult, Verdict
 from steersman.ui.doctor_runs import DoctorRuns
 from steersman.ui.pages import PAGES
 from steersman.ui.site import Site

@@ -22,14 +22,9 @@ from steersman.operate.doctor import (
     traffic_load,
     tries_check,
 )
-from steersman.operate.doctor.check import (
-    Cause,
-    Check,
-    Context,
-    on_linux,
-    on_the_node,
-    with_service,
-)
+from steersman.operate.doctor.check import Check, on_linux, on_the_node, with_service
+from steersman.operate.doctor.context import Context
+from steersman.operate.doctor.result import Cause
 
 
 def with_flow(context: Context) -> str:

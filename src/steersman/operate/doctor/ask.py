@@ -25,7 +25,8 @@ from steersman.modes.specs import SPECS
 from steersman.operate.answer import QuestionError
 from steersman.operate.client import Client, NotRunningError
 from steersman.operate.doctor import CHECKS
-from steersman.operate.doctor.check import ApiReply, Context, Diagnosis, Question, diagnose
+from steersman.operate.doctor.check import Diagnosis, diagnose
+from steersman.operate.doctor.context import ApiReply, Context, Question
 from steersman.operate.dump import mode_of
 from steersman.operate.load import config_of, load_world, world_again
 from steersman.operate.names import Names, Target, UnknownNameError, split_words

@@ -1,44 +1,34 @@
 """The framework of `steersman doctor`: checks as rows, run together, their results put in order.
 
     Check      a row: name, title, when it applies, the function that looks
-    Context    what a check may use: the World, the question, this machine
+    Context    what a check may use: the World, the question, this machine (context.py)
+    results    what it found, with a cause (result.py)
     Diagnosis  the answer: every result, worst first, and the likely cause
 
 A check never stops another one: if it raises or takes too long, its result is "unknown" with the
 reason. Checks that need the same slow fact (a listing of all rules) share one call: Context.once.
-
-Several errors often have one cause. So each result has a Cause, from the cluster's objects down to
-the packets: an error is explained by the errors above it, and the uppermost is the likely cause.
 """
 
 from __future__ import annotations
 
 import asyncio
-import enum
-import sys
 import time
-from collections.abc import Awaitable, Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import KW_ONLY, dataclass, field
-from functools import partial
-from pathlib import Path
-from typing import Any, NamedTuple, TypeAlias, TypeVar
+from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
+from typing import Any, NamedTuple, TypeAlias
 
-import msgspec
 from msgspec.structs import replace
 
-from steersman.compile.trace import Flow
-from steersman.host.exec import Exec
-from steersman.host.link_state import Link, list_links
-from steersman.model.names import Family, ObjectName
-from steersman.model.plan import FrontendKind, ServicePlan
-from steersman.model.world import World
-from steersman.modes.base import Mode, Requirements
-from steersman.netfilter.nft.tables import list_tables
 from steersman.operate.answer import Answer, Block, Line, Style
-from steersman.operate.trace_lookups import look_up
-from steersman.operate.trace_loss import Hop
-
-T = TypeVar("T")
+from steersman.operate.doctor.context import Context
+from steersman.operate.doctor.result import (
+    UNSEEN,
+    Cause,
+    CheckResult,
+    Found,
+    Verdict,
+    skipped,
+    unknown,
+)
 
 LONGEST = 15.0
 """Seconds after which the answer is given, whatever is still unknown. Only if a connection fails, a
@@ -47,25 +37,10 @@ USUAL = 6.0
 """Seconds that one check may take."""
 _INCOMPLETE = 3
 """Exit status if nothing wrong was found and not everything was checked."""
-UNSEEN = "pods (their namespaces are not visible: hostPID)"
-"""What is not tried in a pod that sees only its own processes; most ways begin there."""
 _LISTED = 4
 """Checks without a result that the headline names."""
 _EVIDENCE = 8
 """Lines of evidence that are shown of one result; the data has all of them."""
-
-
-class Verdict(enum.StrEnum):
-    """The result of a check, the worst first."""
-
-    ERROR = "error"  # traffic fails because of it
-    WARNING = "warning"  # some traffic may fail, or it will
-    UNKNOWN = "unknown"  # it could not be checked
-    NOTICE = "notice"  # it is odd, and harmless unless a connection fails
-    OK = "ok"
-    SKIPPED = "skipped"  # it has nothing to do with the question
-
-
 _RANKS = {verdict: rank for rank, verdict in enumerate(Verdict)}
 _STYLES: Mapping[Verdict, Style] = {
     Verdict.ERROR: "bad",
@@ -77,217 +52,6 @@ _STYLES: Mapping[Verdict, Style] = {
 }
 
 
-class Cause(enum.IntEnum):
-    """Where a problem is. A problem is explained by those of smaller numbers.
-
-    Numbers are ten apart: a result may use one in between, such as `Cause.NODE + 1`.
-    """
-
-    OBJECT = 10  # the Service is missing or malformed
-    ENDPOINTS = 20  # its endpoints: selector, readiness, names of ports
-    POLICY = 30  # what the Service asks for: traffic policies, source ranges, affinity, hints
-    PROXY = 40  # our process: not running, cut off from the API server, another proxy
-    RULES = 50  # the kernel does not have what the plan says
-    NODE = 60  # this machine: firewall, sysctls, modules, full tables
-    PATH = 70  # between the node and the endpoints: routes, MTU
-    ENDPOINT = 80  # the endpoint itself refuses or does not answer
-    SYMPTOM = 90  # a connection to the Service fails
-
-
-class CheckResult(msgspec.Struct, frozen=True, kw_only=True, rename="camel"):
-    """One thing that a check has found; a check may find several."""
-
-    verdict: Verdict
-    text: str
-    """A sentence without a full stop that states the fact."""
-    evidence: tuple[str, ...] = ()
-    """Lines that prove it, as a tool or the kernel prints them."""
-    remedy: str = ""
-    """What to do."""
-    cause: int = 0
-    """A Cause, or a number in between; 0 for that of the check."""
-    suspect: bool = False
-    """For a warning or notice: it may well be the reason why connections fail. If some do and no
-    error explains it, this is the likely cause. For an error: such a suspect may explain it."""
-    untried: tuple[str, ...] = ()
-    """What was not tried although it belongs to the question, in a few words each."""
-    unfinished: bool = False
-    """The check could not be carried out, so the whole question has no answer."""
-    check: str = ""
-    """Name of the check that it is of, once that has ended: the code of the result."""
-    title: str = ""
-
-
-def result_of(
-    verdict: Verdict,
-    text: str,
-    *evidence: str,
-    remedy: str = "",
-    cause: int = 0,
-    suspect: bool = False,
-    unfinished: bool = False,
-) -> CheckResult:
-    """Return a result with lines of evidence; see the fields of CheckResult."""
-    return CheckResult(
-        verdict=verdict,
-        text=text,
-        evidence=evidence,
-        remedy=remedy,
-        cause=cause,
-        suspect=suspect,
-        unfinished=unfinished,
-    )
-
-
-error = partial(result_of, Verdict.ERROR)
-warning = partial(result_of, Verdict.WARNING)
-unknown = partial(result_of, Verdict.UNKNOWN)
-notice = partial(result_of, Verdict.NOTICE, suspect=True)
-"""An oddity: the likely cause if a connection fails and no error explains it."""
-ok = partial(result_of, Verdict.OK)
-skipped = partial(result_of, Verdict.SKIPPED)
-
-
-# What a check may use
-
-
-class Question(msgspec.Struct, frozen=True):
-    """What the operator asked; without a Service, the whole node."""
-
-    service: ObjectName | None = None
-    port: str | None = None
-    """Name or number of one port; None for all of them."""
-    flow: Flow | None = None
-    """A connection, if one was asked for."""
-    pod: str = ""
-    """The pod to dial from, as the operator named it."""
-    netns: str = ""
-    """Path of that pod's network namespace."""
-    dial: bool = True
-    """Whether connections may be made."""
-
-
-class ApiReply(NamedTuple):
-    """An answer of the API server."""
-
-    status: int
-    """HTTP status; 403 if the credentials may not ask this."""
-    headers: Mapping[str, str]
-    """By name in lower case."""
-    body: Any
-    """Decoded from JSON; None if it is not JSON."""
-
-
-@dataclass
-class Context:
-    """The World, the question and this machine, for all checks of one run."""
-
-    world: World
-    """Everything known."""
-    question: Question = field(default_factory=Question)
-    """The operator's; about the whole node if it names nothing."""
-    _: KW_ONLY
-    execute: Exec
-    """Runs programs, on the node of the World."""
-    mode: Mode | None = None
-    """The mode of the World, to read the kernel with; None if it cannot be built here."""
-    list_links: Callable[[], Mapping[str, Link]] = list_links
-    """Returns the interfaces of this network namespace by name."""
-    look_up: Callable[[str], Hop] = look_up
-    """Returns where packets to an address go next."""
-    list_tables: Callable[[], list[tuple[str, str]]] = list_tables
-    """Returns family and name of the tables of nft."""
-    root: Path = Path("/")
-    """Of the file system with /proc and /sys."""
-    here: bool = True
-    """Whether this machine is the node of the World. If not, the checks that look at the machine
-    are skipped."""
-    linux: bool = sys.platform == "linux"
-    """Whether this machine runs Linux. If not, the checks that look at it are skipped."""
-    now: Callable[[], float] = time.time
-    """Returns the time, in seconds since 1970."""
-    ask_api: Callable[[str], Awaitable[ApiReply]] | None = None
-    """Sends a GET request to the API server; None if it is not known."""
-    renew: Callable[[World], Awaitable[World]] | None = None
-    """Returns the World as it is now; None if it cannot change."""
-    server_pid: int = 0
-    """Of the running process, in the pid namespace of this one; 0 if none runs or it cannot be seen
-    from here."""
-    _shared: dict[object, asyncio.Future[Any]] = field(default_factory=dict, init=False)
-
-    async def once(self, fact: Callable[[Context], Awaitable[T]]) -> T:
-        """Return what `fact` returns for this context; it is called once for all checks.
-
-        An exception is shared, too. The fact goes on if a check that waits for it is cancelled.
-        """
-        if (found := self._shared.get(fact)) is None:
-            found = self._shared[fact] = asyncio.ensure_future(fact(self))
-            # If a fact fails after every check stopped waiting for it, that does not matter.
-            found.add_done_callback(lambda done: done.cancelled() or done.exception())
-        result: T = await asyncio.shield(found)
-        return result
-
-    async def aclose(self) -> None:
-        """End the facts that nobody waits for any more."""
-        for task in self._shared.values():
-            task.cancel()
-        await asyncio.gather(*self._shared.values(), return_exceptions=True)
-
-    @property
-    def plans(self) -> tuple[ServicePlan, ...]:
-        """The plans that the question is about; all of them if it names no Service."""
-        return self.plans_of(self.world)
-
-    def plans_of(self, world: World) -> tuple[ServicePlan, ...]:
-        """Return those plans as a World has them."""
-        asked, plans = self.question, world.plan.services.items()
-        if asked.service is None:
-            return tuple(plan for _, plan in plans)
-        return tuple(
-            plan
-            for key, plan in plans
-            if key.name.object_name == asked.service
-            and asked.port in (None, key.name.port, *(str(f.port) for f in plan.frontends))
-        )
-
-    @property
-    def families(self) -> tuple[Family, ...]:
-        """The families that the question is about: a node may serve one that no Service has."""
-        families = self.world.plan.settings.families
-        used = {plan.key.family for plan in self.plans}
-        return tuple(family for family in families if not used or family in used)
-
-    @property
-    def node_ports(self) -> frozenset[int]:
-        """Numbers of the node ports that the question is about."""
-        return frozenset(
-            frontend.port
-            for plan in self.plans
-            for frontend in plan.frontends
-            if frontend.kind is FrontendKind.NODE_PORT
-        )
-
-    def requirements(self) -> Requirements:
-        """Return what the mode needs of the node; the defaults if the mode cannot be built."""
-        return self.mode.requirements() if self.mode else Requirements()
-
-    def path(self, name: str) -> Path:
-        """Return a file of the node, such as `proc/sys/net/ipv4/ip_forward`."""
-        return self.root / name
-
-    def read(self, name: str) -> str:
-        """Return the content of a file of the node without white space at its ends; see `path`.
-
-        Raises:
-            OSError: it cannot be read.
-        """
-        return self.path(name).read_text(errors="replace").strip()
-
-
-# Checks, and the run of all of them
-
-Found: TypeAlias = CheckResult | Iterable[CheckResult]
-"""What a check found: one result or several."""
 Applies: TypeAlias = Callable[[Context], str]
 """Returns "" if a check applies to a context, else why it does not."""
 

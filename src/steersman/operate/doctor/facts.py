@@ -12,7 +12,7 @@ from steersman.host.link_state import Link
 from steersman.model.plan import Endpoint, Frontend, ServicePlan, SourceClass, Verdict
 from steersman.modes.base import Requirements, Support
 from steersman.netfilter.firewall.read import Firewall, read_firewall
-from steersman.operate.doctor.check import Context
+from steersman.operate.doctor.context import Context
 from steersman.operate.trace_loss import Hop
 
 _MOST_ENDPOINTS = 64

@@ -14,16 +14,10 @@ from steersman.model.plan import SourceClass
 from steersman.modes.base import Requirements
 from steersman.netfilter.firewall.packet_filter import Met
 from steersman.netfilter.firewall.read import rule_text
-from steersman.operate.doctor.check import (
-    Cause,
-    Context,
-    Found,
-    notice,
-    ok,
-    skipped,
-)
+from steersman.operate.doctor.context import Context
 from steersman.operate.doctor.facts import Path, paths, requirements
 from steersman.operate.doctor.node_firewall import WHO, Stage, met_rules
+from steersman.operate.doctor.result import Cause, Found, notice, ok, skipped
 
 _SOURCE_NAT = 100  # NF_IP_PRI_NAT_SRC
 _CONNTRACK = -200  # NF_IP_PRI_CONNTRACK

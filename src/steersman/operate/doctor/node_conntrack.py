@@ -13,16 +13,8 @@ from steersman.model.addresses import join_host_port
 from steersman.model.names import PROTOCOL_BY_NUMBER
 from steersman.netfilter.conntrack.stale import find_stale
 from steersman.netfilter.conntrack.usage import usage
-from steersman.operate.doctor.check import (
-    CheckResult,
-    Context,
-    Found,
-    error,
-    ok,
-    skipped,
-    unknown,
-    warning,
-)
+from steersman.operate.doctor.context import Context
+from steersman.operate.doctor.result import CheckResult, Found, error, ok, skipped, unknown, warning
 
 _NEARLY, _FULL = 0.9, 0.99
 _COUNTED = 1.0

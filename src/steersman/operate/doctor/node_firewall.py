@@ -18,16 +18,9 @@ from steersman.model.plan import NodeSettings, SourceClass
 from steersman.modes.base import Requirements
 from steersman.netfilter.firewall.packet_filter import Hook, Met, Packet, met
 from steersman.netfilter.firewall.read import rule_text
-from steersman.operate.doctor.check import (
-    Context,
-    Found,
-    error,
-    ok,
-    skipped,
-    unknown,
-    warning,
-)
+from steersman.operate.doctor.context import Context
 from steersman.operate.doctor.facts import Path, firewall, paths, requirements, ways
+from steersman.operate.doctor.result import Found, error, ok, skipped, unknown, warning
 from steersman.operate.trace_loss import Hop
 
 WHO: Final = {

@@ -9,9 +9,10 @@ from functools import partial
 from steersman.host.echo import EchoRefusedError, answers_echo, known_mtu
 from steersman.host.link_state import Link
 from steersman.model.names import Family, Protocol
-from steersman.operate.doctor.check import (
+from steersman.operate.doctor.context import Context
+from steersman.operate.doctor.facts import hop, interfaces, requirements, ways
+from steersman.operate.doctor.result import (
     CheckResult,
-    Context,
     Found,
     Verdict,
     error,
@@ -21,7 +22,6 @@ from steersman.operate.doctor.check import (
     unknown,
     warning,
 )
-from steersman.operate.doctor.facts import hop, interfaces, requirements, ways
 from steersman.operate.doctor.traffic_dial import Target, takes_data
 from steersman.operate.doctor.tries import is_pod
 from steersman.operate.places import NODE, Place, find_pods

@@ -23,10 +23,12 @@ from steersman.host.rtnetlink import LIST_ADDRESSES, RT_SCOPE_UNIVERSE, parse_ad
 from steersman.model.addresses import family_of, is_loopback, join_host_port
 from steersman.model.names import Family, Protocol
 from steersman.netfilter.nft.tables import list_tables
-from steersman.operate.doctor.check import (
+from steersman.operate.doctor.context import Context
+from steersman.operate.doctor.facts import ways
+from steersman.operate.doctor.processes import ELSEWHERE
+from steersman.operate.doctor.result import (
     Cause,
     CheckResult,
-    Context,
     Found,
     notice,
     ok,
@@ -34,8 +36,6 @@ from steersman.operate.doctor.check import (
     unknown,
     warning,
 )
-from steersman.operate.doctor.facts import ways
-from steersman.operate.doctor.processes import ELSEWHERE
 from steersman.operate.places import CLIENT_DEVICE
 from steersman.operate.trace_lookups import look_up
 from steersman.operate.trace_loss import Hop

@@ -10,17 +10,9 @@ from steersman.model import codes
 from steersman.model.addresses import in_cidr, join_host_port
 from steersman.model.plan import Pool, Verdict
 from steersman.netfilter.failure_log import TABLE_PREFIX
-from steersman.operate.doctor.check import (
-    Cause,
-    CheckResult,
-    Context,
-    Found,
-    error,
-    ok,
-    unknown,
-    warning,
-)
+from steersman.operate.doctor.context import Context
 from steersman.operate.doctor.processes import ELSEWHERE, sees_processes
+from steersman.operate.doctor.result import Cause, CheckResult, Found, error, ok, unknown, warning
 from steersman.run.process.instance import running
 
 _QUIET = 150.0

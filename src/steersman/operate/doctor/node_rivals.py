@@ -12,16 +12,7 @@ from steersman.model.plan import ServicePlan
 from steersman.model.ruleset import Ruleset
 from steersman.modes.base import Mode, leftovers_of
 from steersman.modes.specs import ModeOptions
-from steersman.operate.doctor.check import (
-    Cause,
-    CheckResult,
-    Context,
-    Found,
-    error,
-    ok,
-    unknown,
-    warning,
-)
+from steersman.operate.doctor.context import Context
 from steersman.operate.doctor.processes import (
     ELSEWHERE,
     Owner,
@@ -30,6 +21,7 @@ from steersman.operate.doctor.processes import (
     sees_processes,
     socket_owners,
 )
+from steersman.operate.doctor.result import Cause, CheckResult, Found, error, ok, unknown, warning
 from steersman.run.process.mode_transition import other_modes
 
 _NAMES = frozenset({"kube-proxy", "kube-router", "cilium-agent"})

@@ -12,10 +12,12 @@ from steersman.host.sysctl import SysctlError, read
 from steersman.model.ruleset import Diff, Ruleset
 from steersman.model.world import World
 from steersman.modes.base import Mode
-from steersman.operate.doctor.check import (
+from steersman.operate.doctor.context import Context
+from steersman.operate.doctor.facts import requirements, support
+from steersman.operate.doctor.processes import sees_processes
+from steersman.operate.doctor.result import (
     Cause,
     CheckResult,
-    Context,
     Found,
     error,
     ok,
@@ -23,8 +25,6 @@ from steersman.operate.doctor.check import (
     unknown,
     warning,
 )
-from steersman.operate.doctor.facts import requirements, support
-from steersman.operate.doctor.processes import sees_processes
 from steersman.operate.load import moved_objects
 
 _LOOKS, _PAUSE = 8, 0.25

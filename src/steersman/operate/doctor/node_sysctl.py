@@ -11,9 +11,10 @@ from steersman.model.addresses import is_loopback
 from steersman.model.names import Family
 from steersman.model.plan import SourceClass
 from steersman.netfilter.firewall.read import BRIDGE_SETTING
-from steersman.operate.doctor.check import (
+from steersman.operate.doctor.context import Context
+from steersman.operate.doctor.facts import hop, interfaces, paths, requirements, ways
+from steersman.operate.doctor.result import (
     CheckResult,
-    Context,
     Found,
     Verdict,
     error,
@@ -22,7 +23,6 @@ from steersman.operate.doctor.check import (
     skipped,
     warning,
 )
-from steersman.operate.doctor.facts import hop, interfaces, paths, requirements, ways
 from steersman.operate.trace_loss import Hop
 
 _IPV4 = "proc/sys/net/ipv4"

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from steersman.host.process import words_of
-from steersman.operate.doctor.check import Context
+from steersman.operate.doctor.context import Context
 
 ELSEWHERE = "this container sees only its own processes (hostPID would show those of the node)"
 """Why processes of the node cannot be seen."""

@@ -10,16 +10,8 @@ from urllib.parse import quote
 from steersman.model.addresses import canonical_ip
 from steersman.model.findings import printable
 from steersman.model.names import ObjectName
-from steersman.operate.doctor.check import (
-    ApiReply,
-    CheckResult,
-    Context,
-    Found,
-    error,
-    ok,
-    unknown,
-    warning,
-)
+from steersman.operate.doctor.context import ApiReply, Context
+from steersman.operate.doctor.result import CheckResult, Found, error, ok, unknown, warning
 
 _FORBIDDEN = 403
 Object = Mapping[str, Any]

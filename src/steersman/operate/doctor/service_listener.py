@@ -7,9 +7,10 @@ import asyncio
 from steersman.host.listening import ListeningSocket, listening_sockets
 from steersman.model.addresses import join_host_port
 from steersman.model.plan import FrontendKind
-from steersman.operate.doctor.check import (
+from steersman.operate.doctor.context import Context
+from steersman.operate.doctor.processes import ELSEWHERE, Owner, socket_owners
+from steersman.operate.doctor.result import (
     CheckResult,
-    Context,
     Found,
     Verdict,
     error,
@@ -19,7 +20,6 @@ from steersman.operate.doctor.check import (
     unknown,
     warning,
 )
-from steersman.operate.doctor.processes import ELSEWHERE, Owner, socket_owners
 
 _PROXIES = ("steersman", "kube-proxy")
 """Programs that hold the node ports of Services themselves, as they should."""

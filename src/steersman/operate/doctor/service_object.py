@@ -6,24 +6,15 @@ from collections.abc import Iterable
 from difflib import get_close_matches
 
 from steersman.compile.conflicts import describe
-from steersman.compile.endpoints import EndpointState, read_endpoints, with_ejections
-from steersman.compile.explain import ServiceReports
+from steersman.compile.explain import EndpointReport, ServiceReports
 from steersman.compile.node import zone_of
 from steersman.model.findings import Severity, printable
-from steersman.model.kube import EndpointSlice, Service
+from steersman.model.kube import Service
 from steersman.model.names import ObjectName
 from steersman.model.plan import ServicePlan
 from steersman.model.world import World
-from steersman.operate.doctor.check import (
-    Cause,
-    CheckResult,
-    Context,
-    Found,
-    error,
-    ok,
-    skipped,
-    warning,
-)
+from steersman.operate.doctor.context import Context
+from steersman.operate.doctor.result import Cause, CheckResult, Found, error, ok, skipped, warning
 
 
 async def service_exists(context: Context) -> Found:
@@ -129,26 +120,16 @@ class Endpoints:
     def __init__(self, world: World, plan: ServicePlan) -> None:
         self.name = plan.key.name.object_name
         self.plan = plan
-        self.slices: tuple[EndpointSlice, ...] = tuple(
-            world.snapshot.slices.get(self.name, {}).values()
-        )
-        port = plan.key.name.port, plan.key.name.protocol
-        found, _ = read_endpoints(
-            self.slices, plan.key.family, world.plan.settings.node_name, {port}
-        )
-        ejections = world.snapshot.ejected.get(self.name, ())
-        self.states: tuple[EndpointState, ...] = with_ejections(
-            found.get(port, ()), plan.key.name.protocol, ejections
-        )
+        self.slices = tuple(world.snapshot.slices.get(self.name, {}).values())
+        report = EndpointReport()
+        if service := world.snapshot.services.get(self.name):
+            settings, zone = world.plan.settings, zone_of(world.snapshot.node)
+            ejections = world.snapshot.ejected.get(self.name, ())
+            reports = ServiceReports(service, self.slices, settings, zone, ejections=ejections)
+            report = reports.of(plan.key)
+        self.states = report.endpoints
         self.ready = [state for state in self.states if state.ready]
-        service = world.snapshot.services.get(self.name)
-        self.why: tuple[str, ...] = ()
-        if service is not None:
-            zone = zone_of(world.snapshot.node)
-            reports = ServiceReports(
-                service, self.slices, world.plan.settings, zone, ejections=ejections
-            )
-            self.why = reports.of(plan.key).lines
+        self.why = report.lines
 
 
 async def service_endpoints(context: Context) -> Found:

@@ -9,15 +9,8 @@ from steersman.compile.trace import trace
 from steersman.model.addresses import canonical_ip, is_loopback
 from steersman.model.names import Family
 from steersman.model.plan import Frontend, FrontendKind, ServicePlan, SourceClass, Verdict
-from steersman.operate.doctor.check import (
-    CheckResult,
-    Context,
-    Found,
-    error,
-    ok,
-    skipped,
-    warning,
-)
+from steersman.operate.doctor.context import Context
+from steersman.operate.doctor.result import CheckResult, Found, error, ok, skipped, warning
 from steersman.operate.doctor.service_object import Endpoints
 
 _NODE_PORT = FrontendKind.NODE_PORT

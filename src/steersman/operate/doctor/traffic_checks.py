@@ -14,15 +14,8 @@ from contextlib import suppress
 from steersman.model.findings import Severity
 from steersman.model.names import ObjectName, PlanKey
 from steersman.model.plan import ServicePlan
-from steersman.operate.doctor.check import (
-    Context,
-    Found,
-    error,
-    ok,
-    skipped,
-    unknown,
-    warning,
-)
+from steersman.operate.doctor.context import Context
+from steersman.operate.doctor.result import Found, error, ok, skipped, unknown, warning
 from steersman.operate.doctor.traffic_dial import Dial, Target, dial
 from steersman.operate.doctor.traffic_load import connections_before
 from steersman.operate.doctor.tries import sample

@@ -13,21 +13,14 @@ from collections.abc import Mapping, Sequence
 from math import sqrt
 from typing import NamedTuple
 
-from steersman.compile.endpoints import EndpointState
+from steersman.compile.explain import EndpointReason
 from steersman.model.addresses import join_host_port
 from steersman.model.errors import ApplyError, BusyError
 from steersman.model.names import Family, PlanKey
 from steersman.netfilter.conntrack.flows import Tracked, tracked
-from steersman.operate.doctor.check import (
-    Cause,
-    CheckResult,
-    Context,
-    Found,
-    ok,
-    skipped,
-    warning,
-)
+from steersman.operate.doctor.context import Context
 from steersman.operate.doctor.facts import support
+from steersman.operate.doctor.result import Cause, CheckResult, Found, ok, skipped, warning
 from steersman.operate.doctor.service_object import Endpoints
 
 _SIGMAS = 4.0
@@ -158,7 +151,7 @@ def judge(found: Endpoints, load: Load) -> CheckResult:
 def reason_of(
     found: Endpoints,
     load: Load,
-    ready: Sequence[EndpointState],
+    ready: Sequence[EndpointReason],
     counts: tuple[Sequence[int], Sequence[int]],
 ) -> tuple[str, str]:
     """Return why the load is uneven ("" if nothing explains it), and what to do."""

@@ -23,11 +23,11 @@ from steersman.model.addresses import canonical_ip, is_loopback
 from steersman.model.names import Family, PlanKey, Protocol
 from steersman.model.world import World
 from steersman.netfilter.conntrack.flows import Tracked, tracked
-from steersman.operate.doctor.check import (
+from steersman.operate.doctor.context import Context
+from steersman.operate.doctor.result import (
     UNSEEN,
     Cause,
     CheckResult,
-    Context,
     Found,
     Verdict,
     error,

@@ -12,7 +12,8 @@ from msgspec.structs import replace
 
 from steersman.model.errors import BusyError
 from steersman.operate.answer import QuestionError
-from steersman.operate.doctor.check import Cause, CheckResult, Context, error, unknown
+from steersman.operate.doctor.context import Context
+from steersman.operate.doctor.result import Cause, CheckResult, error, unknown
 from steersman.operate.load import world_again
 from steersman.operate.trace import TraceAnswer, make_tracer, trace_packet
 from steersman.operate.trace_question import TraceQuestion

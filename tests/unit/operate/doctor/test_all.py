@@ -5,7 +5,9 @@ from __future__ import annotations
 import re
 
 from steersman.operate.doctor import CHECKS
-from steersman.operate.doctor.check import LONGEST, Question, Verdict
+from steersman.operate.doctor.check import LONGEST
+from steersman.operate.doctor.context import Question
+from steersman.operate.doctor.result import Verdict
 from tests.support.builders.doctor import context_of, run_checks
 from tests.support.builders.objects import service
 

@@ -16,7 +16,8 @@ from steersman.operate.answer import QuestionError
 from steersman.operate.client import NotRunningError
 from steersman.operate.doctor import CHECKS, ask
 from steersman.operate.doctor.ask import Asked, doctor, is_here, read_question
-from steersman.operate.doctor.check import Question, Verdict
+from steersman.operate.doctor.context import Question
+from steersman.operate.doctor.result import Verdict
 from tests.support.builders.doctor import CART, world_of
 from tests.support.builders.objects import endpoint, node, port, service, slice_
 

@@ -12,22 +12,19 @@ from steersman.compile.trace import Flow
 from steersman.model.names import Family
 from steersman.model.plan import SourceClass
 from steersman.operate.answer import Line
-from steersman.operate.doctor.check import (
+from steersman.operate.doctor.check import Check, on_the_node, with_service
+from steersman.operate.doctor.context import Context, Question
+from steersman.operate.doctor.result import (
     UNSEEN,
     Cause,
-    Check,
     CheckResult,
-    Context,
-    Question,
     Verdict,
     error,
     notice,
     ok,
-    on_the_node,
     skipped,
     unknown,
     warning,
-    with_service,
 )
 from tests.support.builders.doctor import CART, context_of, only, run_checks
 from tests.support.builders.objects import endpoint, port, service, slice_

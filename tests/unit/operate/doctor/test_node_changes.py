@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from steersman.operate.doctor.check import CheckResult, Verdict
+from steersman.operate.doctor.result import CheckResult, Verdict
 from tests.support.builders.doctor import named, results
 from tests.support.builders.firewall import Delivery, context, programs
 

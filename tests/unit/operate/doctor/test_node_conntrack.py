@@ -10,7 +10,8 @@ import pytest
 from steersman.model.conntrack import Stale, pack_socket
 from steersman.model.plan import Traits
 from steersman.operate.doctor import node_conntrack
-from steersman.operate.doctor.check import Check, CheckResult, Verdict
+from steersman.operate.doctor.check import Check
+from steersman.operate.doctor.result import CheckResult, Verdict
 from tests.support.builders.doctor import context_of, named, only
 from tests.support.builders.objects import endpoint, port, service, slice_
 

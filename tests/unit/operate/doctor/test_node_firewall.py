@@ -14,7 +14,9 @@ from steersman.host.exec import Result
 from steersman.model.names import Family
 from steersman.model.plan import SourceClass
 from steersman.netfilter.firewall.read import read_firewall
-from steersman.operate.doctor.check import USUAL, CheckResult, Question, Verdict
+from steersman.operate.doctor.check import USUAL
+from steersman.operate.doctor.context import Question
+from steersman.operate.doctor.result import CheckResult, Verdict
 from steersman.operate.trace_loss import Hop
 from tests.support.builders.doctor import CART, context_of, named, results
 from tests.support.builders.firewall import (

@@ -11,7 +11,9 @@ from steersman.host.echo import EchoRefusedError
 from steersman.host.link_state import Link
 from steersman.modes.base import Requirements
 from steersman.operate.doctor import node_path
-from steersman.operate.doctor.check import Check, Context, Verdict
+from steersman.operate.doctor.check import Check
+from steersman.operate.doctor.context import Context
+from steersman.operate.doctor.result import Verdict
 from steersman.operate.places import Pods
 from steersman.operate.trace_loss import Hop
 from tests.support.builders.doctor import FakeNetwork, context_of, named, results

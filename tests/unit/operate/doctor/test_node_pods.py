@@ -10,8 +10,8 @@ from steersman.host.link_state import Filter, Link, LinkState, Neighbour
 from steersman.host.listening import ListeningSocket
 from steersman.model.names import Protocol
 from steersman.operate.doctor import node_pods
-from steersman.operate.doctor.check import CheckResult, Verdict
 from steersman.operate.doctor.node_pods import PodView, Views
+from steersman.operate.doctor.result import CheckResult, Verdict
 from steersman.operate.trace_loss import Hop
 from tests.support.builders.doctor import FakeNetwork, context_of, named, only, results
 from tests.support.builders.objects import CONFIG, endpoint, service, slice_

@@ -17,7 +17,9 @@ from steersman.model.names import ObjectName, Protocol
 from steersman.model.node_state import NodeState, SourceStatus
 from steersman.model.world import Origin, World
 from steersman.operate.doctor import node_process
-from steersman.operate.doctor.check import ApiReply, Check, Context, Question, Verdict
+from steersman.operate.doctor.check import Check
+from steersman.operate.doctor.context import ApiReply, Context, Question
+from steersman.operate.doctor.result import Verdict
 from steersman.run.process.instance import Holder
 from tests.support.builders.doctor import CART, NOON, context_of, named, only, results
 from tests.support.builders.objects import CONFIG, endpoint, node, service, slice_

@@ -14,8 +14,8 @@ from steersman.model.node_state import NodeState
 from steersman.model.plan import NodeSettings, ServicePlan
 from steersman.modes.base import Mode
 from steersman.operate.doctor import node_rivals
-from steersman.operate.doctor.check import Verdict
 from steersman.operate.doctor.processes import Owner, Process, proxies_services, sees_processes
+from steersman.operate.doctor.result import Verdict
 from tests.support.builders.doctor import NOON, context_of, named, only, verdicts
 from tests.support.builders.objects import endpoint, service, slice_
 from tests.support.modes.memory import MemoryMode

@@ -17,7 +17,8 @@ from steersman.model.node_state import NodeState
 from steersman.model.world import World
 from steersman.modes.base import Requirements, Support
 from steersman.operate.doctor import node_rules
-from steersman.operate.doctor.check import CheckResult, Question, Verdict
+from steersman.operate.doctor.context import Question
+from steersman.operate.doctor.result import CheckResult, Verdict
 from tests.support.builders.doctor import context_of, named, only, world_of
 from tests.support.builders.objects import endpoint, service, slice_
 from tests.support.modes.memory import MemoryMode

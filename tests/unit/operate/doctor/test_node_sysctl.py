@@ -14,7 +14,9 @@ from steersman.model.plan import Traits
 from steersman.modes.base import Requirements
 from steersman.netfilter.firewall.read import BRIDGE_SETTING
 from steersman.operate.doctor import node_sysctl
-from steersman.operate.doctor.check import Check, CheckResult, Question, Verdict
+from steersman.operate.doctor.check import Check
+from steersman.operate.doctor.context import Question
+from steersman.operate.doctor.result import CheckResult, Verdict
 from steersman.operate.trace_loss import Hop
 from tests.support.builders.doctor import CART, FakeNetwork, context_of, named, only
 from tests.support.builders.objects import IPTABLES, endpoint, port, service, slice_

@@ -7,7 +7,9 @@ from typing import Any
 import pytest
 
 from steersman.compile.trace import Flow
-from steersman.operate.doctor.check import ApiReply, Check, CheckResult, Question
+from steersman.operate.doctor.check import Check
+from steersman.operate.doctor.context import ApiReply, Question
+from steersman.operate.doctor.result import CheckResult
 from steersman.operate.doctor.service_api import covers_port, selects
 from tests.support.builders.doctor import CART, context_of, named, only, results
 from tests.support.builders.objects import endpoint, port, service, slice_

@@ -10,7 +10,9 @@ import pytest
 from steersman.compile.trace import Flow
 from steersman.model.inputs import HostFacts, NodeConfig
 from steersman.model.names import ObjectName
-from steersman.operate.doctor.check import Check, Question, Verdict
+from steersman.operate.doctor.check import Check
+from steersman.operate.doctor.context import Question
+from steersman.operate.doctor.result import Verdict
 from tests.support.builders import objects
 from tests.support.builders.doctor import CART, context_of, named, only, results
 from tests.support.builders.objects import NODE, endpoint, node, port, service, slice_

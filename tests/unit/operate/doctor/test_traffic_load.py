@@ -11,7 +11,7 @@ import pytest
 from steersman.model.names import Family, Protocol
 from steersman.model.plan import Traits
 from steersman.netfilter.conntrack.flows import Tracked
-from steersman.operate.doctor.check import CheckResult
+from steersman.operate.doctor.result import CheckResult
 from steersman.operate.doctor.service_object import Endpoints
 from steersman.operate.doctor.traffic_load import Load, judge, load_of, uneven
 from tests.support.builders.doctor import world_of
