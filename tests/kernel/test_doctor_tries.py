@@ -148,6 +148,23 @@ def test_a_connection_that_fails_is_found(node: FaultyNode) -> None:
     assert any("does not work from the pod" in text for text in texts), texts
 
 
+def test_policy_local_that_hides_clients_is_an_error(node: FaultyNode) -> None:
+    """Connections work, but the endpoints do not see the address that the policy is for."""
+
+    def local(objects: list[Object]) -> None:
+        objects[0]["spec"]["externalTrafficPolicy"] = "Local"
+
+    hiding = "chain c { type nat hook postrouting priority 90; ip daddr 10.244.0.0/16 masquerade; }"
+    with node.objects(local):
+        found = node.doctor("shop/web")
+        assert found.status == 0, found
+        with node.rules(NODE, hiding):
+            found = node.doctor("shop/web")
+    assert found.status == 1
+    assert re.search("gives packets of .*clients outside another source: table inet", found.cause)
+    assert any("from a client outside" in each["text"] for each in tried(found, "error"))
+
+
 def test_a_killed_doctor_leaves_nothing(node: FaultyNode) -> None:
     before = devices(node)
     argv = node.exec_argv([sys.executable, "-m", "steersman", "doctor", "shop/web", "-o", "json"])

@@ -384,7 +384,8 @@ async def _sources(
 ) -> list[CheckResult]:
     """Return the ways whose endpoints see another source than the plan says, followed once.
 
-    Without the masquerade that the plan says, answers may not come back through this node.
+    Without the masquerade that the plan says, answers may not come back through this node. Clients
+    outside whose packets are not masqueraded are those of policy Local, which keeps their address.
     """
     out: list[CheckResult] = []
     for way, made_ways in made.items():
@@ -396,7 +397,7 @@ async def _sources(
         found = await _follow(context, failure, began) if not out else None
         named = f": {found.text}" if found and found.verdict is Verdict.ERROR else f": {why}"
         out.append(
-            (error if way.predicted.masquerade else warning)(
+            (error if way.predicted.masquerade or way.place.kind == "outside" else warning)(
                 f"{way}{named}",
                 why,
                 *(found.evidence if found else ()),
