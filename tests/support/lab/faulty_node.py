@@ -10,6 +10,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterator, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, NamedTuple, Self
 
@@ -33,6 +34,26 @@ PATIENCE = 60.0
 Object = dict[str, Any]
 LOCK = "/run/xtables.lock"
 DOCTOR = (sys.executable, "-m", "tests.support.processes.patient_doctor", "doctor")
+
+
+class Addresses(NamedTuple):
+    """The addresses of a lab, of one family."""
+
+    node: str = NODE
+    outside: str = OUTSIDE
+    ends: tuple[str, str, str] = ENDS
+    client: str = CLIENT
+
+    @property
+    def layout(self) -> Layout:
+        """Its node, client outside and pods, without a bridge; the last endpoint is elsewhere."""
+        length = 64 if ":" in self.node else 24
+        pods = (Pod(each, local=each != self.ends[2]) for each in (*self.ends, self.client))
+        interfaces = {"eth0": (f"{self.node}/{length}",), "lo": ()}
+        return Layout(interfaces, (self.outside,), tuple(pods))
+
+
+IPV4 = Addresses()
 
 
 class Diagnosed(NamedTuple):
@@ -76,18 +97,14 @@ class FaultyNode:
         bridge: str = "",
         pod: bool = False,
         healthy: Callable[[], list[Object]] = world,
+        addresses: Addresses = IPV4,
     ) -> None:
         self.folder = folder
         self.healthy = healthy
         self.pod = pod
         self.flags = (f"--proxy-mode={mode}", *flags)
-        layout = Layout(
-            {"eth0": (f"{NODE}/24",), "lo": ()},
-            (OUTSIDE,),
-            tuple(Pod(address, local=address != ENDS[2]) for address in (*ENDS, CLIENT)),
-            bridge=bridge,
-        )
-        self.lab = Lab(layout)
+        self.ends = addresses.ends
+        self.lab = Lab(replace(addresses.layout, bridge=bridge))
         self.process: subprocess.Popen[bytes] | None = None
         self._serial = 0
 
@@ -149,7 +166,7 @@ class FaultyNode:
 
     def serve(self) -> None:
         """Start the servers of all endpoints."""
-        for address in ENDS:
+        for address in self.ends:
             self.lab.serve(address, 8080, "TCP")
 
     def write(self, objects: Sequence[Object]) -> None:
