@@ -59,13 +59,8 @@ class Node(msgspec.Struct, frozen=True):
         return ""
 
 
-class _Ended(msgspec.Struct, frozen=True, rename="camel"):
+class _Reason(msgspec.Struct, frozen=True, rename="camel"):
     exit_code: int = 0
-    reason: str = ""
-    message: str = ""
-
-
-class _Waiting(msgspec.Struct, frozen=True):
     reason: str = ""
     message: str = ""
 
@@ -74,8 +69,8 @@ class State(msgspec.Struct, frozen=True):
     """How a container is: one of these."""
 
     running: dict[str, Any] | None = None
-    waiting: _Waiting | None = None
-    terminated: _Ended | None = None
+    waiting: _Reason | None = None
+    terminated: _Reason | None = None
 
 
 class _Container(msgspec.Struct, frozen=True):
