@@ -129,7 +129,6 @@ def reload_file(parsed: Parsed, *, mode: str = "") -> Parsed:
 def _resolve(
     given: Mapping[str, Value], words: tuple[str, ...], read: Read, mode: str = ""
 ) -> Parsed:
-    """Return the valid configuration of flags, and of the file that they name."""
     path = _text(given, "config")
     if path:
         config, warnings = from_file(path, given, read, mode)
@@ -226,7 +225,6 @@ def _address(address: str, port: Value) -> str:
 
 
 def _assign_all(config: ProxyConfig, given: Mapping[str, Value]) -> ProxyConfig:
-    """Return a configuration with the fields that flags set."""
     for name, value in given.items():
         flag = FLAGS.get(name)
         if flag and flag.target and not (flag.kind == "ip" and not value):  # upstream: no change

@@ -60,7 +60,6 @@ def validate(config: ProxyConfig, *, strict_upstream: bool = False) -> list[Fiel
 
 
 def _errors(config: ProxyConfig, strict_upstream: bool) -> Iterator[FieldError]:
-    """Yield the errors, section by section."""
     # Sections: that of iptables always, others if the mode uses them.
     yield from validate_masquerade_bit(config.iptables, f"{ROOT}.KubeProxyIPTablesConfiguration")
     spec = spec_of(config.mode)

@@ -52,7 +52,6 @@ class Checks(Generic[Pool]):
         self._running = 0
 
     def __bool__(self) -> bool:
-        """Whether anything is checked."""
         return bool(self._backends)
 
     def serve(self, now: float, pool: Pool, members: Collection[Backend], check: Check) -> None:
@@ -137,7 +136,6 @@ class Checks(Generic[Pool]):
             heappush(self._timers, (now + again, backend))
 
     def _others_pass(self, backend: Backend, found: _Checked) -> bool:
-        """Whether in each pool another endpoint passed its last check."""
         return all(
             any(self._backends[other].passes for other in self._pools[pool] if other != backend)
             for pool in found.checks

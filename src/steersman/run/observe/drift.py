@@ -93,7 +93,6 @@ class DriftLog:
         log.warning(text, drift.what, example, drift.who, outcome, more)
 
     def _report(self) -> None:
-        """Report the Finding, or withdraw it."""
         now = self._wall()
         if (drift := self.not_repaired) is not None:
             text = f"{drift.what}, changed by {drift.who}; they are not repaired yet, see the log"

@@ -144,7 +144,6 @@ class Failover:
                 self._services.touch(name)
 
     async def _read_services(self) -> None:
-        """Give the policy the endpoints of Services that changed."""
         while self._read.behind and self._state is not None:
             names, revision = self._read.changed()
             for number, name in enumerate(names, 1):
@@ -318,7 +317,6 @@ class Failover:
     # Ejections
 
     def _publish(self) -> None:
-        """Publish the ejections that changed, of each Service as a whole."""
         names = dict.fromkeys(key.name.object_name for key in self._policy.take_changed())
         for name in names:
             assert self._state is not None

@@ -72,7 +72,6 @@ class ModeMetrics:
         plans: Callable[[], Collection[ServicePlan]],
         per_service: Callable[[], bool],
     ) -> None:
-        """Create it; nothing is read before a page is requested."""
         self._mode = mode
         self._plans = plans
         self._per_service = per_service

@@ -253,7 +253,6 @@ class StaleEntryCleaner:
         self._cursor.move(revision)
 
     def _note_changes(self, names: Iterable[Name], state: State) -> None:
-        """Record the Services that changed, and the destinations of UDP that they left."""
         plans, services = state.plan.services, state.snapshot.services
         changed = [each for each in names if isinstance(each, PlanKey)]
         for key in changed:
@@ -319,7 +318,6 @@ class StaleEntryCleaner:
                 group.create_task(self._clean(family))
 
     async def _clean(self, family: Family) -> None:
-        """Pay the debts of a family until cancelled."""
         wake, clock = self._wake[family], self._clock
         rested = ended = clock.time()
         while True:
@@ -358,7 +356,6 @@ class StaleEntryCleaner:
         return result.seconds
 
     async def _pass(self, table: str, family: Family, debts: Collection[Key]) -> Cleanup:
-        """Delete the stale entries of some Services."""
         began, label = self._clock.time(), family.kubernetes
         if table == _UNTRANSLATED:
             assert self._plan is not None

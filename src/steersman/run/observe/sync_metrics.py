@@ -76,7 +76,6 @@ class SyncMetrics:
         metrics.show(Metrics.findings, self._finding_counts)
 
     def _by_family(self, value: Callable[[Family], float]) -> Iterator[tuple[tuple[str], float]]:
-        """Yield a value for each family that was synced."""
         if (state := self._state) is not None:
             for family in state.plan.settings.families:
                 yield (family.kubernetes,), value(family)

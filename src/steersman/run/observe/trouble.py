@@ -42,7 +42,6 @@ class TroubleLog:
         self._cursor.move(revision)
 
     def _look(self, key: PlanKey) -> None:
-        """Note the trouble of a plan, or that it has none."""
         plan, name = self._plans.get(key), key.name.object_name
         trouble = trouble_of(plan) if plan is not None else None
         ports = self._ports.get(name, {})

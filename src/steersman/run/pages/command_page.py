@@ -88,7 +88,6 @@ class CommandPage:
     """Runs commands for pages."""
 
     def __init__(self, execute: Exec | None = None) -> None:
-        """Create the page; `execute` runs programs."""
         self._execute = execute or SubprocessExec()
         self._running = 0
 

@@ -131,7 +131,6 @@ class NodePage:
         self._timer = asyncio.get_running_loop().call_later(delay, self._make)
 
     def _make(self) -> None:
-        """Make a line, and wake all listeners."""
         self._made_at, self._due = self._clock(), float("inf")
         self._make_at(self._made_at + _HEARTBEAT)
         self._line = msgspec.json.encode(self.state()) + b"\n"

@@ -121,7 +121,6 @@ class TopPage:
         sync: Callable[[], Sync],
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        """Create the page; nothing is counted before it is asked for."""
         self._states = states
         self._sync = sync
         self._clock = clock
@@ -222,7 +221,6 @@ class TopPage:
 
 
 def _ports(plans: Iterable[ServicePlan], text: str) -> list[_Named]:
-    """Return the ServicePorts whose names contain a text, by name."""
     ends: dict[ServicePortName, int] = {}
     for plan in plans:  # both families in one row
         ends[plan.key.name] = ends.get(plan.key.name, 0) + len(plan.reachable)
@@ -231,7 +229,6 @@ def _ports(plans: Iterable[ServicePlan], text: str) -> list[_Named]:
 
 
 def _endpoints(plans: Iterable[ServicePlan], service: str) -> list[_Named]:
-    """Return the endpoints of a Service's ports."""
     return [
         (f"{end} ({name.port})" if name.port else str(end), (name, str(end)), 1)
         for plan in plans

@@ -95,8 +95,6 @@ class NodeLock:
 
 
 class _Asked(NamedTuple):
-    """A switch that an operator has asked for."""
-
     request: SwitchRequest
     tell: Tell
     result: asyncio.Future[SwitchResult]
@@ -336,7 +334,6 @@ class Daemon:
             self._use(config)
 
     def _use(self, config: ProxyConfig) -> None:
-        """Apply a changed configuration while running."""
         mode = self.engine.mode
         config = in_mode(config, mode.name)  # it may be a fallback
         # Everything that is planned by it, then the parts that use it directly.

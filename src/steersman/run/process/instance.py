@@ -83,7 +83,6 @@ class Holder(msgspec.Struct, frozen=True):
     """Name of the abstract socket that wakes it."""
 
     def __str__(self) -> str:
-        """Describe it for people."""
         since = datetime.fromtimestamp(self.since, UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
         return f"pid {self.pid} on host {self.host}, {self.mode} mode, since {since}"
 

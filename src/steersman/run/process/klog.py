@@ -148,7 +148,6 @@ def _source(path: str) -> str:
 
 
 def _extra(record: logging.LogRecord) -> dict[str, object]:
-    """Return the fields given as `extra=`."""
     return {key: value for key, value in vars(record).items() if key not in _STANDARD}
 
 
@@ -269,7 +268,6 @@ class _Handler(logging.StreamHandler[TextIO]):
         self._limiter = LogLimiter(clock)
 
     def emit(self, record: logging.LogRecord) -> None:
-        """Write a record, or count it."""
         try:
             records = [*self._limiter.admit(record)]
         except Exception:  # a template that does not fit its arguments

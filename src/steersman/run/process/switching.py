@@ -202,8 +202,6 @@ class Switcher:
 
 @dataclass
 class _Switch:
-    """One switch."""
-
     daemon: Switchable
     request: SwitchRequest
     tell: Tell
@@ -363,7 +361,6 @@ class _Switch:
         await self._watch()
 
     async def _back(self, new: Engine) -> SwitchResult:
-        """Let the old mode serve again, and remove the new one."""
         # The new mode may have touched objects of the old one, so the kernel is read again; and a
         # new Engine keeps the destinations that Services hold now.
         old, now = self._old, self.daemon.engine

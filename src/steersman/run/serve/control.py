@@ -43,7 +43,6 @@ class ControlSocket:
     """Serves pages on the local socket."""
 
     def __init__(self, pages: Mapping[tuple[str, str], Page], name: str = CONTROL) -> None:
-        """Create the socket; nothing is bound before `run`."""
         self._name = name
         self._pages = pages
         self.listening = asyncio.Event()

@@ -278,7 +278,6 @@ class Connection(asyncio.Protocol):
         return answer, answer.content
 
     async def _send(self, answer: Answer, piece: bytes, method: str = "") -> None:
-        """Send an answer."""
         # The process never sets a locale with other names.
         date = time.strftime("%a, %d %b %Y %H:%M:%S GMT", time.gmtime())
         headers = [*answer.headers.items(), ("Date", date)]

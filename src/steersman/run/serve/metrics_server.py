@@ -157,8 +157,6 @@ async def _built(
 def _services(
     services: Callable[[ServiceFilter], Awaitable[Iterable[Metric]]], builder: PageBuilder
 ) -> Page:
-    """Return the page of `/metrics/services`."""
-
     async def page(request: Request) -> Answer:
         which = _filter(request.query)
         if isinstance(which, str):
@@ -241,7 +239,6 @@ def stacks() -> str:
 
 
 async def _profile(request: Request) -> Answer:
-    """Profile the event loop's thread for a number of seconds."""
     import cProfile  # noqa: PLC0415 - 0.7 MB, and hardly anybody asks
     import pstats  # noqa: PLC0415
 

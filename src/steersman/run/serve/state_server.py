@@ -44,7 +44,6 @@ class TokenFile:
     """The token of a file, read again when the file changes."""
 
     def __init__(self, path: Path) -> None:
-        """Name the file; nothing is read before it is needed."""
         self._path = path
         self._known: tuple[int, ...] = ()
         self._token = b""

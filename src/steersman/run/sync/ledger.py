@@ -48,7 +48,6 @@ class ObjectLedger:
     """The Ruleset by owner, so that a sync costs what changed."""
 
     def __init__(self) -> None:
-        """Start empty."""
         self.rejected: dict[Owner, str] = {}
         """The kernel's error, by owner whose wanted objects are not in force."""
         self._recorded = 0

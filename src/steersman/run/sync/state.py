@@ -47,7 +47,6 @@ class SyncResult(msgspec.Struct, frozen=True):
         return sum(self.phases.values())
 
     def __str__(self) -> str:
-        """Return the sentence for the log."""
         wrote = f"{self.added} added, {self.changed} changed, {self.removed} removed"
         phases = ", ".join(f"{name} {secs * 1e3:.1f}" for name, secs in self.phases.items())
         refused = f"; {self.refused} refused by the kernel" if self.refused else ""
