@@ -16,7 +16,6 @@ import asyncio
 import logging
 import time
 from collections.abc import Callable, Collection, Iterator, Mapping
-from datetime import datetime
 from itertools import islice
 from typing import NamedTuple
 
@@ -24,6 +23,7 @@ from steersman import __version__
 from steersman.config.types import Tracing
 from steersman.model.findings import clipped
 from steersman.model.names import ObjectName
+from steersman.run.observe.sync_metrics import causes
 from steersman.run.process.startup import StartError
 from steersman.run.sync.in_force import InForce, services_of
 from steersman.run.sync.state import SyncReport
@@ -60,14 +60,8 @@ def spans_of(
     applied = report.state.at
     began = applied - report.result.seconds
     received = began if received is None else min(received, began)
-    cause = received
-    for text in islice(report.arrivals.trigger_times, _MOST_TIMES):
-        try:
-            when = datetime.fromisoformat(text)
-        except ValueError:
-            continue
-        if when.tzinfo is not None and started < when.timestamp() < cause:
-            cause = when.timestamp()
+    times = islice(report.arrivals.trigger_times, _MOST_TIMES)
+    cause = min([received, *causes(times, started)])
     yield Span("change", cause, max(now, applied))
     if cause < received:
         yield Span("deliver", cause, received)

@@ -24,7 +24,7 @@ from steersman.compile.failover import ejects, read_check, watched_pools
 from steersman.config import ProxyConfig, to_failover_settings
 from steersman.failover.checks import Checks
 from steersman.failover.policy import Policy
-from steersman.failover.watch import Failure, FailureWatch
+from steersman.failover.watch import FailureWatch
 from steersman.host.probe import try_http, try_tcp, try_udp
 from steersman.model.change_log import ChangeLog
 from steersman.model.errors import BusyError
@@ -56,17 +56,6 @@ async def try_backend(probe: Probe) -> Observation:
     if backend.protocol is Protocol.UDP:
         return Observation(await try_udp(backend.ip, backend.port))
     return Observation(await try_tcp(backend.ip, backend.port, probe.timeout))
-
-
-class _Blind(FailureWatch):
-    """Sees nothing: for checks alone."""
-
-    async def receive(self) -> list[Failure]:
-        await asyncio.Event().wait()
-        return []
-
-    async def aclose(self) -> None:
-        pass
 
 
 class Failover:
@@ -222,7 +211,7 @@ class Failover:
             self._ejections.problem = problem
             self._report()
             if self._checks:
-                await self._watch(_Blind(), self._clock() + _RETRY)
+                await self._watch(FailureWatch(), self._clock() + _RETRY)
             else:
                 await asyncio.sleep(_RETRY)
 

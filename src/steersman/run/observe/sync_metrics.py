@@ -171,19 +171,25 @@ class SyncMetrics:
 
 
 def programming_seconds(trigger_times: Iterable[str], now: float, started: float) -> list[float]:
-    """Return how long changes took from their cause until they are in force.
+    """Return how long changes took from their `causes` until they are in force.
+
+    Args:
+        now: seconds since 1970; a cause that is later (a clock that is ahead) took no time.
+    """
+    return [max(0.0, now - when) for when in causes(trigger_times, started)]
+
+
+def causes(trigger_times: Iterable[str], started: float) -> Iterator[float]:
+    """Yield when changes were caused, in seconds since 1970.
 
     Args:
         trigger_times: annotations of slices, RFC 3339; invalid ones are left out (behaviour 4).
-        now: seconds since 1970; a cause that is later (a clock that is ahead) took no time.
         started: when the process started; older causes say nothing about it.
     """
-    found = []
     for text in trigger_times:
         try:
             when = datetime.fromisoformat(text)
         except ValueError:
             continue
         if when.tzinfo is not None and when.timestamp() > started:
-            found.append(max(0.0, now - when.timestamp()))
-    return found
+            yield when.timestamp()

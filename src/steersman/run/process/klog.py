@@ -26,6 +26,8 @@ from datetime import datetime
 from pathlib import PurePath
 from typing import TextIO, TypeAlias
 
+import msgspec
+
 from steersman.model.findings import clipped, printable
 
 _DEBUG_VERBOSITY = 4
@@ -166,16 +168,13 @@ FORMATTERS: dict[str, type[logging.Formatter]] = {"text": TextFormatter, "json":
 """By `--logging-format`."""
 
 
-class _Kind:
+class _Kind(msgspec.Struct):
     """The lines of one kind in one period."""
 
-    __slots__ = ("last", "left_out", "since", "written")
-
-    def __init__(self, since: float) -> None:
-        self.since = since
-        self.written = 0
-        self.left_out = 0
-        self.last: logging.LogRecord | None = None
+    since: float
+    written: int = 0
+    left_out: int = 0
+    last: logging.LogRecord | None = None
 
 
 class LogLimiter:
