@@ -49,14 +49,14 @@ def lock() -> str:
 def test_the_lock_names_another_mode_without_a_moment_of_freedom() -> None:
     async def body() -> None:
         mine = Instance("iptables", "here", take_over=False)
-        await mine.claim(lambda _: None)
+        await mine.claim()
         mine.rename("nftables")
         now = holder()
         assert now is not None
         assert (now.mode, now.host) == ("nftables", "here")
         other = Instance("iptables", "there", take_over=False)
         with pytest.raises(StartError, match="nftables mode"):
-            await other.claim(lambda _: None)
+            await other.claim()
         mine.release()
         assert holder() is None
 
@@ -312,7 +312,7 @@ def test_root_is_not_kept_out_by_a_user_without_rights_and_keeps_it_out(tmp_path
 
 async def refusal(instance: Instance) -> str:
     with pytest.raises(StartError) as refused:
-        await instance.claim(lambda _: None)
+        await instance.claim()
     return str(refused.value)
 
 
@@ -326,7 +326,7 @@ def test_who_does_not_let_go_in_time_is_named_and_no_longer_asked() -> None:
         assert said.endswith("did not release the lock within 0.2 s; stop or kill it")
         assert first.comment(NEXT) is None
         first.close()
-        await newcomer.claim(lambda _: None)
+        await newcomer.claim()
         newcomer.release()
 
     in_namespace(body)
@@ -335,11 +335,10 @@ def test_who_does_not_let_go_in_time_is_named_and_no_longer_asked() -> None:
 def test_one_newcomer_takes_over_when_two_ask(monkeypatch: pytest.MonkeyPatch) -> None:
     async def body() -> None:
         first = Instance("iptables", "a", take_over=False)
-        asked = asyncio.Event()
-        await first.claim(lambda _: asked.set())
+        await first.claim()
         two = [Instance("iptables", name, take_over=True, patience=5.0) for name in "bc"]
-        claims = [asyncio.create_task(each.claim(lambda _: None)) for each in two]
-        await asked.wait()
+        claims = [asyncio.create_task(each.claim()) for each in two]
+        await first.newcomer
         first.release()
         await asyncio.wait(claims)
         assert [claim.exception() is None for claim in claims].count(True) == 1
@@ -369,14 +368,14 @@ def test_where_sockets_are_the_lock_a_stranger_is_not_believed(
         assert squatter.stdout
         await squatter.stdout.readline()
         instance = Instance("iptables", "node-a", take_over=False)
-        await instance.claim(lambda _: None)
+        await instance.claim()
         who = f"process {squatter.pid} of user 65534" if listens else "a process that is silent"
         assert f"{who} has bound the abstract socket {NAME} and is not an instance" in caplog.text
         instance.release()
         squatter.kill()
         await squatter.communicate()
         first = Instance("iptables", "node-a", take_over=False)
-        await first.claim(lambda _: None)
+        await first.claim()
         said = await refusal(Instance("iptables", "node-a", take_over=False))
         assert said.startswith("another instance runs on this node (pid ")
         first.release()

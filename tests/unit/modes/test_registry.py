@@ -24,7 +24,7 @@ from steersman.modes.registry import create, may_have_left
 from steersman.modes.specs import SPECS, ModeOptions, ModeSpec, Variant
 from steersman.run.observe.metric_table import DECLARED
 from steersman.run.process.assemble import assemble
-from steersman.run.process.daemon import NodeLock, Stop
+from steersman.run.process.daemon import Stop
 from steersman.run.process.klog import ProcessLog
 from steersman.run.process.machine import Machine
 from tests.support.apiserver.reading import until
@@ -146,7 +146,6 @@ async def test_a_mode_is_a_folder_and_a_row(tmp_path: Path) -> None:
         ProcessLog(stream=io.StringIO(), root=logging.Logger("unused")),
         machine,
         stop,
-        NodeLock(None),
     )
     running = asyncio.create_task(daemon.run())
     mode: Any = made[0]

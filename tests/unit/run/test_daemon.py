@@ -15,8 +15,8 @@ import pytest
 
 from steersman.config import parse_command_line
 from steersman.run.process.assemble import assemble
-from steersman.run.process.daemon import Daemon, NodeLock, Stop
-from steersman.run.process.instance import Holder
+from steersman.run.process.daemon import Daemon, Stop
+from steersman.run.process.instance import Holder, NodeLock
 from steersman.run.process.klog import ProcessLog
 from steersman.run.process.machine import Machine
 from tests.support.modes.inline import Inline
@@ -66,7 +66,6 @@ class NotedLock(NodeLock):
     """Notes whether the mode wrote when the lock was released."""
 
     def __init__(self, mode: SlowMode) -> None:
-        super().__init__(None)
         self.mode = mode
         self.wrote_when_released: list[bool] = []
 
@@ -74,8 +73,9 @@ class NotedLock(NodeLock):
         self.wrote_when_released.append(self.mode.writing)
 
 
-def machine(mode: SlowMode) -> Machine:
+def machine(mode: SlowMode, lock: NodeLock) -> Machine:
     return Machine(
+        instance=lock,
         create_mode=lambda *_: mode,
         may_have_left=lambda *_: True,
         set_conntrack=lambda *_: None,
@@ -101,7 +101,7 @@ async def running(
     )
     logs = ProcessLog(stream=io.StringIO(), root=logging.Logger("unused"))
     stop, lock = Stop(), NotedLock(mode)
-    daemon = await assemble(parsed, logs, machine(mode), stop, lock)
+    daemon = await assemble(parsed, logs, machine(mode, lock), stop)
     task = asyncio.create_task(daemon.run())
     async with asyncio.timeout(60):
         await daemon.serving.wait()

@@ -57,11 +57,11 @@ class Crowd:
 
 
 async def test_a_crowd_at_the_lock_does_not_hold_the_event_loop() -> None:
-    asked: list[Holder] = []
     instance, crowd = Instance("nftables", "node-a", take_over=False), Crowd()
-    instance._door, instance._asked = crowd, asked.append  # type: ignore[assignment]
+    instance._door = crowd  # type: ignore[assignment]
+    instance.newcomer = asyncio.get_running_loop().create_future()
     instance._on_connection()
     assert crowd.accepted == 256
-    assert asked == []
+    assert not instance.newcomer.done()
     instance._door = None  # it would listen again in a moment
     await asyncio.sleep(0)

@@ -22,7 +22,7 @@ from steersman.modes.capabilities import Carrier
 from steersman.run.process import daemon, mode_transition, switching
 from steersman.run.process.assemble import assemble
 from steersman.run.process.canary import Target
-from steersman.run.process.daemon import Daemon, NodeLock, Stop
+from steersman.run.process.daemon import Daemon, Stop
 from steersman.run.process.klog import ProcessLog
 from steersman.run.process.machine import Machine
 from steersman.run.sync.state import SyncReport
@@ -153,7 +153,7 @@ async def running(folder: Path, *flags: str) -> AsyncIterator[World]:
         memory_when_loaded=lambda: None,
     )
     logs = ProcessLog(stream=io.StringIO(), root=logging.Logger("unused"))
-    world.daemon = await assemble(parsed, logs, machine, world.stop, NodeLock(None))
+    world.daemon = await assemble(parsed, logs, machine, world.stop)
     world.daemon.switcher.dial = world.dial
     task = asyncio.create_task(world.daemon.run())
     async with asyncio.timeout(60):

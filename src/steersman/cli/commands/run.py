@@ -54,10 +54,10 @@ def run_words(argv: Sequence[str], program: str = "steersman run") -> int:
     from steersman.host.facts import hostname  # noqa: PLC0415
     from steersman.run.process.assemble import run_daemon  # noqa: PLC0415
     from steersman.run.process.event_loop import MeasuredLoop, run_to_end  # noqa: PLC0415
-    from steersman.run.process.instance import Instance, MachineInstance  # noqa: PLC0415
+    from steersman.run.process.instance import Instance, MachineInstance, NodeLock  # noqa: PLC0415
     from steersman.run.process.machine import Machine  # noqa: PLC0415
 
-    instance: Instance | MachineInstance
+    instance: NodeLock
     if sys.platform == "win32":  # another loop waits for subprocesses there; it is not measured
         instance, loop_factory = MachineInstance(), None
     else:

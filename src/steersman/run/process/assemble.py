@@ -32,7 +32,7 @@ from steersman.run.pages.history import History
 from steersman.run.pages.node_page import NodePage
 from steersman.run.pages.top import TopPage
 from steersman.run.process.config_reloader import ConfigReloader
-from steersman.run.process.daemon import Daemon, NodeLock, Stop
+from steersman.run.process.daemon import Daemon, Stop
 from steersman.run.process.event_loop import on_signal, until
 from steersman.run.process.klog import ProcessLog
 from steersman.run.process.machine import Machine
@@ -62,36 +62,31 @@ async def run_daemon(parsed: Parsed, logs: ProcessLog, machine: Machine) -> None
     """
     machine.raise_descriptor_limit()
     machine.memory_at_start()
-    stop, lock = Stop(), NodeLock(machine.instance)
+    stop = Stop()
     for number in (signal.SIGTERM, signal.SIGINT, getattr(signal, "SIGBREAK", None)):
         if number is not None:
             on_signal(number, stop.request)
 
-    async def start() -> Daemon:
-        await lock.claim()
-        return await assemble(parsed, logs, machine, stop, lock)
-
     try:
-        daemon = await until(stop.requested, start())
+        daemon = await until(stop.requested, assemble(parsed, logs, machine, stop))
         if daemon is None:
             log.info("stopping before anything was written; the rules stay in force")
         else:
             await daemon.run()
     finally:
-        lock.release()
+        machine.instance.release()
     if stop.failure:
         raise StartError(stop.failure)
 
 
-async def assemble(
-    parsed: Parsed, logs: ProcessLog, machine: Machine, stop: Stop, lock: NodeLock
-) -> Daemon:
-    """Make the daemon, set the sysctls it needs, and choose the mode.
+async def assemble(parsed: Parsed, logs: ProcessLog, machine: Machine, stop: Stop) -> Daemon:
+    """Claim the node, make the daemon, set the sysctls it needs, and choose the mode.
 
     Raises:
         StartError: it cannot run here.
         SysctlError: a start-up setting cannot be written (behaviour 1.1).
     """
+    await machine.instance.claim()
     source, poster = make_source(parsed.config, node_config(parsed.config).node_name)
     chosen = await choose_mode(parsed.config, machine.create_mode)
     mode = chosen.mode
@@ -132,7 +127,6 @@ async def assemble(
         machine=machine,
         logs=logs,
         stop=stop,
-        lock=lock,
         engine=engine,
         source=source,
         servers=servers,

@@ -31,7 +31,6 @@ from steersman.run.observe.findings_log import FindingsLog
 from steersman.run.observe.observers import SyncObservers
 from steersman.run.process.config_reloader import ConfigReloader
 from steersman.run.process.event_loop import guarded, on_signal, until
-from steersman.run.process.instance import Holder, Instance, MachineInstance
 from steersman.run.process.klog import ProcessLog, v
 from steersman.run.process.machine import Machine
 from steersman.run.process.mode_transition import other_modes, remove_leftovers
@@ -68,32 +67,6 @@ class Stop:
         self.requested.set()
 
 
-class NodeLock:
-    """Makes this process the only instance on its node, until another one takes over."""
-
-    def __init__(self, instance: Instance | MachineInstance | None) -> None:
-        """Create it unlocked; without an instance nothing is ever locked."""
-        self._instance = instance
-        self.newcomer: asyncio.Future[Holder] = asyncio.get_running_loop().create_future()
-        """The instance that asks to take over."""
-
-    async def claim(self) -> None:
-        """Claim the lock; raise StartError if another instance keeps it."""
-        self.newcomer = asyncio.get_running_loop().create_future()
-        if self._instance is not None:
-            await self._instance.claim(self.newcomer.set_result)
-
-    def release(self) -> None:
-        """Release the lock. Idempotent."""
-        if self._instance is not None:
-            self._instance.release()
-
-    def rename(self, mode: str) -> None:
-        """Show another mode to those who look at the lock."""
-        if self._instance is not None:
-            self._instance.rename(mode)
-
-
 class _Asked(NamedTuple):
     request: SwitchRequest
     tell: Tell
@@ -109,7 +82,6 @@ class Daemon:
         machine: Machine,
         logs: ProcessLog,
         stop: Stop,
-        lock: NodeLock,
         engine: Engine,
         source: Source,
         servers: Servers,
@@ -123,7 +95,7 @@ class Daemon:
         self._machine = machine
         self._logs = logs
         self._stop = stop
-        self._lock = lock
+        self._lock = machine.instance
         self.engine = engine
         """The mode that serves; `switch` replaces it."""
         self._source = source

@@ -43,7 +43,6 @@ import os
 import socket
 import sys
 import time
-from collections.abc import Callable
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Any
 
@@ -126,23 +125,36 @@ def running() -> Holder | None:
         tables.close()
 
 
-class MachineInstance:
-    """This process as the one instance of a machine with Windows."""
+class NodeLock:
+    """Makes this process the only instance on its node; this class locks nothing."""
 
-    def __init__(self) -> None:
-        """Prepare; nothing happens before `claim`."""
-        self._mutex: int | None = None
+    newcomer: asyncio.Future[Holder]
+    """The instance that asks to take over, since the last `claim`."""
 
-    async def claim(self, asked: Callable[[Holder], None]) -> None:
-        """Create the mutex.
-
-        Args:
-            asked: never called.
+    async def claim(self) -> None:
+        """Claim the lock.
 
         Raises:
-            StartError: another instance has it.
+            StartError: another instance runs, or does not release the lock.
         """
-        del asked
+        self.newcomer = asyncio.get_running_loop().create_future()
+
+    def release(self) -> None:
+        """Release the lock. Idempotent."""
+
+    def rename(self, mode: str) -> None:
+        """Say in the lock that another mode runs; others only read it to name the holder."""
+
+
+class MachineInstance(NodeLock):
+    """This process as the one instance of a machine with Windows: it holds a mutex."""
+
+    def __init__(self) -> None:
+        self._mutex: int | None = None
+
+    async def claim(self) -> None:
+        """Create the mutex, as `NodeLock.claim`."""
+        await super().claim()
         kernel32: Any = vars(ctypes)["WinDLL"]("kernel32", use_last_error=True)
         kernel32.CreateMutexW.restype = ctypes.c_void_p
         # A service and the sessions of users share the names that begin so.
@@ -153,16 +165,13 @@ class MachineInstance:
             raise StartError("another instance runs on this machine; stop it first")
 
     def release(self) -> None:
-        """Release the mutex. Idempotent."""
+        """Release the mutex."""
         if self._mutex is not None:
             vars(ctypes)["WinDLL"]("kernel32").CloseHandle(ctypes.c_void_p(self._mutex))
             self._mutex = None
 
-    def rename(self, mode: str) -> None:
-        """Do nothing: a mutex has no text."""
 
-
-class Instance:
+class Instance(NodeLock):
     """This process as the one instance of its network namespace."""
 
     def __init__(
@@ -178,20 +187,12 @@ class Instance:
         self._patience = patience
         self._tables: OwnedTables | None = None
         self._door: socket.socket | None = None
-        self._asked: Callable[[Holder], None] = lambda _: None
 
-    async def claim(self, asked: Callable[[Holder], None]) -> None:
-        """Claim the lock of this network namespace.
-
-        Args:
-            asked: called when another instance wants to take over, with its identity.
-
-        Raises:
-            StartError: another instance runs, or does not release the lock.
-        """
+    async def claim(self) -> None:
+        """Claim the lock of this network namespace, as `NodeLock.claim`."""
         from steersman.netfilter.nft.owned import NoTablesError, OwnedTables  # noqa: PLC0415 - it calls what Windows lacks
 
-        self._asked = asked
+        await super().claim()
         try:
             self._tables = OwnedTables()
             await self._claim_table(self._tables)
@@ -205,7 +206,7 @@ class Instance:
             asyncio.get_running_loop().add_reader(self._door, self._on_connection)
 
     def release(self) -> None:
-        """Release the lock. Idempotent."""
+        """Release the lock."""
         if self._door is not None:
             with contextlib.suppress(RuntimeError):  # no event loop runs any more
                 asyncio.get_running_loop().remove_reader(self._door)
@@ -216,7 +217,7 @@ class Instance:
             self._tables = None
 
     def rename(self, mode: str) -> None:
-        """Say in the lock that another mode runs; others only read it to name the holder."""
+        """Write another comment into the table."""
         self._me = msgspec.structs.replace(self._me, mode=mode)
         if self._tables is not None and not self._tables.rename(NAME, self._me.comment):
             log.warning("the lock still names the previous mode: the kernel refused to change it")
@@ -281,7 +282,7 @@ class Instance:
         if self._tables is not None:  # the kernel knows; a message proves nothing
             newcomer = _holder(self._tables, NEXT)
         if newcomer is not None:
-            self._asked(newcomer)
+            self.newcomer.set_result(newcomer)
         else:
 
             def listen_again() -> None:

@@ -20,7 +20,7 @@ from steersman.modes.base import Mode
 from steersman.modes.registry import Factory, create, may_have_left
 from steersman.modes.specs import ModeOptions
 from steersman.run.process.config_reloader import file_changes
-from steersman.run.process.instance import Instance, MachineInstance
+from steersman.run.process.instance import NodeLock
 from steersman.run.process.memory import freeze_live_objects, tune_at_start
 from steersman.run.process.startup import allow_localhost_node_ports, set_conntrack
 
@@ -43,8 +43,8 @@ class Machine(msgspec.Struct, frozen=True):
     """Builds a mode."""
     may_have_left: Callable[[str, ModeOptions], bool] = may_have_left
     """Says of a mode, by its name, whether it is built to remove what it left."""
-    instance: Instance | MachineInstance | None = None
-    """The lock that lets one instance run on a node; None for no lock."""
+    instance: NodeLock = msgspec.field(default_factory=NodeLock)
+    """The lock that lets one instance run on a node."""
     set_conntrack: Callable[[ProxyConfig, Traits], None] = set_conntrack
     allow_localhost_node_ports: Callable[[NodeConfig, Mode, HostFacts], NodeConfig] = (
         allow_localhost_node_ports
