@@ -171,12 +171,12 @@ class Canary:
 
     async def _watch(self, targets: Iterator[Target]) -> None:
         # Several at a time, so that one that does not answer delays no other.
-        running: set[asyncio.Task[None]] = set()
         busy: set[Target] = set()
 
         async def once(target: Target) -> None:
             began = time.monotonic()
             wrong = await self._dial(target)
+            busy.discard(target)
             self.dials += 1
             if not wrong:
                 self._in_a_row.pop(target, None)
@@ -186,20 +186,9 @@ class Canary:
             if len(self.failures) < _MOST_NOTES:
                 self.failures.append(f"{target}: {wrong} after {time.monotonic() - began:.1f} s")
 
-        try:
+        async with asyncio.TaskGroup() as group:
             for target in targets:
                 if target not in busy:
                     busy.add(target)
-                    task = asyncio.create_task(once(target))
-                    running.add(task)
-
-                    def done(task: asyncio.Task[None], target: Target = target) -> None:
-                        running.discard(task)
-                        busy.discard(target)
-
-                    task.add_done_callback(done)
+                    group.create_task(once(target))
                 await self._sleep(_PAUSE)
-        finally:
-            for task in running:
-                task.cancel()
-            await asyncio.gather(*running, return_exceptions=True)
