@@ -343,7 +343,7 @@ class Oracle:
     def ejects(self) -> bool:
         """Whether an endpoint is ejected, or may return."""
         daemon = self._node.daemon
-        return daemon is not None and any(daemon._failover._policy.ejections)
+        return daemon is not None and any(daemon.failover._policy.ejections)
 
     def _await_ejections(self) -> None:
         """Wait until the last change of ejections is in the kernel; see that they are right.
@@ -357,12 +357,12 @@ class Oracle:
             if self._universe.now > endpoints.changed_at + 5.0:
                 break
             self._universe.run(1.0)
-        if wrong := endpoints.overdue(daemon._failover._policy):
+        if wrong := endpoints.overdue(daemon.failover._policy):
             raise Violation(wrong)
         ejected = self._ejected()
         if ejected and not self._node.ejects:
             raise Violation(f"{len(ejected)} Services have ejections although none are wanted")
-        known = {each.backend for each in daemon._failover._policy.ejections}
+        known = {each.backend for each in daemon.failover._policy.ejections}
         if unknown := {each.backend for some in ejected.values() for each in some} - known:
             raise Violation(f"nothing will end the ejections of {unknown}")
         if gone := ejected.keys() - daemon.sync.state.snapshot.services.keys():

@@ -15,6 +15,7 @@ import logging
 import signal
 from collections.abc import Callable, Coroutine
 from contextlib import suppress
+from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 from steersman.config import ConfigError, ProxyConfig, in_mode, to_mode_options
@@ -73,40 +74,26 @@ class _Asked(NamedTuple):
     result: asyncio.Future[SwitchResult]
 
 
+@dataclass(kw_only=True, eq=False, repr=False)
 class Daemon:
     """Runs the assembled parts."""
 
-    def __init__(
-        self,
-        *,
-        machine: Machine,
-        logs: ProcessLog,
-        stop: Stop,
-        engine: Engine,
-        source: Source,
-        servers: Servers,
-        observers: SyncObservers,
-        findings: FindingsLog,
-        drift: DriftLog,
-        failover: Failover,
-        node_watcher: NodeWatcher,
-        reloader: ConfigReloader,
-    ) -> None:
-        self._machine = machine
-        self._logs = logs
-        self._stop = stop
-        self._lock = machine.instance
-        self.engine = engine
-        """The mode that serves; `switch` replaces it."""
-        self._source = source
-        self._servers = servers
-        self._observers = observers
-        self._findings = findings
-        self._drift = drift
-        self._failover = failover
-        self._node_watcher = node_watcher
-        self._reloader = reloader
-        config = reloader.current
+    machine: Machine
+    logs: ProcessLog
+    stop: Stop
+    engine: Engine
+    """The mode that serves; `switch` replaces it."""
+    source: Source
+    servers: Servers
+    observers: SyncObservers
+    findings: FindingsLog
+    drift: DriftLog
+    failover: Failover
+    node_watcher: NodeWatcher
+    reloader: ConfigReloader
+
+    def __post_init__(self) -> None:
+        config = self.reloader.current
         least = config.min_sync_interval.seconds
         self._runner = Runner(
             self._sync_once,
@@ -133,37 +120,37 @@ class Daemon:
             on_signal(signal.SIGHUP, self._reload)
         work: dict[str, Coroutine[Any, Any, None]] = {
             "sync": self._sync_forever(),
-            "source": self._source.run(self.sync.store),
+            "source": self.source.run(self.sync.store),
             "addresses": self._follow_addresses(),
             "drift": self._check_for_drift(),
             "configuration": self._follow_configuration(),
-            "conntrack": self._with_engine(lambda _: self._observers.stale_entries.run()),
-            "health checks": self._observers.health_checks.run(),
-            "failover": self._with_engine(self._failover.run),
+            "conntrack": self._with_engine(lambda _: self.observers.stale_entries.run()),
+            "health checks": self.observers.health_checks.run(),
+            "failover": self._with_engine(self.failover.run),
             "external changes": self._with_engine(self._watch_for_external_changes),
             "leftovers": self._remove_leftovers(),
             "hand-over": self._hand_over(),
             "switches": self._carry_out_switches(),
-            **self._servers.tasks(),
+            **self.servers.tasks(),
         }
         # `guarded` turns the crash of a task into a request to stop, so the group never fails.
         async with asyncio.TaskGroup() as group:
             tasks = [
-                group.create_task(guarded(name, call, self._stop.request), name=name)
+                group.create_task(guarded(name, call, self.stop.request), name=name)
                 for name, call in work.items()
             ]
-            await self._stop.requested.wait()
-            if self._stop.failure:
-                await self._servers.flush_events()
+            await self.stop.requested.wait()
+            if self.stop.failure:
+                await self.servers.flush_events()
             log.info("stopping; the rules stay in force")
             notify_supervisor("STOPPING=1")
             for task in tasks:
                 task.cancel()
         # All tasks have ended: nothing is written any more. Connections may drain beside the next
         # instance.
-        self._lock.release()
-        await self._servers.close()
-        drain = self._reloader.current.steersman.drain_period.seconds
+        self.machine.instance.release()
+        await self.servers.close()
+        drain = self.reloader.current.steersman.drain_period.seconds
         ends = (release(self.engine.mode, drain), self.switcher.aclose(drain))
         if cut := sum(await asyncio.gather(*ends)):
             log.warning("%d connections were cut; --drain-period gives them more time", cut)
@@ -178,36 +165,36 @@ class Daemon:
     async def _hand_over(self) -> None:
         """Stop when another instance takes over, once it has the sockets that only we can give."""
         while True:
-            newcomer = await asyncio.shield(self._lock.newcomer)
+            newcomer = await asyncio.shield(self.machine.instance.newcomer)
             mode = self.engine.mode
             log.warning("another instance is taking over: %s", newcomer)
             if mode.handover is None or newcomer.mode != mode.name or self.switcher.running:
                 break  # the lock is released only when nothing is written any more
             # The newcomer starts to serve beside this process, and fetches the sockets.
-            self._lock.release()
+            self.machine.instance.release()
             with suppress(TimeoutError):
                 async with asyncio.timeout(_HANDOFF):
                     await mode.handover.wait()
                     break
             try:
-                await self._lock.claim()
+                await self.machine.instance.claim()
             except StartError:  # it runs, and needs nothing of ours
                 break
             log.warning("the other instance is gone; this one continues")
-        self._stop.request()
+        self.stop.request()
 
     # Sync
 
     async def _sync_forever(self) -> None:
         """Wait for this node's object, then sync until cancelled."""
-        score = self._reloader.current.oom_score_adj
-        if score is not None and (warning := self._machine.set_oom_score(score)):
+        score = self.reloader.current.oom_score_adj
+        if score is not None and (warning := self.machine.set_oom_score(score)):
             log.info("%s", warning)
-        if isinstance(self._source, ApiServerSource):
-            await self._node_watcher.wait()
+        if isinstance(self.source, ApiServerSource):
+            await self.node_watcher.wait()
         log.info("Using %s Proxier", self.sync.mode.name)
-        self._servers.recorder.starting()
-        self._observers.started(self.engine.node.families)
+        self.servers.recorder.starting()
+        self.observers.started(self.engine.node.families)
         await self._runner.run()
 
     async def _sync_once(self) -> bool:
@@ -219,14 +206,14 @@ class Daemon:
                 report = await sync.run()
             except Exception as error:  # rules may be missing: health must tell in time
                 if sync.drift is not None:
-                    self._drift.unrepaired(sync.drift)
+                    self.drift.unrepaired(sync.drift)
                 why = str(error) or type(error).__name__
-                self._observers.failed(self.engine.node.families, why)
+                self.observers.failed(self.engine.node.families, why)
                 raise
-            self._servers.states.failure = ""
+            self.servers.states.failure = ""
             result = None
             if report is not None:
-                await self._observers.observe(report)
+                await self.observers.observe(report)
                 result = report.result
                 del report  # it holds the objects that are packed now
                 await sync.pack()
@@ -245,7 +232,7 @@ class Daemon:
                     "object, or correct --hostname-override",
                     self.engine.node.node_name,
                 )
-            self._machine.memory_when_loaded()
+            self.machine.memory_when_loaded()
         return True
 
     # Reasons to sync
@@ -254,15 +241,15 @@ class Daemon:
         """Sync soon: the Store changed."""
         if self.sync.store.synced:  # before, a run would only delay the first real one
             self._runner.request()
-            self._observers.queued(self.engine.node.families)
-        self._node_watcher.follow()
+            self.observers.queued(self.engine.node.families)
+        self.node_watcher.follow()
 
     def reported(self) -> None:
         """Log other Findings of sources with the next sync; at once if none is possible yet."""
         if self.sync.store.synced:
             self._runner.request()
         else:
-            self._findings.update(self.sync.store.findings)
+            self.findings.update(self.sync.store.findings)
 
     def _suspect(self) -> None:
         self.sync.suspect()
@@ -271,7 +258,7 @@ class Daemon:
     async def _check_for_drift(self) -> None:
         while True:
             self._reconfigured.clear()
-            period = self._reloader.current.sync_period.seconds
+            period = self.reloader.current.sync_period.seconds
             await MonotonicClock().wait(self._reconfigured, period)
             self._suspect()
 
@@ -298,11 +285,11 @@ class Daemon:
             await asyncio.sleep(_RETRY)
 
     async def _follow_configuration(self) -> None:
-        async for config in self._reloader.changes():
+        async for config in self.reloader.changes():
             self._use(config)
 
     def _reload(self) -> None:
-        if (config := self._reloader.reload()) is not None:
+        if (config := self.reloader.reload()) is not None:
             self._use(config)
 
     def _use(self, config: ProxyConfig) -> None:
@@ -310,15 +297,15 @@ class Daemon:
         config = in_mode(config, mode.name)  # it may be a fallback
         # Everything that is planned by it, then the parts that use it directly.
         facts = self.sync.store.facts
-        node = self._machine.allow_localhost_node_ports(node_config(config), mode, facts)
+        node = self.machine.allow_localhost_node_ports(node_config(config), mode, facts)
         self.engine.use(config, node)
-        self._logs.set_verbosity(config.logging.verbosity)
+        self.logs.set_verbosity(config.logging.verbosity)
         self._use_directly(config, node)
 
     def _use_directly(self, config: ProxyConfig, node: NodeConfig) -> None:
         """Let the parts that are no part of the engine use a configuration."""
-        self._servers.use(config)
-        self._node_watcher.use(node)
+        self.servers.use(config)
+        self.node_watcher.use(node)
         self._reconfigured.set()
         self._runner.set_intervals(config.min_sync_interval.seconds, config.sync_period.seconds)
         self._runner.request()
@@ -336,8 +323,8 @@ class Daemon:
                 SubprocessExec(),
                 engine.mode.variant,
                 to_mode_options(engine.config),
-                self._machine.create_mode,
-                may_have_left=self._machine.may_have_left,
+                self.machine.create_mode,
+                may_have_left=self.machine.may_have_left,
             )
             spared = engine.spared | self.switcher.retiring
             left = [(name, mode) for name, mode in others if mode.name not in spared]
@@ -383,7 +370,7 @@ class Daemon:
     @property
     def configured_mode(self) -> str:
         """The mode that a restart would run."""
-        return self._reloader.configured_mode
+        return self.reloader.configured_mode
 
     def new_engine(self, name: str) -> Engine:
         """Make an engine of another mode; nothing is written.
@@ -391,8 +378,8 @@ class Daemon:
         Raises:
             ConfigError, StartError: the configuration is invalid in that mode.
         """
-        config, before = self._reloader.in_mode(name), self.engine
-        mode = new_mode(config, self._machine.create_mode)
+        config, before = self.reloader.in_mode(name), self.engine
+        mode = new_mode(config, self.machine.create_mode)
         engine = Engine(mode, config, node_config(config), before.sync.store, before=before)
         engine.spared = frozenset({before.mode.name})
         return engine
@@ -400,29 +387,29 @@ class Daemon:
     def prepare_machine(self, engine: Engine) -> None:
         """Set the sysctls that an engine needs."""
         node, facts = node_config(engine.config), engine.sync.store.facts
-        allowed = self._machine.allow_localhost_node_ports(node, engine.mode, facts)
+        allowed = self.machine.allow_localhost_node_ports(node, engine.mode, facts)
         if allowed != engine.node:  # other settings, or a sysctl cannot be set
             engine.use(engine.config, allowed)
-        self._machine.set_conntrack(engine.config, engine.mode.traits)
+        self.machine.set_conntrack(engine.config, engine.mode.traits)
 
     async def install(self, engine: Engine, report: SyncReport) -> None:
         """Let an engine serve whose first sync has this report."""
         # The configuration may have changed since the engine was made.
         with suppress(ConfigError):  # reported by the reloader
-            config = self._reloader.in_mode(engine.mode.name)
+            config = self.reloader.in_mode(engine.mode.name)
             if config != engine.config:
                 engine.use(config, engine.node)
                 self.prepare_machine(engine)
         before, self.engine = self.engine, engine
-        self._servers.use_sync(engine.sync)
-        self._observers.use_mode(engine.mode, engine.sync.objects)
+        self.servers.use_sync(engine.sync)
+        self.observers.use_mode(engine.mode, engine.sync.objects)
         before.replaced.set()
-        await self._observers.observe(report)
+        await self.observers.observe(report)
         # What was said about a fallback at the start is not true any more.
         engine.sync.store.report("mode", ())
-        self._servers.metrics.mode_fallback.clear()
-        self._lock.rename(engine.mode.name)
-        self._reloader.use_mode(engine.config, engine.mode.traits)
+        self.servers.metrics.mode_fallback.clear()
+        self.machine.instance.rename(engine.mode.name)
+        self.reloader.use_mode(engine.config, engine.mode.traits)
         self._use_directly(engine.config, engine.node)
         log.info("Using %s Proxier", engine.mode.name)
 
@@ -440,7 +427,7 @@ class Daemon:
                 self.sync.suspect()
             report = await self.sync.run()
             if report is not None:
-                await self._observers.observe(report)
+                await self.observers.observe(report)
             return report
 
 
