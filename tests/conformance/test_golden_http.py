@@ -12,6 +12,7 @@ from steersman.config import flagz
 from steersman.model.kube import Node, ObjectMeta
 from steersman.model.names import Family, ObjectName
 from steersman.run.observe.metrics import Metrics
+from steersman.run.observe.prometheus import exposition
 from steersman.run.observe.scraped import NFACCT, nfacct_packets
 from steersman.run.serve.health import ProxyHealth, ServiceHealth, now, proxy_health_app
 from steersman.run.serve.http import App, application
@@ -145,5 +146,7 @@ def test_every_metric_upstream_showed_is_here_with_its_type(mode: str) -> None:
     theirs = _types(golden, r"^(kubeproxy_\S+) (\S+)$")
     metrics = Metrics(mode)
     metrics.on_scrape(lambda: nfacct_packets(dict.fromkeys(NFACCT, 0)))
-    ours = _types(metrics.render()[0].decode(), r"^# TYPE (kubeproxy_\S+) (\S+)$")
+    ours = _types(
+        b"".join(exposition(metrics.collect())).decode(), r"^# TYPE (kubeproxy_\S+) (\S+)$"
+    )
     assert theirs.items() <= ours.items()

@@ -492,7 +492,7 @@ async def test_clients_are_accepted_a_few_in_an_iteration(
         server = await accepting(backlog, hello(), tls)
         await until(lambda: iterations.total == 100)
         assert iterations.most <= 3  # one more may have been accepted, and wait
-        await until(lambda: server.clients.starting <= 16)
+        await until(lambda: len(server.clients._starting) <= 16)
     await server.close()
     backlog.close()
 

@@ -13,12 +13,12 @@ from steersman.run.observe.metric_table import (
     MetricTable,
 )
 from steersman.run.observe.metrics import COUNTED, OF_SOME_MODES, Metrics
-from steersman.run.observe.prometheus import Labelled
+from steersman.run.observe.prometheus import Labelled, exposition
 from steersman.run.observe.scraped import NFACCT, conntrack_usage, nfacct_packets
 
 
 def text(metrics: Metrics) -> str:
-    return metrics.render()[0].decode()
+    return b"".join(exposition(metrics.collect())).decode()
 
 
 def types(metrics: Metrics) -> dict[str, str]:
@@ -100,12 +100,12 @@ def test_a_switch_of_the_mode_changes_the_metrics_that_only_some_modes_have() ->
     metrics = Metrics("nftables")
     metrics.syncs("start", "ok").inc()
     metrics.use_mode("iptables")
-    text = metrics.render()[0].decode()
+    text = b"".join(exposition(metrics.collect())).decode()
     assert "nftables_sync_failures_total" not in text
     assert "iptables_restore_failures_total" in text
     assert 'steersman_syncs_total{outcome="ok",reason="start"} 1.0' in text
     metrics.use_mode("nftables")
-    assert "nftables_sync_failures_total" in metrics.render()[0].decode()
+    assert "nftables_sync_failures_total" in b"".join(exposition(metrics.collect())).decode()
 
 
 def test_two_live_side_by_side() -> None:
@@ -124,7 +124,7 @@ def test_the_kernel_is_asked_at_each_scrape() -> None:
             raise OSError
         return usage
 
-    metrics.on_scrape(conntrack_usage(read))
+    metrics.on_scrape(lambda: conntrack_usage(read))
     metrics.on_scrape(lambda: nfacct_packets(packets))
     out = text(metrics)
     assert "steersman_conntrack_entries 1.0\n" in out

@@ -145,14 +145,14 @@ async def test_without_listeners_nothing_is_made_and_no_timer_runs() -> None:
 
         def left() -> bool:
             node.page.changed()
-            return not node.page.listening
+            return not node.page._listeners
 
         await until(left)
         asked = node.asked
         node.page.changed()
         await asyncio.sleep(0)
         assert node.asked == asked
-        assert not node.page.waiting
+        assert node.page._timer is None
 
 
 async def test_a_heartbeat_tells_that_nothing_changed(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -217,9 +217,9 @@ async def test_a_listener_that_reads_nothing_is_dropped(monkeypatch: pytest.Monk
         at = yarl.URL(url)
         reader, writer = await asyncio.open_connection(at.host, at.port, limit=1024)
         writer.write(b"GET /node?watch=1 HTTP/1.1\r\nHost: x\r\n\r\n")
-        await until(lambda: bool(node.page.listening))
+        await until(lambda: bool(node.page._listeners))
         async with asyncio.timeout(SECONDS):
-            while node.page.listening:
+            while node.page._listeners:
                 node.page.changed()
                 await asyncio.sleep(0)
         writer.close()

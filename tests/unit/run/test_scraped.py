@@ -41,19 +41,18 @@ def test_each_condition_has_one_status_and_its_time() -> None:
 
 def test_the_connection_to_the_api_server_is_shown_by_kind() -> None:
     stats = SourceStats()
-    collect = source_state(stats, lambda: 100.0)
-    assert values(collect()) == {}
+    assert values(source_state(stats, 100.0)) == {}
     stats.kind("Service").connected = True
     stats.kind("Node").errors["http_403"] += 2
-    assert values(collect()) == {
+    assert values(source_state(stats, 100.0)) == {
         "steersman_source_connected{Service}": 1,
         "steersman_source_connected{Node}": 0,
         "steersman_watch_errors_total{Node,http_403}": 2,
     }
     stats.kind("Node").received(b"{}", 90.0)
-    assert values(collect())["steersman_source_quiet_seconds{}"] == 10
+    assert values(source_state(stats, 100.0))["steersman_source_quiet_seconds{}"] == 10
     stats.kind("Node").received(b"{}", 101.0)  # in the moment of the scrape
-    assert values(collect())["steersman_source_quiet_seconds{}"] == 0
+    assert values(source_state(stats, 100.0))["steersman_source_quiet_seconds{}"] == 0
 
 
 def test_requests_are_counted_and_their_seconds_put_into_buckets() -> None:
@@ -62,7 +61,7 @@ def test_requests_are_counted_and_their_seconds_put_into_buckets() -> None:
         stats.requests.count("200", "GET", "api:6443")
         stats.requests.took(seconds, "GET", "api:6443")
     stats.requests.count("<error>", "POST", "api:6443")
-    found = values(source_state(stats, lambda: 0.0)())
+    found = values(source_state(stats, 0.0))
     assert found["rest_client_requests_total{200,GET,api:6443}"] == 3
     assert found["rest_client_requests_total{<error>,POST,api:6443}"] == 1
     name = "rest_client_request_duration_seconds"

@@ -21,7 +21,7 @@ from steersman.model.kube import KubeObject
 from steersman.model.names import Family, ObjectName
 from steersman.modes.base import Mode
 from steersman.modes.capabilities import ConnectionTable
-from steersman.run.observe.prometheus import Labelled
+from steersman.run.observe.prometheus import Labelled, exposition
 from steersman.run.observe.stale_entries import AGAIN, AT_ONCE, HOUR, Debts, Key
 from tests.support.builders import kube
 from tests.support.builders.store import make, service, slice_
@@ -590,7 +590,7 @@ async def test_deletions_are_counted_and_logged(caplog: pytest.LogCaptureFixture
     async with running(*A) as world:
         world.table.answers = [Cleanup(3, 0, True)]
         await world.change(ends("a", "10.1.0.9"))
-        text = world.metrics.render()[0].decode()
+        text = b"".join(exposition(world.metrics.collect())).decode()
         assert 'conntrack_reconciler_deleted_entries_total{ip_family="IPv4"} 3.0' in text
         assert 'conntrack_reconciler_sync_duration_seconds_count{ip_family="IPv4"} 3.0' in text
         assert "IPv4 conntrack: 3 stale entries deleted" in caplog.text

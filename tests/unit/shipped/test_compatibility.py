@@ -16,6 +16,7 @@ from steersman.modes.specs import SPECS
 from steersman.run.observe.metric_table import DECLARED
 from steersman.run.observe.metrics import Metrics
 from steersman.run.observe.mode_metrics import ModeMetrics
+from steersman.run.observe.prometheus import exposition
 from steersman.run.observe.scraped import NFACCT, feature_gates, nfacct_packets, source_state
 from steersman.run.serve.health import ProxyHealth, proxy_health_app
 from steersman.run.serve.metrics_server import Pages, metrics_app
@@ -104,10 +105,10 @@ def scrape(mode: str) -> str:
     stats.requests.count("200", "GET", "10.0.0.1:6443")
     stats.requests.took(0.1, "GET", "10.0.0.1:6443")
     metrics = Metrics(mode)
-    metrics.on_scrape(source_state(stats, lambda: 0.0))
+    metrics.on_scrape(lambda: source_state(stats, 0.0))
     metrics.on_scrape(lambda: feature_gates({}))
     metrics.on_scrape(lambda: nfacct_packets(dict.fromkeys(NFACCT, 0)))
-    return metrics.render()[0].decode()
+    return b"".join(exposition(metrics.collect())).decode()
 
 
 @pytest.mark.parametrize("mode", ["iptables", "nftables"])

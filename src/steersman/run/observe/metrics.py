@@ -1,4 +1,4 @@
-"""The values of the metrics that the program counts, and the text of a scrape.
+"""The values of the metrics that the program counts.
 
 Several `Metrics` can live in one process. Values that are known elsewhere (conntrack, kernel
 counters) are collected when scraped (scraped.py): register a function with `Metrics.on_scrape`.
@@ -14,7 +14,6 @@ from steersman.model.names import Family
 from steersman.modes.specs import SPECS, spec_of
 from steersman.run.observe.metric_table import DECLARED, MetricTable
 from steersman.run.observe.prometheus import (
-    CONTENT_TYPE,
     ChildT,
     Counted,
     Declared,
@@ -22,7 +21,6 @@ from steersman.run.observe.prometheus import (
     Metric,
     Rows,
     Shown,
-    exposition,
 )
 from steersman.run.observe.scraped import process_metrics
 
@@ -96,7 +94,3 @@ class Metrics(MetricTable):
         yield from process_metrics()
         for collect in self._scraped:
             yield from collect()
-
-    def render(self) -> tuple[bytes, str]:
-        """Return everything as text, and the content type. Call it off the event loop."""
-        return b"".join(exposition(self.collect())), CONTENT_TYPE

@@ -48,7 +48,6 @@ class SyncObservers:
         servers: Mapping[Family, ServiceHealthServers],
         *,
         objects: Callable[[], Objects] = tuple,
-        others: Mapping[str, Observer] | None = None,
         mode: Mode,
         delete: Delete | None = None,
         wall: Callable[[], float] = time.time,
@@ -87,7 +86,6 @@ class SyncObservers:
             "health": lambda report: self.started(report.state.plan.settings.families),
             "health checks": self.health_checks.observe,
             "conntrack": lambda report: self.stale_entries.note(report),  # noqa: PLW0108 - replaced
-            **(others or {}),
         }
         self.on_failure: dict[str, Callable[[str], None]] = {}
         """Called with the reason if a sync fails, by name."""

@@ -8,7 +8,6 @@ import sys
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import suppress
 from pathlib import Path
-from typing import TypeAlias
 
 from steersman.config.features import GATES, enabled
 from steersman.host.process import cpu_seconds, windows_usage
@@ -17,8 +16,6 @@ from steersman.run.observe.metric_table import MetricTable
 from steersman.run.observe.prometheus import Counter, Declared, Metric
 from steersman.source.stats import REQUEST_BUCKETS, SourceStats
 
-Collect: TypeAlias = Callable[[], Iterator[Metric]]
-
 NFACCT: Mapping[str, Declared[Counter]] = {
     "ct_state_invalid_dropped_pkts": MetricTable.invalid_packets_dropped,
     "localhost_nps_accepted_pkts": MetricTable.localhost_node_port_packets,
@@ -26,22 +23,16 @@ NFACCT: Mapping[str, Declared[Counter]] = {
 """nfacct objects of the iptables mode, and the metrics that show them."""
 
 
-def conntrack_usage(usage: Callable[[], tuple[int, int]]) -> Collect:
-    """Return a collection of how full the conntrack table is.
+def conntrack_usage(usage: Callable[[], tuple[int, int]]) -> Iterator[Metric]:
+    """Yield how full the conntrack table is.
 
     Args:
-        usage: returns entries and maximum; an OSError leaves the metrics out of this scrape.
+        usage: returns entries and maximum; an OSError leaves the metrics out.
     """
-
-    def collect() -> Iterator[Metric]:
-        try:
-            entries, maximum = usage()
-        except OSError:
-            return
+    with suppress(OSError):
+        entries, maximum = usage()
         yield MetricTable.conntrack_entries.at(entries)
         yield MetricTable.conntrack_limit.at(maximum)
-
-    return collect
 
 
 def nfacct_packets(packets: Mapping[str, int]) -> Iterator[Metric]:
@@ -51,31 +42,27 @@ def nfacct_packets(packets: Mapping[str, int]) -> Iterator[Metric]:
             yield metric.at(packets[name])
 
 
-def source_state(stats: SourceStats, clock: Callable[[], float]) -> Collect:
-    """Return a collection of how the connection to the API server is.
+def source_state(stats: SourceStats, now: float) -> Iterator[Metric]:
+    """Yield how the connection to the API server is.
 
     Args:
         stats: the counters of the source; they are updated while it runs.
-        clock: the clock of `stats.last_event`.
+        now: by the clock of `stats.last_event`.
     """
-
-    def collect() -> Iterator[Metric]:
-        kinds = tuple(stats.kinds.items())
-        yield MetricTable.watch_errors.of(
-            ((kind, reason), count)
-            for kind, each in kinds
-            for reason, count in tuple(each.errors.items())
-        )
-        yield MetricTable.source_connected.of(((kind,), each.connected) for kind, each in kinds)
-        yield MetricTable.requests.of(tuple(stats.requests.codes.items()))
-        yield MetricTable.request_seconds.histogram(
-            (labels, REQUEST_BUCKETS, tuple(each.counts), each.sum)
-            for labels, each in tuple(stats.requests.durations.items())
-        )
-        if (last := stats.last_event) is not None:
-            yield MetricTable.source_quiet.at(max(0.0, clock() - last))
-
-    return collect
+    kinds = tuple(stats.kinds.items())
+    yield MetricTable.watch_errors.of(
+        ((kind, reason), count)
+        for kind, each in kinds
+        for reason, count in tuple(each.errors.items())
+    )
+    yield MetricTable.source_connected.of(((kind,), each.connected) for kind, each in kinds)
+    yield MetricTable.requests.of(tuple(stats.requests.codes.items()))
+    yield MetricTable.request_seconds.histogram(
+        (labels, REQUEST_BUCKETS, tuple(each.counts), each.sum)
+        for labels, each in tuple(stats.requests.durations.items())
+    )
+    if (last := stats.last_event) is not None:
+        yield MetricTable.source_quiet.at(max(0.0, now - last))
 
 
 def feature_gates(gates: Mapping[str, bool]) -> Iterator[Metric]:

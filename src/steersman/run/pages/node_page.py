@@ -58,16 +58,6 @@ class NodePage:
         self._due = float("inf")
         """When the timer fires, by the loop's clock."""
 
-    @property
-    def listening(self) -> int:
-        """Number of streams."""
-        return len(self._listeners)
-
-    @property
-    def waiting(self) -> bool:
-        """Whether another line will be made."""
-        return self._timer is not None
-
     def changed(self, _: object = None) -> None:
         """Send the state soon: a sync has ended or failed, or something else is different."""
         if self._listeners:

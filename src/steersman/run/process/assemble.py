@@ -115,14 +115,14 @@ async def assemble(parsed: Parsed, logs: ProcessLog, machine: Machine, stop: Sto
         servers.health,
         servers.health_checks,
         objects=sync.objects,
-        others={
-            "findings": findings.observe,
-            "drift": drift.observe,
-            "failover": failover.observe,
-            "service log": ServiceLog(sync.in_force).observe,
-        },
         mode=mode,
     )
+    observers.observers |= {
+        "findings": findings.observe,
+        "drift": drift.observe,
+        "failover": failover.observe,
+        "service log": ServiceLog(sync.in_force).observe,
+    }
     daemon = Daemon(
         machine=machine,
         logs=logs,

@@ -195,11 +195,6 @@ class Clients:
         """Number of clients whose request is being answered."""
         return len(self._busy)
 
-    @property
-    def starting(self) -> int:
-        """Number of clients whose connection is being established, by TLS."""
-        return len(self._starting)
-
     def add_task(self, task: asyncio.Task[None]) -> None:
         """Take the task that answers a client, for the end."""
         self._working.add(task)

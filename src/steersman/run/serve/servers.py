@@ -96,9 +96,9 @@ class Servers:
         )
         self.metrics = Metrics(config.mode)
         if sys.platform != "win32":
-            self.metrics.on_scrape(conntrack_usage(machine.conntrack_usage))
+            self.metrics.on_scrape(lambda: conntrack_usage(machine.conntrack_usage))
         if stats is not None:
-            self.metrics.on_scrape(source_state(stats, time.monotonic))
+            self.metrics.on_scrape(lambda: source_state(stats, time.monotonic()))
         self.metrics.on_scrape(lambda: feature_gates(self.config.feature_gates))
         self._has_socket = isinstance(machine.instance, Instance | MachineInstance)
         """Whether this process is the instance of its node, which has the local socket."""
