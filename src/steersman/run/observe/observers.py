@@ -61,11 +61,11 @@ class SyncObservers:
             mode: its own connection table is cleaned, too, if it has one.
             delete: deletes conntrack entries; None for the kernel's.
         """
-        clock = clock or MonotonicClock()
+        clock = self._clock = clock or MonotonicClock()
         counts = self.counts = EndpointCounts(in_force)
         self._health = health
         self._moment = moment
-        self._complain = Complaints(clock).log
+        self._quiet_until: dict[str, float] = {}
         self._metrics = SyncMetrics(store, metrics, counts, objects, wall)
         metrics.show(
             Metrics.last_queued_time,
@@ -128,16 +128,8 @@ class SyncObservers:
             if large:
                 await asyncio.sleep(0)  # each may take some milliseconds for everything
 
-
-class Complaints:
-    """Logs the failures of observers, each of them once a minute."""
-
-    def __init__(self, clock: Clock) -> None:
-        self._clock = clock
-        self._quiet_until: dict[str, float] = {}
-
-    def log(self, observer: str) -> None:
-        """Log the Exception that is being handled, by the name of the observer."""
+    def _complain(self, observer: str) -> None:
+        """Log the Exception that is being handled, once a minute for each observer."""
         now = self._clock.time()
         if now >= self._quiet_until.get(observer, now):
             self._quiet_until[observer] = now + _COMPLAINT_SECONDS

@@ -18,6 +18,7 @@ from math import inf
 from pathlib import Path
 
 from steersman.config.types import StateServer
+from steersman.host.files import read_file
 from steersman.model.addresses import split_host_port
 from steersman.run.serve.connections import Bounds, ClientPool
 from steersman.run.serve.http import (
@@ -33,7 +34,7 @@ from steersman.run.serve.http import (
 log = logging.getLogger(__name__)
 
 MOST_CLIENTS = 32
-_LEAST_TOKEN = 16
+_LEAST_TOKEN, _LONGEST_TOKEN = 16, 4096
 """Characters of a token: a shorter one could be guessed."""
 _CERTIFICATE_CHECK = 60.0
 """Seconds between two looks for a new certificate."""
@@ -41,31 +42,26 @@ _ONLY_LOCAL = frozenset({"/switch"})
 
 
 class TokenFile:
-    """The token of a file, read again when the file changes."""
+    """The token of a file, which may change at any time."""
 
     def __init__(self, path: Path) -> None:
         self._path = path
-        self._known: tuple[int, ...] = ()
-        self._token = b""
         self._logged = ""
 
     def read(self) -> bytes:
         """Return the token; b"" if there is none, which is logged once."""
-        problem = ""
+        token, problem = b"", ""
         try:
-            found = self._path.stat()
-            known = (found.st_ino, found.st_mtime_ns, found.st_size)
-            if known != self._known:
-                self._known, self._token = known, self._path.read_bytes().strip()
-            if len(self._token) < _LEAST_TOKEN:
+            token = read_file(self._path, _LONGEST_TOKEN).strip()
+            if len(token) < _LEAST_TOKEN:
                 problem = f"has no token: write at least {_LEAST_TOKEN} characters into it"
         except OSError as error:
-            self._known, problem = (), f"cannot be read: {error.strerror}"
+            problem = f"cannot be read: {error.strerror}"
         if problem and problem != self._logged:
             text = "the state server answers nobody: its token file %s %s"
             log.error(text, self._path, problem)
         self._logged = problem
-        return b"" if problem else self._token
+        return b"" if problem else token
 
     def admits(self, headers: Mapping[str, str]) -> bool:
         """Return whether a request brings the token."""
