@@ -22,120 +22,70 @@ from steersman.model.addresses import join_host_port
 from steersman.model.names import Family, PlanKey
 from steersman.model.plan import Action, Endpoint, Pool, Verdict
 
-# The structs, by their names in C.
-FRONTEND_KEY = struct.Struct(">16sHB5x")
-FRONTEND = struct.Struct("=IHBx")
-POOL = struct.Struct("=II")
-SERVICE = struct.Struct("=IIIIII")
-SLOT = struct.Struct("=18s6x")
-NAME = struct.Struct("=240s")
-MEMBER_KEY = struct.Struct("=I4x18s6x")
-PREFIX = struct.Struct("=II16s")
-DEVICE = struct.Struct("=16s16sII")
-CONFIG = struct.Struct("=Q16s16sIHH16s16s16s")
-FLOW_KEY = struct.Struct("=16s16s2s2sBB2x")
-FLOW = struct.Struct("=16sQ2sBBI")
-TALLY = struct.Struct("=QQQQQ")
-AFFINITY_KEY = struct.Struct("=16sI4x")
-REVERSE_KEY = struct.Struct("=Q18s6x")
-REVERSE = struct.Struct("=18s6x")
-AFFINITY = struct.Struct("=16sQ2s6x")
-PEER = struct.Struct("=16s16s2s2s4x")
-SOCKET_SLOT = struct.Struct("=Q16s16s2s2s12x")
-WATCHING = struct.Struct("=QQQI4x")
-HEALTH = struct.Struct("=QQI4x")
-ANSWER = struct.Struct("=18s6xQ")
-FAILURE = struct.Struct("=16s16sQ2sBB4x")
+SIZES: dict[str, int] = {}
+"""Size of each struct by its name in C."""
+OFFSETS: dict[str, dict[str, int]] = {}
+"""Offset of each field by struct and name in C."""
+
+
+def _declare(name: str, fields: str, *, order: str = "=", **inside: int) -> struct.Struct:
+    """Declare a struct of c/structs.h.
+
+    Args:
+        name: its name.
+        fields: name and format of each, or the format of padding.
+        order: of the bytes.
+        inside: offsets of fields that the format of another one covers.
+    """
+    formats, offsets = order, dict[str, int]()
+    for field in fields.split(", "):
+        *names, code = field.split()
+        offsets |= dict.fromkeys(names, struct.calcsize(formats))
+        formats += code
+    SIZES[name], OFFSETS[name] = struct.calcsize(formats), offsets | inside
+    return struct.Struct(formats)
+
+
 PRESENCE_BITS, PRESENCE_FACTOR = 16, 0x9E3779B1
 L3_DEVICE_PLACES = 256
 
-FAILURE_SIZES: Mapping[str, int] = {
-    "slot": SLOT.size,
-    "peer": PEER.size,
-    "socket_slot": SOCKET_SLOT.size,
-    "watching": WATCHING.size,
-    "health": HEALTH.size,
-    "answer": ANSWER.size,
-    "failure": FAILURE.size,
-}
-"""Sizes of the structs in failures.bpf.c, by their names in C."""
-SIZES: Mapping[str, int] = {
-    **FAILURE_SIZES,
-    "frontend_key": FRONTEND_KEY.size,
-    "frontend": FRONTEND.size,
-    "pool": POOL.size,
-    "service": SERVICE.size,
-    "service_name": NAME.size,
-    "member_key": MEMBER_KEY.size,
-    "prefix": PREFIX.size,
-    "device": DEVICE.size,
-    "config": CONFIG.size,
-    "flow_key": FLOW_KEY.size,
-    "flow": FLOW.size,
-    "reverse_key": REVERSE_KEY.size,
-    "reverse": REVERSE.size,
-    "tally": TALLY.size,
-    "affinity_key": AFFINITY_KEY.size,
-    "affinity": AFFINITY.size,
-    "mark": 2,
-    "marks": 8 + L3_DEVICE_PLACES + (2 << PRESENCE_BITS),
-}
-"""Size of each struct by its name in C."""
-OFFSETS: Mapping[str, Mapping[str, int]] = {
-    "frontend_key": {"address": 0, "port": 16, "protocol": 18},
-    "frontend": {"service": 0, "actions": 4, "flags": 6},
-    "pool": {"base": 0, "count": 4},
-    "service": {"pools": 0, "affinity_seconds": 16},
-    "slot": {"address": 0, "port": 16},
-    "member_key": {"service": 0, "address": 8, "port": 24},
-    "prefix": {"length": 0, "id": 4, "address": 8},
-    "device": {"masquerade4": 0, "masquerade6": 16, "flags": 32},
-    "config": {
-        "host_cookie": 0,
-        "node_ip4": 8,
-        "node_ip6": 24,
-        "flags": 40,
-        "first_port": 44,
-        "last_port": 46,
-        "pod_interface": 48,
-        "pod_prefix": 64,
-        "programs": 80,
-    },
-    "flow_key": {
-        "source": 0,
-        "destination": 16,
-        "source_port": 32,
-        "destination_port": 34,
-        "protocol": 36,
-        "hook": 37,
-    },
-    "flow": {"address": 0, "last": 16, "port": 24, "kind": 26, "state": 27, "service": 28},
-    "reverse_key": {"cookie": 0, "endpoint": 8, "port": 24},
-    "reverse": {"frontend": 0, "port": 16},
-    "tally": {
-        "connections": 0,
-        "packets_in": 8,
-        "packets_out": 16,
-        "bytes_in": 24,
-        "bytes_out": 32,
-    },
-    "affinity_key": {"client": 0, "service": 16},
-    "affinity": {"address": 0, "last": 16, "port": 24},
-    "peer": {"endpoint": 0, "frontend": 16, "endpoint_port": 32, "frontend_port": 34},
-    "socket_slot": {"cookie": 0, "peer": 8},
-    "watching": {"until": 0, "answers": 8},
-    "health": {"answered": 0},
-    "answer": {"endpoint": 0, "time": 24},
-    "failure": {"endpoint": 0, "client": 16, "time": 32, "port": 40, "protocol": 42, "kind": 43},
-    "mark": {"client": 0, "served": 1},
-    "marks": {
-        "trusted": 0,
-        "attached": 1,
-        "bare": 8,
-        "places": 8 + L3_DEVICE_PLACES,
-    },
-}
-"""Offset of each field that Python reads or writes, by struct and name in C."""
+FRONTEND_KEY = _declare("frontend_key", "address 16s, port H, protocol B, 5x", order=">")
+FRONTEND = _declare("frontend", "service I, actions H, flags B, x")
+POOL = _declare("pool", "base I, count I")
+SERVICE = _declare("service", "pools IIII, affinity_seconds I, zero I")
+SLOT = _declare("slot", "address 18s, 6x", port=16)
+NAME = _declare("service_name", "text 240s")
+MEMBER_KEY = _declare("member_key", "service I, 4x, address 18s, 6x", port=24)
+PREFIX = _declare("prefix", "length I, id I, address 16s")
+DEVICE = _declare("device", "masquerade4 16s, masquerade6 16s, flags I, zero I")
+CONFIG = _declare(
+    "config",
+    "host_cookie Q, node_ip4 16s, node_ip6 16s, flags I, first_port H, last_port H, "
+    "pod_interface 16s, pod_prefix 16s, programs 16s",
+)
+FLOW_KEY = _declare(
+    "flow_key",
+    "source 16s, destination 16s, source_port 2s, destination_port 2s, protocol B, hook B, 2x",
+)
+FLOW = _declare("flow", "address 16s, last Q, port 2s, kind B, state B, service I")
+TALLY = _declare("tally", "connections Q, packets_in Q, packets_out Q, bytes_in Q, bytes_out Q")
+AFFINITY_KEY = _declare("affinity_key", "client 16s, service I, 4x")
+AFFINITY = _declare("affinity", "address 16s, last Q, port 2s, 6x")
+REVERSE_KEY = _declare("reverse_key", "cookie Q, endpoint 18s, 6x", port=24)
+REVERSE = _declare("reverse", "frontend 18s, 6x", port=16)
+PEER = _declare("peer", "endpoint 16s, frontend 16s, endpoint_port 2s, frontend_port 2s, 4x")
+SOCKET_SLOT = _declare("socket_slot", "cookie Q, peer 16s16s2s2s, 12x")
+WATCHING = _declare("watching", "until Q, answers Q, window Q, errors I, 4x")
+HEALTH = _declare("health", "answered Q, window Q, events I, 4x")
+ANSWER = _declare("answer", "endpoint 18s, 6x, time Q")
+FAILURE = _declare("failure", "endpoint 16s, client 16s, time Q, port 2s, protocol B, kind B, 4x")
+_declare("mark", "client B, served B")
+_MARKS = SIZES["mark"] << PRESENCE_BITS
+_declare("marks", f"trusted B, attached B, 6x, bare {L3_DEVICE_PLACES}s, places {_MARKS}s")
+
+_OF_FAILURES = ("slot", "peer", "socket_slot", "watching", "health", "answer", "failure")
+FAILURE_SIZES = {name: SIZES[name] for name in _OF_FAILURES}
+"""Sizes of the structs in failures.bpf.c."""
 
 
 class Kind(bytes, enum.Enum):
