@@ -36,11 +36,9 @@ def print_answer(answer: Answer, output: str, out: TextIO | None = None) -> None
             text = msgspec.json.format(msgspec.json.encode(answer.data), indent=2)
             out.write(f"{text.decode()}\n")
         case "yaml":
-            import yaml  # noqa: PLC0415 - only this output needs it
+            from steersman.config.yaml_writer import yaml_lines  # noqa: PLC0415 - takes PyYAML
 
-            data = msgspec.to_builtins(answer.data)
-            dumper = yaml.CSafeDumper  # that of Python takes 10 s for 5,000 Services
-            out.write(yaml.dump(data, Dumper=dumper, sort_keys=False, allow_unicode=True))
+            out.writelines(f"{line}\n" for line in yaml_lines(msgspec.to_builtins(answer.data)))
         case _:
             blocks = chain(answer.blocks(output == "wide"), _origin(answer))
             if out.isatty():
