@@ -18,7 +18,7 @@ from steersman.model.history import History
 from steersman.model.names import ObjectName
 from steersman.model.node_state import NodeState
 from steersman.model.world import Origin, World
-from steersman.run.pages.world_wire import decode_world
+from steersman.operate.world_reader import decode_world
 from tests.support.apiserver.reading import service
 from tests.support.lab.namespace import in_namespace, sh
 from tests.support.otlp import otlp_receiver

@@ -31,7 +31,7 @@ from steersman.model.world import Origin, World
 from steersman.modes.base import Mode
 from steersman.operate.answer import QuestionError
 from steersman.operate.client import Client, HungError, NotRunningError, understood
-from steersman.run.pages.world_wire import VersionError, decode_world
+from steersman.operate.world_reader import VersionError, decode_world
 from steersman.run.process.startup import (
     StartError,
     cluster_access,

@@ -23,7 +23,7 @@ from steersman.model.node_state import NodeState
 from steersman.model.world import Origin, World
 from steersman.operate.agreement import Agreement
 from steersman.operate.node_trouble import Disagreement, SeenNode
-from steersman.run.pages.world_wire import VersionError, decode_world
+from steersman.operate.world_reader import VersionError, decode_world
 from steersman.source.framing import LineTooLongError
 from steersman.source.pace import Backoff, Timing
 from steersman.source.wire import LineSplitter

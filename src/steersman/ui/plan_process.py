@@ -21,7 +21,7 @@ from steersman.model.world import Origin
 from steersman.operate.answer import QuestionError
 from steersman.operate.plan_answer import PlanAnswer
 from steersman.operate.plan_text import PlanQuestion, plan_text
-from steersman.run.pages.world_wire import VersionError, decode_world
+from steersman.operate.world_reader import VersionError, decode_world
 
 SECONDS = 60.0
 """The longest that a plan may take."""

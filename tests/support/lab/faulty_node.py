@@ -17,7 +17,7 @@ from typing import Any, NamedTuple, Self
 from steersman.model.world import Origin, World
 from steersman.operate.answer import QuestionError
 from steersman.operate.client import Client
-from steersman.run.pages.world_wire import decode_world
+from steersman.operate.world_reader import decode_world
 from tests.support.builders import kube
 from tests.support.lab.cluster import Lab, Layout, Pod
 from tests.support.lab.mounts import Mounts

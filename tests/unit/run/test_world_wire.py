@@ -18,7 +18,8 @@ from steersman.model.world import Origin, World
 from steersman.operate.answer import QuestionError
 from steersman.operate.client import Client
 from steersman.operate.load import world_of_process
-from steersman.run.pages.world_wire import VersionError, decode_world, encode_world
+from steersman.operate.world_reader import VersionError, decode_world
+from steersman.run.pages.world_wire import encode_world
 from steersman.source.store import Store
 from tests.support.builders.store import service, slice_
 from tests.support.builders.strategies import OBJECTS
