@@ -9,10 +9,10 @@ subtracted and added again.
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from hashlib import blake2b
 
 import msgspec
 
+from steersman.model.hashes import blake2b
 from steersman.model.kube import EndpointSlice, Service
 from steersman.model.names import ObjectName
 

@@ -15,10 +15,10 @@ import struct
 import sys
 from collections import defaultdict
 from collections.abc import Iterator, Mapping
-from hashlib import blake2b
 from typing import Literal, NamedTuple, TypeAlias
 
 from steersman.model.addresses import join_host_port
+from steersman.model.hashes import blake2b
 from steersman.model.names import Family, PlanKey
 from steersman.model.plan import Action, Endpoint, Pool, Verdict
 

@@ -11,7 +11,6 @@ from __future__ import annotations
 
 import ctypes
 import errno
-import hashlib
 import os
 import struct
 import sys
@@ -22,6 +21,7 @@ from typing import NamedTuple, TypeAlias
 
 from steersman.host.bpf_object import OpenedObject
 from steersman.host.libbpf import MAP_ATTRIBUTES, call, library, load_error
+from steersman.model.hashes import blake2b
 from steersman.modes.ebpf import bpf, layout
 
 FILE = Path(__file__).with_name(f"steersman-{'el' if sys.byteorder == 'little' else 'eb'}.o")
@@ -106,7 +106,7 @@ def read_fields(btf: int | None, number: int) -> dict[str, tuple[int, int]]:
 
 def digest(path: Path = FILE) -> bytes:
     """Return sixteen bytes that identify an object."""
-    return hashlib.blake2b(path.read_bytes(), digest_size=16).digest()
+    return blake2b(path.read_bytes(), digest_size=16).digest()
 
 
 class LoadedObject:

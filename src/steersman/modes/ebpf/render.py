@@ -8,13 +8,13 @@ an endpoint that goes moves few clients of the others. The table depends on the 
 
 from __future__ import annotations
 
-import hashlib
 from array import array
 from collections.abc import Iterator, Sequence
 from functools import lru_cache
 
 import msgspec
 
+from steersman.model.hashes import blake2b
 from steersman.model.names import Family
 from steersman.model.plan import (
     Action,
@@ -160,7 +160,7 @@ def maglev_table(endpoints: Sequence[bytes]) -> bytes:
 
 def _maglev_order(endpoint: bytes) -> Iterator[int]:
     """Yield all places, in an order of the endpoint's own."""
-    digest = hashlib.blake2b(endpoint, digest_size=16).digest()
+    digest = blake2b(endpoint, digest_size=16).digest()
     place = int.from_bytes(digest[:8], "big") % MAGLEV_SIZE
     step = int.from_bytes(digest[8:], "big") % (MAGLEV_SIZE - 1) + 1
     while True:

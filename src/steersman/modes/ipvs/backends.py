@@ -11,7 +11,6 @@ import socket
 from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from functools import partial
-from hashlib import blake2b
 from pathlib import Path
 from typing import NamedTuple
 
@@ -31,6 +30,7 @@ from steersman.host.rtnetlink import (
 from steersman.model.addresses import canonical_ip
 from steersman.model.connections import ConnectionSearch
 from steersman.model.errors import TRANSIENT_ERRNOS, ApplyError, BusyError
+from steersman.model.hashes import blake2b
 from steersman.model.names import Protocol
 from steersman.modes.ipvs.changes import ServerChange
 from steersman.modes.ipvs.listings import RealServer, parse_connection, parse_servers, parse_sets

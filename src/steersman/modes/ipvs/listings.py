@@ -5,12 +5,12 @@ from __future__ import annotations
 import re
 import socket
 from collections.abc import Callable, Iterator, Mapping
-from hashlib import blake2b
 from typing import NamedTuple
 
 from steersman.model.addresses import join_host_port
 from steersman.model.connections import ConnectionState, OpenConnection
 from steersman.model.conntrack import pack_socket
+from steersman.model.hashes import blake2b
 from steersman.model.names import Protocol
 from steersman.modes.ipvs.objects import CHAINS, OUR_SETS, MemberKey, ServerKey, SetKey, Target
 from steersman.netfilter.iptables.names import BUILT_IN, JUMPS, WHOLE, RuleKey

@@ -7,7 +7,6 @@ import socket
 import struct
 from collections.abc import Iterator
 from functools import lru_cache
-from hashlib import blake2b
 from typing import NamedTuple
 
 from steersman.host.netlink import Netlink
@@ -25,6 +24,7 @@ from steersman.host.nlmsg import (
     u32,
 )
 from steersman.model.addresses import canonical_ip
+from steersman.model.hashes import blake2b
 from steersman.model.names import PROTOCOL_BY_NUMBER
 from steersman.modes.ipvs.objects import Server, ServerKey, Target
 

@@ -20,7 +20,6 @@ from __future__ import annotations
 
 import base64
 import enum
-import hashlib
 import re
 import struct
 from bisect import bisect_left
@@ -30,6 +29,7 @@ from operator import itemgetter
 from socket import AF_INET, AF_INET6, inet_ntop, inet_pton
 from typing import NamedTuple
 
+from steersman.model.hashes import sha256
 from steersman.model.names import Family, PlanKey, Protocol
 from steersman.model.plan import Endpoint
 
@@ -403,7 +403,7 @@ def base_name(key: PlanKey) -> str:
     """
     name = key.name
     full = f"{name.namespace}/{name.service}/{name.protocol.lower()}/{name.port}"
-    digest = base64.b32encode(hashlib.sha256(full.encode(errors="replace")).digest()[:5]).decode()
+    digest = base64.b32encode(sha256(full.encode(errors="replace")).digest()[:5]).decode()
     whole = f"{digest}-{_UNUSUAL.sub('_', full)}"
     return whole if len(whole) <= _NAME_LIMIT else whole[: _NAME_LIMIT - 4] + "/..."
 

@@ -19,7 +19,6 @@ who finds a difference looks again before believing it.
 from __future__ import annotations
 
 import errno
-import hashlib
 import re
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from contextlib import suppress
@@ -29,6 +28,7 @@ from typing import NamedTuple, TypeAlias, TypeVar
 from steersman.host.netlink import DumpInterruptedError, Netlink, NetlinkError
 from steersman.host.nlmsg import attributes, string, text
 from steersman.model.errors import BusyError
+from steersman.model.hashes import sha256
 from steersman.model.names import Family
 from steersman.modes.nftables import wire
 from steersman.modes.nftables.derived import Counts, check_derived
@@ -101,7 +101,7 @@ class _TableRule(NamedTuple):
 
 def text_hash(text_: str) -> str:
     """Return a short hash of a text, for the marker."""
-    return hashlib.sha256(text_.encode()).hexdigest()[:8]
+    return sha256(text_.encode()).hexdigest()[:8]
 
 
 def read_table(netlink: Netlink, family: Family, foundation: str) -> TableState | None:
@@ -195,7 +195,7 @@ def _read_table(netlink: Netlink, family: Family, foundation: str) -> TableState
 
 def _digests(chains: _Chains, sets: Iterable[str], rules: Iterable[_TableRule]) -> tuple[str, str]:
     """Hash the foundation (chains, sets and rules), and the rules that depend on the settings."""
-    foundation, dependent = hashlib.sha256(), hashlib.sha256()
+    foundation, dependent = sha256(), sha256()
     # Chains with the attributes of their hooks. A lazy base chain comes and goes.
     for name in sorted(chains):
         hook = b"".join(chains[name].get(kind, b"") for kind in nft.CHAIN_HOOK)

@@ -6,13 +6,13 @@ import re
 from collections import defaultdict
 from collections.abc import Collection, Hashable, Mapping
 from functools import cached_property, partial
-from hashlib import blake2b
 from typing import Any
 
 from steersman.host.exec import Exec, tool_result
 from steersman.host.listening import ListeningSocket, listening_sockets
 from steersman.host.worker import KernelWorker
 from steersman.model.errors import BusyError
+from steersman.model.hashes import blake2b
 from steersman.model.names import Family
 from steersman.model.plan import NodeSettings, ServicePlan
 from steersman.model.ruleset import Diff, Ruleset, Script

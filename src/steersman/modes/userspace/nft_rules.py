@@ -12,12 +12,12 @@ rules are checksums of the rules, so that reading them back depends on no spelli
 
 from __future__ import annotations
 
-import hashlib
 import ipaddress
 import re
 from collections.abc import Iterable, Iterator
 from typing import NamedTuple
 
+from steersman.model.hashes import blake2b
 from steersman.model.names import Family
 from steersman.model.plan import Verdict
 from steersman.modes.userspace import TABLE
@@ -148,7 +148,7 @@ def _element(where: str, key: FrontendKey, address: str, port: int, value: str) 
 
 def _chain(name: str, rules: Iterable[str], remark: str = "") -> Chain:
     rules = tuple(rules)
-    sums = (hashlib.blake2b(rule.encode(), digest_size=8).hexdigest() for rule in rules)
+    sums = (blake2b(rule.encode(), digest_size=8).hexdigest() for rule in rules)
     comments = (f"{each} {remark[:_NAME_LENGTH]}".rstrip() for each in sums)
     return Chain(name, tuple(comments), rules)
 

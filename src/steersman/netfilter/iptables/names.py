@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import re
-from hashlib import sha256
 from typing import TypeAlias
 
+from steersman.model.hashes import sha256
 from steersman.model.names import ServicePortName
 
 FILTER, NAT, MANGLE = "filter", "nat", "mangle"

@@ -15,10 +15,10 @@ import re
 import shlex
 from collections.abc import Iterable, Iterator, Sequence
 from functools import lru_cache
-from hashlib import blake2b
 from typing import NamedTuple
 
 from steersman.model.addresses import canonical_ip, family_of
+from steersman.model.hashes import blake2b
 from steersman.netfilter.iptables.names import BUILT_IN
 
 _SAVED_COUNTERS = re.compile(r"^\[\d+:\d+\] ", re.MULTILINE)
