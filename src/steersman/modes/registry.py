@@ -38,7 +38,8 @@ def may_have_left(name: str, options: ModeOptions) -> bool:
         name: a key of SPECS with a clean-up rank.
         options: those of the variant that may have left something.
     """
-    look = vars(import_module(f"steersman.modes.{name}")).get("may_have_left")
+    module = SPECS[name].module or name
+    look = vars(import_module(f"steersman.modes.{module}")).get("may_have_left")
     return look is None or bool(look(options))
 
 

@@ -156,6 +156,10 @@ async def test_a_mode_is_a_folder_and_a_row(tmp_path: Path) -> None:
     assert ["10.244.0.5:8080"] in mode.kernel.values()
 
 
+def test_a_mode_in_the_package_of_another_may_have_left_something() -> None:
+    assert may_have_left("winuserspace", ModeOptions())
+
+
 def test_pins_say_whether_the_ebpf_mode_may_have_left_anything(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
