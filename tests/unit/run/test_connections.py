@@ -231,7 +231,7 @@ async def test_listening_leaves_the_reserve_alone() -> None:
 
 async def test_requests_of_clients_that_are_gone_change_nothing() -> None:
     clients = Clients(ClientPool())
-    with clients.request(None), clients.request(asyncio.Transport()):
+    with clients.request(asyncio.Transport()):
         assert len(clients) == 0
     assert not clients.drop_one()
 

@@ -206,10 +206,10 @@ async def test_ten_thousand_connections() -> None:
                 await loop.sock_connect(client, address)
                 if len(clients) > 1000:
                     clients.popleft().close()
+                most = max(most, pool.count)
                 if number % 500 == 0:
                     assert (await Target(address, "/", b"").ask()).endswith(b"here")
-                    most = max(most, pool.count)
-        assert most == 256
+        assert 255 <= most <= 256  # one of them may be being replaced
     finally:
         for client in clients:
             client.close()

@@ -142,11 +142,6 @@ class ClientPool:
         fullest = max(self._servers, key=len, default=None)
         return fullest is not None and fullest.drop_one()
 
-    def forget_closed(self) -> None:
-        """Forget clients whose connection is closed."""
-        for clients in self._servers:
-            clients.forget_closed()
-
     def joined(self, clients: Clients) -> None:
         """Record that a server has clients."""
         if not self._servers:
@@ -154,7 +149,7 @@ class ClientPool:
         self._servers[clients] = None
 
     def _sweep(self) -> None:
-        """Drop overdue clients and forget closed ones, once a second while there are clients."""
+        """Drop overdue clients, once a second while there are clients."""
         loop = asyncio.get_running_loop()
         for clients in list(self._servers):
             clients.sweep(loop.time())
@@ -201,10 +196,9 @@ class Clients:
         task.add_done_callback(self._working.discard)
 
     @contextmanager
-    def request(self, transport: asyncio.BaseTransport | None) -> Iterator[None]:
+    def request(self, transport: asyncio.BaseTransport) -> Iterator[None]:
         """Count a client as busy while its request is answered."""
-        known = transport is not None and self._idle.pop(transport, None) is not None
-        if transport is None or not known:  # it is closed already
+        if self._idle.pop(transport, None) is None:  # it is closed already
             yield
             return
         now = asyncio.get_running_loop().time
@@ -259,14 +253,9 @@ class Clients:
 
     def _admits(self, sock: socket.socket) -> bool:
         """Make room for a new client; return whether there is room."""
-        # Closed clients are forgotten first: nothing reports that a transport is closed.
         pool = self._pool
         if len(self) >= pool.bounds.per_server:
-            self.forget_closed()
-        if len(self) >= pool.bounds.per_server:
             self.drop_one()
-        if pool.is_full:
-            pool.forget_closed()
         if pool.is_full:
             pool.make_room()
         return pool.spares(sock) or pool.make_room()
@@ -290,13 +279,18 @@ class Clients:
             )
         except OSError:  # it has gone, or does not speak TLS
             sock.close()
-        else:
+            return
+        if not transport.is_closing():  # it may have come only to leave
             self._idle[transport] = loop.time() + self._pool.bounds.header
             self._pool.joined(self)
 
+    def forget(self, transport: asyncio.BaseTransport) -> None:
+        """Take note that the connection of a client is lost; its protocol calls this."""
+        self._idle.pop(transport, None)
+        self._busy.pop(transport, None)
+
     def drop_one(self) -> bool:
         """Drop the client that has been idle, or else busy, for longest; False if there is none."""
-        self.forget_closed()
         for clients in (self._idle, self._busy):
             if clients:
                 _abort(clients, next(iter(clients)))
@@ -305,7 +299,6 @@ class Clients:
 
     def sweep(self, now: float) -> None:
         """Drop overdue clients."""
-        self.forget_closed()
         for clients in (self._idle, self._busy):
             for transport in [each for each, until in clients.items() if until <= now]:
                 _abort(clients, transport)
@@ -323,12 +316,6 @@ class Clients:
                 task.cancel()
             await asyncio.gather(*late, return_exceptions=True)
         self.sweep(inf)
-
-    def forget_closed(self) -> None:
-        """Forget clients whose connection is closed: nothing reports that."""
-        for clients in (self._idle, self._busy):
-            for transport in [each for each in clients if each.is_closing()]:
-                del clients[transport]
 
 
 def listening_socket(host: str, port: int, pool: ClientPool = POOL) -> socket.socket:

@@ -211,6 +211,7 @@ class Connection(asyncio.Protocol):
     def connection_lost(self, _: Exception | None) -> None:
         """End once the page is made, if one is."""
         self._lost = True
+        self._clients.forget(self._transport)
         self._readable.set()
         self._writable.set()
 
