@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 from collections import Counter
-from collections.abc import Mapping
 from typing import Literal, TypeAlias
 
 from steersman.model.names import Family, ObjectName, PlanKey
@@ -26,8 +25,8 @@ class EndpointCounts:
         self._without_local: dict[PlanKey, tuple[TrafficPolicy, ...]] = {}
         self._counts: Counter[tuple[TrafficPolicy, Family]] = Counter()
         self._without_any: set[PlanKey] = set()
-        self._health_ports: dict[PlanKey, int] = {}
-        self._ready_here: dict[PlanKey, int] = {}
+        self._health_checks: dict[PlanKey, tuple[int, int]] = {}
+        """Health check node port, and the number of ready endpoints here."""
         self.health_changes = 0
         """How often a health check node port or its answer changed."""
 
@@ -59,11 +58,10 @@ class EndpointCounts:
         if policies:
             self._without_local[key] = policies
         # The answers of health checks change with the port or the number of ready endpoints here.
-        before = self._health_ports.pop(key, 0), self._ready_here.pop(key, 0)
-        self.health_changes += before != (health_port, ready)
-        if health_port:
-            self._health_ports[key] = health_port
-            self._ready_here[key] = ready
+        check = (health_port, ready) if health_port else None
+        self.health_changes += self._health_checks.pop(key, None) != check
+        if check is not None:
+            self._health_checks[key] = check
 
     def no_local_endpoints(self, policy: TrafficPolicy, family: Family) -> int:
         """Count the ServicePorts with endpoints, none here, and a Local policy (behaviour 14)."""
@@ -76,15 +74,13 @@ class EndpointCounts:
 
     def health_ports(self, family: Family) -> dict[ObjectName, int]:
         """Return the health check node ports by Service, in one family."""
-        return _by_service(self._health_ports, family)
+        checks = self._health_checks.items()
+        return {key.name.object_name: port for key, (port, _) in checks if key.family is family}
 
     def ready_here(self, family: Family) -> dict[ObjectName, int]:
         """Return the ready endpoints here of those Services, in one family (behaviour 4)."""
-        return _by_service(self._ready_here, family)
-
-
-def _by_service(numbers: Mapping[PlanKey, int], family: Family) -> dict[ObjectName, int]:
-    return {key.name.object_name: n for key, n in numbers.items() if key.family is family}
+        checks = self._health_checks.items()
+        return {key.name.object_name: ready for key, (_, ready) in checks if key.family is family}
 
 
 def without_local(plan: ServicePlan) -> tuple[TrafficPolicy, ...]:

@@ -64,19 +64,6 @@ def eligible(node: Node | None) -> bool:
     return all(taint.key != DELETION_TAINT for taint in node.spec.taints or ())
 
 
-class _FamilyStatus(msgspec.Struct, frozen=True, rename="camel"):
-    last_updated: str
-    healthy: bool
-
-
-class _Report(msgspec.Struct, frozen=True, kw_only=True, rename="camel", omit_defaults=True):
-    last_updated: str
-    current_time: str
-    node_eligible: bool | None = None
-    healthy: bool
-    status: dict[str, _FamilyStatus] = {}
-
-
 class ProxyHealth:
     """Whether the kernel follows the cluster, by the queued and finished syncs of each family."""
 
@@ -128,19 +115,21 @@ class ProxyHealth:
         good = healthy and node_eligible is not False
         # Upstream prints the current time while healthy, else the time of the last update.
         latest = now if good else max(self._updated.values(), default=NEVER)
-        status = {
-            family.kubernetes: _FamilyStatus(
-                rfc3339(self._updated[family].wall), self._healthy(family, now)
-            )
-            for family in sorted(self._updated)
+        report: dict[str, object] = {
+            "lastUpdated": rfc3339(latest.wall),
+            "currentTime": rfc3339(now.wall),
         }
-        report = _Report(
-            last_updated=rfc3339(latest.wall),
-            current_time=rfc3339(now.wall),
-            node_eligible=node_eligible,
-            healthy=healthy,
-            status=status,
-        )
+        if node_eligible is not None:
+            report["nodeEligible"] = node_eligible
+        report["healthy"] = healthy
+        if self._updated:
+            report["status"] = {
+                family.kubernetes: {
+                    "lastUpdated": rfc3339(self._updated[family].wall),
+                    "healthy": self._healthy(family, now),
+                }
+                for family in sorted(self._updated)
+            }
         return Answer(msgspec.json.encode(report), 200 if good else 503, _JSON)
 
 
