@@ -7,7 +7,7 @@ ServicePort and endpoint. Entries of the last two appear with the first connecti
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Collection, Generator, Mapping
+from collections.abc import Collection, Generator
 from typing import NamedTuple
 
 from steersman.model.connections import ConnectionSearch
@@ -35,64 +35,6 @@ from steersman.modes.ebpf.tables import Tables
 _PLANS_AT_ONCE = 256
 
 
-class FlowTable(NamedTuple):
-    """The state of the map `flows` after a pass over it."""
-
-    entries: int = 0
-    evicted: int = 0
-    """Entries that the kernel has evicted from the full map since it was created."""
-
-
-class Counts:
-    """The maps in which programs count."""
-
-    def __init__(self, maps: Mapping[str, int]) -> None:
-        """Open the maps by descriptors; these stay with their owner."""
-        self._events = SumMap(maps["counters"])
-        self._reached = SumMap(maps["reached"])
-        self._used = SumMap(maps["used"])
-
-    def event(self, name: str) -> int:
-        """Return how often an event of layout.COUNTERS has happened."""
-        return self._events.sum(_event_key(name))
-
-    def add_expired(self, entries: int) -> None:
-        """Count deleted flows; no program writes that counter."""
-        total = self.event("flows_expired") + entries
-        value = total.to_bytes(8, layout.BYTE_ORDER).ljust(self._events.value_size, b"\0")
-        self._events.put(_event_key("flows_expired"), value)
-
-    def after_pass(self, entries: int, made: int, before: FlowTable) -> FlowTable:
-        """Return the state of the map; entries that are missing have been evicted.
-
-        Args:
-            entries: how many are left.
-            made: how many had been made when the pass began. It takes long, so it may or may not
-                have seen later ones.
-            before: the state after the previous pass.
-        """
-        gone = self.event("flows_ended") + self.event("flows_expired")
-        return FlowTable(entries, max(made - gone - entries, before.evicted))
-
-    def delete_unplanned(self, tables: Tables) -> None:
-        """Delete the counts of endpoints and frontends that are gone."""
-        services, present = tables.services, set(tables.services.numbers.values())
-        # By ServicePort, so that its endpoints are read once.
-        used: dict[int, set[bytes]] = {}
-        for key, _ in self._used.items():
-            number, end = layout.MEMBER_KEY.unpack(key)
-            used.setdefault(number, set()).add(end)
-        for number, ends in used.items():
-            kept = set(services.read(number).endpoints()) if number in present else set()
-            self._used.delete_all(layout.MEMBER_KEY.pack(number, end) for end in ends - kept)
-        gone = [key for key, _ in self._reached.items() if not tables.frontends.map.get(key)]
-        self._reached.delete_all(gone)
-
-
-def _event_key(name: str) -> bytes:
-    return layout.number_key(layout.COUNTERS.index(name))
-
-
 class StaleConnections(NamedTuple):
     """Connections that were stale when the maps were read."""
 
@@ -110,20 +52,49 @@ class Tracking:
     def __init__(self, loaded: LoadedObject, tables: Tables) -> None:
         """Open maps that stay with their owner."""
         self._tables = tables
-        self._counts = Counts(loaded.maps)
         self._flows = HashMap(loaded.maps["flows"])
+        self._events = SumMap(loaded.maps["counters"])
         self._reached, self._used = SumMap(loaded.maps["reached"]), SumMap(loaded.maps["used"])
         self._maps = loaded.maps
-        self._state = FlowTable()
+        self._entries = self._evicted = 0
+        """Flows after the last pass, and those that the kernel has evicted from the full map."""
 
     def expire(self) -> Generator[None, None, None]:
         """Delete expired connections and counts without owners, and renew the filter, in steps."""
-        made = self._counts.event("flows_made")
-        entries, deleted = yield from collect(self._flows, read_timeouts())
-        self._counts.add_expired(deleted)
-        self._state = self._counts.after_pass(entries, made, self._state)
-        self._counts.delete_unplanned(self._tables)
+        made = self._event("flows_made")
+        self._entries, deleted = yield from collect(self._flows, read_timeouts())
+        self._add_expired(deleted)
+        # Entries that are missing were evicted. The pass takes long, so it may or may not have seen
+        # those that were made meanwhile.
+        gone = self._event("flows_ended") + self._event("flows_expired")
+        self._evicted = max(made - gone - self._entries, self._evicted)
+        self._delete_unplanned()
         yield from self._tables.presence.renew(lambda: clients_of(self._flows))
+
+    def _event(self, name: str) -> int:
+        """Return how often an event of layout.COUNTERS has happened."""
+        return self._events.sum(_event_key(name))
+
+    def _add_expired(self, entries: int) -> None:
+        """Count deleted flows; no program writes that counter."""
+        total = self._event("flows_expired") + entries
+        value = total.to_bytes(8, layout.BYTE_ORDER).ljust(self._events.value_size, b"\0")
+        self._events.put(_event_key("flows_expired"), value)
+
+    def _delete_unplanned(self) -> None:
+        """Delete the counts of endpoints and frontends that are gone."""
+        services = self._tables.services
+        present = set(services.numbers.values())
+        # By ServicePort, so that its endpoints are read once.
+        used: dict[int, set[bytes]] = {}
+        for key, _ in self._used.items():
+            number, end = layout.MEMBER_KEY.unpack(key)
+            used.setdefault(number, set()).add(end)
+        for number, ends in used.items():
+            kept = set(services.read(number).endpoints()) if number in present else set()
+            self._used.delete_all(layout.MEMBER_KEY.pack(number, end) for end in ends - kept)
+        frontends = self._tables.frontends.map
+        self._reached.delete_all([k for k, _ in self._reached.items() if not frontends.get(k)])
 
     def trust_filter(self) -> None:
         """Make programs rely on the presence filter: all of them write it now."""
@@ -167,10 +138,10 @@ class Tracking:
 
     def totals(self) -> NodeTotals:
         """Return the counts of the whole node."""
-        events = {name: self._counts.event(name) for name in layout.COUNTERS}
+        events = {name: self._event(name) for name in layout.COUNTERS}
         return NodeTotals(
-            events=events | {"flows_evicted": self._state.evicted},
-            tables={"flows": (self._state.entries, self._flows.capacity)},
+            events=events | {"flows_evicted": self._evicted},
+            tables={"flows": (self._entries, self._flows.capacity)},
         )
 
     def count_open(self) -> Generator[None, None, int]:
@@ -194,5 +165,9 @@ class Tracking:
         """Delete connections that are still stale; return their number, and sockets to destroy."""
         sockets = {(peer.cookie, peer.endpoint) for peer in stale_peers(found.peers, stale)}
         removed = delete_stale(self._flows, found.flows, stale)
-        self._counts.add_expired(removed.entries)
+        self._add_expired(removed.entries)
         return removed.connections, sockets
+
+
+def _event_key(name: str) -> bytes:
+    return layout.number_key(layout.COUNTERS.index(name))

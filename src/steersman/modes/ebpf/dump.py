@@ -15,6 +15,7 @@ from steersman.model.addresses import join_host_port
 from steersman.model.names import PROTOCOL_BY_NUMBER, Family
 from steersman.modes.ebpf import PINS, bpf, layout
 from steersman.modes.ebpf.bpf import HashMap, SumMap
+from steersman.modes.ebpf.flows import FlowEntry
 from steersman.modes.ebpf.layout import (
     FrontendValue,
     Kind,
@@ -131,16 +132,13 @@ def _dump_endpoints(maps: Path) -> Iterator[str]:
 def _dump_conntrack(maps: Path) -> Iterator[str]:
     now = time.monotonic_ns()
     for key, value in HashMap.pinned(maps / "flows").items():
-        source, destination, source_port, destination_port, protocol, hook = layout.FLOW_KEY.unpack(
-            key
-        )
-        address, last, port, kind, state, _ = layout.FLOW.unpack(value)
-        name = PROTOCOL_BY_NUMBER.get(protocol, protocol)
+        flow, last = FlowEntry.unpack(key, value), layout.FLOW.unpack(value)[1]
+        name = PROTOCOL_BY_NUMBER.get(flow.protocol, flow.protocol)
         yield (
-            f"{name} {layout.print_endpoint(source + source_port)} > "
-            f"{layout.print_endpoint(destination + destination_port)} "
-            f"{_HOOKS[hook]}, {_KINDS[kind]} {layout.print_endpoint(address + port)}, "
-            f"{_STATES[state]}, "
+            f"{name} {layout.print_endpoint(flow.source)} > "
+            f"{layout.print_endpoint(flow.destination)} "
+            f"{_HOOKS[flow.hook]}, {_KINDS[flow.kind]} {layout.print_endpoint(flow.rewritten)}, "
+            f"{_STATES[layout.flow_state(value)]}, "
             f"{(now - last) // 1_000_000_000} s ago"
         )
 
