@@ -16,6 +16,7 @@ import tarfile
 import time
 from collections.abc import Awaitable, Callable, Iterable, Iterator, Sequence
 from contextlib import nullcontext
+from functools import partial
 from pathlib import Path
 from typing import BinaryIO
 
@@ -115,7 +116,7 @@ class BugReport(Answer, frozen=True, kw_only=True, rename="camel"):
         )
 
 
-Collect = Callable[[], Awaitable["str | bytes"]]
+Collect = Callable[[], Awaitable["Answer | str | bytes"]]
 
 
 async def write_report(
@@ -196,15 +197,6 @@ def parts_of(
             raise QuestionError(result.message or f"exit status {result.returncode}")
         return result.stdout
 
-    async def version() -> bytes:
-        return printed(installed())
-
-    async def status() -> bytes:
-        return printed(await ask_status(client))
-
-    async def drift() -> bytes:
-        return printed(await find_drift(client, lines=100))
-
     async def findings() -> str:
         return "".join(f"{each.severity}: {each}\n" for each in (await world).findings)
 
@@ -217,29 +209,19 @@ def parts_of(
         root = _PROC / str(client.server_pid()) / "root"
         return await asyncio.to_thread(_kubeconfig, root, path)
 
-    async def process() -> str:
-        return await asyncio.to_thread(describe_process, client.server_pid())
-
-    async def facts() -> str:
-        return await asyncio.to_thread(describe_node)
-
     return {
-        "version.json": version,
-        "status.json": status,
+        "version.json": lambda: asyncio.to_thread(installed),
+        "status.json": lambda: ask_status(client),
         "findings.txt": findings,
-        "drift.json": drift,
+        "drift.json": lambda: find_drift(client, lines=100),
         "history.json": lambda: page("/history"),
         "config.json": lambda: page("/configz"),
         "kubeconfig.json": kubeconfig,
-        "process.txt": process,
+        "process.txt": lambda: asyncio.to_thread(describe_process, client.server_pid()),
         "kernel/objects.txt": objects,
-        "node/facts.txt": facts,
-        **{name: _calling(tool, argv) for name, argv in tools.items()},
+        "node/facts.txt": lambda: asyncio.to_thread(describe_node),
+        **{name: partial(tool, argv) for name, argv in tools.items()},
     }
-
-
-def _calling(tool: Callable[[Sequence[str]], Awaitable[bytes]], argv: Sequence[str]) -> Collect:
-    return lambda: tool(argv)
 
 
 async def _collected(name: str, collect: Collect) -> tuple[Part, bytes]:
@@ -248,6 +230,8 @@ async def _collected(name: str, collect: Collect) -> tuple[Part, bytes]:
     try:
         async with asyncio.timeout(_SECONDS):
             found = await collect()
+            if isinstance(found, Answer):
+                found = msgspec.json.format(msgspec.json.encode(found.data), indent=1)
             text = found if isinstance(found, str) else found.decode(errors="replace")
             body = (await asyncio.to_thread(without_secrets, text)).encode()
     except TimeoutError:
@@ -260,11 +244,6 @@ async def _collected(name: str, collect: Collect) -> tuple[Part, bytes]:
         body, problem = body[:_MOST_BYTES], f"cut after {_MOST_BYTES >> 20} MB"
     took = round(time.monotonic() - began, 3)
     return Part(name, len(body), took, without_secrets(problem)), body
-
-
-def printed(answer: Answer) -> bytes:
-    """Return an answer as JSON."""
-    return msgspec.json.format(msgspec.json.encode(answer.data), indent=1)
 
 
 async def kernel_objects(world: World, config: ProxyConfig, execute: Exec) -> Iterable[str]:
