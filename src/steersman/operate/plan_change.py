@@ -186,17 +186,7 @@ async def plan_change(
 
 async def wanted_state(parsed: Parsed, running: World | None) -> Wanted:
     """Return the state that a command line asks for."""
-    values, config = parsed.values, parsed.config
-    if running and not parsed.config_file and "proxy-mode" not in values:
-        config = in_mode(config, running.mode)
-    node = node_config(config)
-    if running and not parsed.config_file:
-        node = merged_config(
-            node, running.config, config.mode, running.mode, defaults_of=parsed.config.mode
-        )
-    options = to_mode_options(config).for_looking()
-    if running and running.mode == config.mode:
-        options = of_variant(options, running)
+    values, config, node, options = parsed.values, *wanted_settings(parsed, running)
     elsewhere = config.steersman.manifests or any(values.get(name) for name in _FROM_CLUSTER)
     world = running
     if elsewhere or config.client_connection.kubeconfig or world is None:
@@ -210,14 +200,24 @@ async def wanted_state(parsed: Parsed, running: World | None) -> Wanted:
     return Wanted(config.mode, options, node, world.snapshot, facts, world.origin.text, findings)
 
 
-def of_variant(options: ModeOptions, running: World) -> ModeOptions:
-    """Return options of the running mode with its variant, unless they name one."""
-    if options.iptables_variant or options.portals:
-        return options
-    for variant in spec_of(running.mode).variants:
-        if running.variant and variant.name == running.variant:
-            return msgspec.structs.replace(options, **variant.options)
-    return options
+def wanted_settings(
+    parsed: Parsed, running: World | None
+) -> tuple[ProxyConfig, NodeConfig, ModeOptions]:
+    """Return what a command line asks for; a file is whole, flags change the running process's."""
+    config = parsed.config
+    if running and not parsed.config_file and "proxy-mode" not in parsed.values:
+        config = in_mode(config, running.mode)
+    node = node_config(config)
+    if running and not parsed.config_file:
+        node = merged_config(
+            node, running.config, config.mode, running.mode, defaults_of=parsed.config.mode
+        )
+    options = to_mode_options(config).for_looking()
+    named = options.iptables_variant or options.portals
+    if running and running.mode == config.mode and not named:
+        variants = {each.name: each.options for each in spec_of(running.mode).variants}
+        options = msgspec.structs.replace(options, **variants.get(running.variant, {}))
+    return config, node, options
 
 
 def merged_config(

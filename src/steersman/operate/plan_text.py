@@ -18,7 +18,7 @@ from typing import Any
 
 import msgspec
 
-from steersman.config import parse_command_line, to_mode_options
+from steersman.config import parse_command_line
 from steersman.config.errors import ConfigError, Invalid
 from steersman.model import codes
 from steersman.model.addresses import canonical_ip, family_of
@@ -33,11 +33,9 @@ from steersman.operate.plan_answer import PlanAnswer
 from steersman.operate.plan_change import (
     Wanted,
     find_change,
-    merged_config,
-    of_variant,
     summarize,
+    wanted_settings,
 )
-from steersman.run.process.startup import node_config
 from steersman.source.documents import BrokenFileError
 from steersman.source.manifests import Manifest, combine_manifests, read_manifest
 
@@ -133,15 +131,11 @@ def _wanted(world: World, configuration: str, mode: str, notes: list[str]) -> Wa
         raise QuestionError(f"the configuration cannot be read: {_one_line(error)}") from error
     notes += parsed.warnings
     config = msgspec.structs.replace(parsed.config, hostname_override=world.config.node_name or "?")
-    node = node_config(config)
+    parsed = msgspec.structs.replace(parsed, config=config)
+    config, node, options = wanted_settings(parsed, world)
+    node = msgspec.structs.replace(node, node_name=world.config.node_name)
     if configuration:
         notes.append("only settings that shape rules are compared; a restart may need more")
-    else:
-        node = merged_config(node, world.config, config.mode, world.mode, defaults_of=config.mode)
-    node = msgspec.structs.replace(node, node_name=world.config.node_name)
-    options = to_mode_options(config).for_looking()
-    if config.mode == world.mode:
-        options = of_variant(options, world)
     return Wanted(config.mode, options, node, world.snapshot, world.facts, world.origin.text)
 
 
