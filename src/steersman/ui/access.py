@@ -136,22 +136,17 @@ _reader: ContextVar[User | None] = ContextVar("reader", default=None)
 """The user whose request is answered; each connection has a task, and so a context, of its own."""
 
 
-class _TokenStatus(msgspec.Struct, frozen=True):
+class _Status(msgspec.Struct, frozen=True):
+    """`status` of a TokenReview or a SubjectAccessReview."""
+
     authenticated: bool = False
     user: User = User()
-
-
-class _AccessStatus(msgspec.Struct, frozen=True):
     allowed: bool = False
     denied: bool = False
 
 
-class _TokenReview(msgspec.Struct, frozen=True):
-    status: _TokenStatus = _TokenStatus()
-
-
-class _AccessReview(msgspec.Struct, frozen=True):
-    status: _AccessStatus = _AccessStatus()
+class _Review(msgspec.Struct, frozen=True):
+    status: _Status = _Status()
 
 
 class Reviewer:
@@ -167,8 +162,8 @@ class Reviewer:
 
     async def user(self, token: str) -> User | None:
         """Return the user of a bearer token; None if it is not valid."""
-        review = await self._ask("authentication", "TokenReview", {"token": token}, _TokenReview)
-        return review.status.user if review.status.authenticated else None
+        status = await self._ask("authentication", "TokenReview", {"token": token})
+        return status.user if status.authenticated else None
 
     async def allowed(self, user: User, right: Right) -> bool:
         """Return whether a user has a right."""
@@ -179,15 +174,15 @@ class Reviewer:
             "extra": user.extra,
             "resourceAttributes": right._asdict(),
         }
-        review = await self._ask("authorization", "SubjectAccessReview", asked, _AccessReview)
-        return review.status.allowed and not review.status.denied
+        status = await self._ask("authorization", "SubjectAccessReview", asked)
+        return status.allowed and not status.denied
 
-    async def _ask(self, group: str, kind: str, spec: object, answer: type[ValueT]) -> ValueT:
+    async def _ask(self, group: str, kind: str, spec: object) -> _Status:
         version = f"{group}.k8s.io/v1"
         body = {"apiVersion": version, "kind": kind, "spec": spec}
         try:
             found = await self._client.post(f"/apis/{version}/{kind.lower()}s", body)
-            return msgspec.json.decode(found, type=answer)
+            return msgspec.json.decode(found, type=_Review).status
         except (ApiError, msgspec.DecodeError) as error:
             text = f"the API server does not say who may see this ({kind}): {error}"
             raise QuestionError(text) from error

@@ -21,11 +21,10 @@ def view_of(parsed: Parsed, fleet: Fleet) -> Answer:
     from steersman.operate.fleet_view import fleet_view, query_of  # noqa: PLC0415
 
     values = {name: str(parsed.values.get(name) or "") for name in ("health", "sort")}
-    text = parsed.arguments[0] if parsed.arguments else ""
     return fleet_view(
         fleet.seen,
         time.time(),
-        query_of({**values, "q": text}),
+        query_of(values),
         problem=fleet.problem,
         page_size=1_000_000,
     )

@@ -43,8 +43,8 @@ COMMAND = Command(
         "Service and endpoint, how long connections take to be set up, syncs, drift, and\n"
         "Findings. Numbers that the mode does not count are shown as -.\n\n"
         "Keys: up and down move, Enter opens a Service, Escape goes back, / filters, s sorts by\n"
-        "the next column, d runs doctor on the Service, p connects to it once and times that,\n"
-        "f shows all Findings, ? all keys, q quits.\n\n"
+        "the next column, d runs doctor on the Service, f shows all Findings, ? all keys, q\n"
+        "quits.\n\n"
         "In a pipe, or with --once, one screen is printed. In large clusters the process counts\n"
         "connections less often than every second, so that this takes at most 5 % of a core."
     ),
