@@ -91,6 +91,9 @@ class Kernel:
         self.unknown: set[str] = set()
         """Services that were refused when the process was restarted: of their old rules it keeps
         only what it wants still, as it cannot tell whose the others are."""
+        self.knows_a_part: Callable[[PlanKey], bool] = lambda _owner: False
+        """Whether the process keeps only what a ServicePort wants of its old rules for the same
+        reason: its first write of a mode was refused."""
         self.failures: list[str] = []
         """Invariants that did not hold, as found within a process."""
         self.carried: dict[str, float] = {}
@@ -210,10 +213,12 @@ class Kernel:
 
     def _whole(self, table: Mapping[Any, Any], owner: PlanKey | None) -> None:
         """See that a Service is in the kernel as it was once rendered, or not at all."""
-        versions = self.rendered.get(owner, ()) if owner else ()
+        if owner is None:
+            return
+        versions = self.rendered.get(owner, ())
         known = {key for version in versions for key in version}
         part = {k: table[k] for k in known if k in table and self.owners.get(k) == owner}
-        if str(owner.name.object_name) in self.unknown if owner else False:
+        if str(owner.name.object_name) in self.unknown or self.knows_a_part(owner):
             return
         whole = any(version.items() <= part.items() for version in versions if version)
         if part and not whole:

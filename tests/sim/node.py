@@ -23,7 +23,7 @@ from steersman.config import ConfigError, parse_command_line
 from steersman.host import linux, netlink
 from steersman.model.errors import BusyError
 from steersman.model.failover import Ejection
-from steersman.model.names import ObjectName
+from steersman.model.names import ObjectName, PlanKey
 from steersman.netfilter.nft import owned
 from steersman.run.observe.failover import Failover
 from steersman.run.pages import node_state
@@ -103,6 +103,7 @@ class Node:
         self.processes: list[Process] = []
         self.netlink = NetlinkTables(universe)
         self.kernel = Kernel(universe, self.netlink.conntrack.flows)
+        self.kernel.knows_a_part = self._knows_a_part
         self.locks = Locks(universe)
         self.log = Log(universe)
         self.mode = mode
@@ -228,6 +229,11 @@ class Node:
     def daemon(self) -> Daemon | None:
         """The daemon of that process, or the last one; None before it is assembled."""
         return self._daemons.get(self.process) if self.process else self._last
+
+    def _knows_a_part(self, owner: PlanKey) -> bool:
+        """Whether a ledger of a process that runs has adopted objects for a ServicePort."""
+        ledgers = (daemon.sync._ledger for daemon in self._daemons.values())
+        return any(owner in ledger._adopters for ledger in ledgers)
 
     async def _assemble(self, *args: Any) -> Daemon:
         """Assemble a daemon, and take note of it."""
