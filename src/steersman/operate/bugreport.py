@@ -25,14 +25,12 @@ import msgspec
 from steersman.config import ProxyConfig
 from steersman.host.exec import Exec, SubprocessExec
 from steersman.host.process import words_of
-from steersman.model.errors import ApplyError, BusyError
 from steersman.model.world import World
 from steersman.model.yaml_reader import Budget, read_yaml
-from steersman.modes.base import release
 from steersman.operate.answer import Answer, Block, Line, QuestionError, Table
 from steersman.operate.client import Client
 from steersman.operate.drift import find_drift
-from steersman.operate.dump import mode_of
+from steersman.operate.dump import mode_of, reading_kernel
 from steersman.operate.load import world_of_process
 from steersman.operate.secrets import (
     safe_environment,
@@ -253,11 +251,8 @@ async def kernel_objects(world: World, config: ProxyConfig, execute: Exec) -> It
         QuestionError: the kernel cannot be read.
     """
     mode = mode_of(world, config, execute)
-    try:
-        support = await mode.worker.do(mode.probe)
-        if not support.usable:
-            raise QuestionError(" ".join(support.missing))
-        words = mode.words
+    words = mode.words
+    async with reading_kernel(mode):
         kernel = await words.read()
 
         def lines() -> list[str]:
@@ -268,10 +263,6 @@ async def kernel_objects(world: World, config: ProxyConfig, execute: Exec) -> It
             ]
 
         return await asyncio.to_thread(lines)
-    except (ApplyError, BusyError) as error:
-        raise QuestionError(str(error)) from error
-    finally:
-        await release(mode)
 
 
 def describe_process(pid: int, proc: Path = _PROC) -> str:

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Awaitable, Callable, Iterator, Mapping
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Mapping
+from contextlib import asynccontextmanager
 from difflib import SequenceMatcher
 from typing import Any, Literal
 
@@ -126,10 +127,7 @@ async def dump_service(
         QuestionError: the Service is not served, or the kernel cannot be read.
     """
     mode = mode_of(world, config, execute or SubprocessExec())
-    try:
-        support = await mode.worker.do(mode.probe)
-        if not support.usable:
-            raise QuestionError(f"the kernel cannot be read: {' '.join(support.missing)}")
+    async with reading_kernel(mode):
         seen = set[KernelLine]()
         for _ in range(_LOOKS):
             lines = await compare(world, name, mode)
@@ -145,13 +143,6 @@ async def dump_service(
                 break
             else:
                 seen = marked
-    except FileNotFoundError as error:
-        raise QuestionError(f"the {mode.name} mode does not run here: {error}") from error
-    except (ApplyError, BusyError, OSError) as error:
-        hint = "" if os.geteuid() == 0 else "; this needs root"
-        raise QuestionError(f"the kernel cannot be read: {error}{hint}") from error
-    finally:
-        await release(mode)  # sockets of this command; what the process serves is not touched
     return KernelDump(
         source=world.origin.text,
         service=str(name),
@@ -159,6 +150,27 @@ async def dump_service(
         lines=tuple(lines),
         changes=mode.changes_during_read,
     )
+
+
+@asynccontextmanager
+async def reading_kernel(mode: Mode) -> AsyncIterator[None]:
+    """Read the kernel by a mode inside.
+
+    Raises:
+        QuestionError: that is not possible.
+    """
+    try:
+        support = await mode.worker.do(mode.probe)
+        if not support.usable:
+            raise QuestionError(f"the kernel cannot be read: {' '.join(support.missing)}")
+        yield
+    except FileNotFoundError as error:
+        raise QuestionError(f"the {mode.name} mode does not run here: {error}") from error
+    except (ApplyError, BusyError, OSError) as error:
+        hint = "" if os.geteuid() == 0 else "; this needs root"
+        raise QuestionError(f"the kernel cannot be read: {error}{hint}") from error
+    finally:
+        await release(mode)  # sockets of this command; what the process serves is not touched
 
 
 def _plans_of(world: World, name: ObjectName) -> tuple[NodeSettings, dict[PlanKey, ServicePlan]]:
