@@ -81,7 +81,7 @@ class Lists:
                 if wanted.namespace in ("", name.namespace) and wanted.name in ("", name.name):
                     why = self.why_unserved(name, known[name])
                     unserved.append(Unserved(str(name), known[name].spec.type or "ClusterIP", why))
-        ports = tuple(self.ports(wanted))
+        ports = tuple(port for _, port in self._listed(wanted))
         return ServiceList(
             ports=ports,
             unserved=tuple(unserved),
@@ -93,7 +93,7 @@ class Lists:
     def endpoints(self, wanted: Filter = EVERYTHING) -> EndpointList:
         """List endpoints; of those that an address, port or pod selects, no others."""
         ports = []
-        for port in self.ports(wanted):
+        for _, port in self._listed(wanted):
             kept = port.endpoints
             if wanted.pod or wanted.address or wanted.port:
                 named = [
@@ -137,12 +137,8 @@ class Lists:
         found.sort(key=lambda row: (row.port, row.protocol, row.family))
         return NodePortList(node_ports=tuple(found), filtered=bool(wanted), note=self._note)
 
-    def ports(self, wanted: Filter) -> Iterator[ServedPort]:
-        """Yield the ServicePorts that a filter selects, by name."""
-        for _, port in self._listed(wanted):
-            yield port
-
     def _listed(self, wanted: Filter) -> Iterator[tuple[PlanKey, ServedPort]]:
+        """Yield the ServicePorts that a filter selects, by name."""
         plans = self._world.plan.services
         for key in sorted(plans):
             name = key.name

@@ -2,29 +2,20 @@
 
 from __future__ import annotations
 
-from steersman.cli.command import Command, Example
-from steersman.cli.lists import ARGUMENT, EXIT_CODES, FLAGS, list_answer
+from steersman.cli.command import Example
+from steersman.cli.lists import list_command
 
-COMMAND = Command(
-    name="endpoints",
-    summary="list endpoints: in or out and why, connections",
-    description="""\
+COMMAND = list_command(
+    "endpoints",
+    "list endpoints: in or out and why, connections",
+    """\
 List the endpoints of Services: a row for each endpoint of each port, with its pod and node, whether
-clients of this node can be sent there, and why. Notes follow: hints, and what the Service lacks.
-
-Connections are counted from the moment the Service was first served, if the mode of the running
-process can count them; --rates and --watch add new connections per second.""",
-    arguments=(ARGUMENT,),
-    flags=FLAGS,
-    examples=(
-        Example("steersman endpoints shop/web", "the endpoints of a Service"),
-        Example(
-            "steersman endpoints --pod 10.244.1.5",
-            "does this pod get traffic, and of which Services",
-        ),
-        Example("steersman endpoints shop/web --watch", "how connections spread, live"),
+clients of this node can be sent there, and why. Notes follow: hints, and what the Service
+lacks.""",
+    Example("steersman endpoints shop/web", "the endpoints of a Service"),
+    Example(
+        "steersman endpoints --pod 10.244.1.5",
+        "does this pod get traffic, and of which Services",
     ),
-    answer=list_answer("endpoints"),
-    watch=True,
-    exit_codes=EXIT_CODES,
+    Example("steersman endpoints shop/web --watch", "how connections spread, live"),
 )
