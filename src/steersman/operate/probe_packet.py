@@ -16,10 +16,12 @@ import socket
 import struct
 import sys
 import time
+from functools import partial
 from pathlib import Path
 from typing import Literal, NamedTuple
 
 from steersman.host.netns import call_inside
+from steersman.model.addresses import family_of
 from steersman.model.names import Family, Protocol
 from steersman.model.plan import Value
 from steersman.model.tracing import WatchedFlow
@@ -98,34 +100,15 @@ class ProbePacket:
         Raises:
             QuestionError: the socket cannot be opened there; the message says why.
         """
-        self.flow = WatchedFlow(protocol, destination, port, source)
-        self._kind, number = _KINDS[protocol]
-        family = socket.AF_INET if self.flow.family is Family.IPV4 else socket.AF_INET6
-
-        def make() -> socket.socket:
-            sock = socket.socket(family, self._kind, number)
-            try:
-                if protocol is Protocol.SCTP:
-                    sock.bind((source, 0))
-                    sock.connect((destination, 0))
-                else:
-                    sock.setsockopt(*_SOL[self.flow.family], 1)
-                    sock.bind((source, 0))
-            except BaseException:
-                sock.close()
-                raise
-            return sock
-
         where = f"in the network namespace {netns}" if netns else "on this node"
         try:
-            self._socket = call_inside(netns, make)
+            self._socket = call_inside(netns, partial(open_socket, protocol, destination, source))
         except PermissionError as error:
             raise QuestionError(f"a probe cannot be sent {where}: this needs root") from error
         except OSError as error:
             what = f"from {source} " if source else ""
             reason = error.strerror or error
             raise QuestionError(f"a probe cannot be sent {what}{where}: {reason}") from error
-        self._socket.setblocking(False)
         if protocol is Protocol.SCTP:
             client_port = 32768 + secrets.randbelow(28000)
         else:
@@ -198,6 +181,32 @@ class ProbePacket:
             return "not-sent", f"this machine refuses to send it: {what}"
         reason = error.strerror or os.strerror(error.errno or 0)
         return "not-sent", f"this machine cannot send it: {reason}"
+
+
+def open_socket(protocol: Protocol, destination: str, source: str) -> socket.socket:
+    """Return a socket that does not block, bound, with a queue for ICMP errors (on Linux).
+
+    Args:
+        protocol: of its packets.
+        destination: a canonical address.
+        source: the client's address; "" for the one that the kernel chooses.
+
+    Raises:
+        OSError: it cannot be opened here.
+    """
+    kind, number = _KINDS[protocol]
+    sock = socket.socket(socket.AF_INET6 if ":" in destination else socket.AF_INET, kind, number)
+    try:
+        sock.setblocking(False)
+        if sys.platform == "linux" and protocol is not Protocol.SCTP:
+            sock.setsockopt(*_SOL[family_of(destination)], 1)
+        sock.bind((source, 0))
+        if protocol is Protocol.SCTP:
+            sock.connect((destination, 0))
+    except BaseException:
+        sock.close()
+        raise
+    return sock
 
 
 class IcmpError(NamedTuple):

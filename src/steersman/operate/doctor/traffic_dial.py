@@ -9,25 +9,24 @@ from a port where nobody listens.
 from __future__ import annotations
 
 import asyncio
-import errno
 import os
 import socket
 import struct
 import sys
 import time
-from collections.abc import Callable
 from contextlib import suppress
+from functools import partial
 from pathlib import Path
 from typing import Literal, TypeAlias
 
 import msgspec
 
 from steersman.host.netns import call_inside
-from steersman.host.probe import error_number
+from steersman.host.probe import outcome_of
 from steersman.host.threads import in_thread
 from steersman.model.addresses import join_host_port
 from steersman.model.names import Protocol
-from steersman.operate.probe_packet import DNS_PORT, DNS_QUESTION, icmp_error
+from steersman.operate.probe_packet import DNS_PORT, DNS_QUESTION, icmp_error, open_socket
 
 Outcome: TypeAlias = Literal["connected", "refused", "timeout", "unreachable", "silent", "failed"]
 TIMEOUT = 3.0
@@ -40,17 +39,6 @@ _LARGE = 4000
 """Bytes that need several packets."""
 _RESET = struct.pack("ii", 1, 0)  # of SO_LINGER: what was not sent is thrown away
 _UNACKED, _RTT, _TOTAL_RETRANS = 24, 68, 100  # offsets in struct tcp_info (linux/tcp.h, since 2.4)
-_IP_RECVERR, _IPV6_RECVERR = 11, 25  # linux/in.h, linux/in6.h
-_OUTCOMES: dict[int, Outcome] = {
-    errno.ECONNREFUSED: "refused",
-    errno.ECONNRESET: "refused",
-    errno.ETIMEDOUT: "timeout",
-    errno.EHOSTUNREACH: "unreachable",
-    errno.ENETUNREACH: "unreachable",
-    errno.EHOSTDOWN: "unreachable",
-    errno.EACCES: "unreachable",
-    errno.EPERM: "unreachable",
-}
 
 
 class Target(msgspec.Struct, frozen=True):
@@ -59,6 +47,10 @@ class Target(msgspec.Struct, frozen=True):
     address: str
     port: int
     protocol: Protocol = Protocol.TCP
+
+    def open(self, source: str = "") -> socket.socket:
+        """Return a socket for it; see open_socket."""
+        return open_socket(self.protocol, self.address, source)
 
     def __str__(self) -> str:
         return join_host_port(self.address, self.port)
@@ -122,7 +114,7 @@ async def dial(
     if target.protocol is Protocol.SCTP:
         return Dial(target, "failed", reason="doctor does not speak SCTP")
     try:
-        sock = await in_thread(call_inside, netns, _opener(target, source))
+        sock = await in_thread(call_inside, netns, partial(target.open, source))
     except OSError as error:
         what = f"no socket in {netns}" if netns else "no socket"
         return Dial(target, "failed", reason=f"{what}: {error.strerror or error}")
@@ -147,7 +139,7 @@ async def _dial(sock: socket.socket, target: Target, timeout: float) -> Dial:
                 return Dial(target, "connected", time.monotonic() - begin)
             return Dial(target, "timeout", time.monotonic() - begin)
     except OSError as error:
-        outcome = _OUTCOMES.get(error_number(error), "failed")
+        outcome = _outcome_of(error)
         icmp = icmp_error(sock) if outcome in ("refused", "unreachable") else None
         by = icmp.sender if icmp else ""
         # asyncio's own text is no word of the kernel; Windows' numbers have no text in C.
@@ -165,6 +157,19 @@ async def _dial(sock: socket.socket, target: Target, timeout: float) -> Dial:
     return Dial(target, "connected", seconds, repeated=again)
 
 
+def _outcome_of(error: OSError) -> Outcome:
+    """Return what the error of a socket says of the other side, or of a rule on the way."""
+    if isinstance(error, PermissionError):  # a rule of an output chain
+        return "unreachable"
+    match outcome_of(error):
+        case "silent":
+            return "timeout"
+        case "refused" | "unreachable" as found:
+            return found
+        case _:
+            return "failed"
+
+
 def _tcp_info(sock: socket.socket, offset: int) -> int:
     """Return a field of struct tcp_info; Linux only."""
     info = sock.getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, offset + 4)
@@ -174,7 +179,7 @@ def _tcp_info(sock: socket.socket, offset: int) -> int:
 async def takes_data(target: Target, netns: Path | None) -> bool:
     """Whether data that needs large packets is acknowledged; True if nothing connects at all."""
     try:
-        with await in_thread(call_inside, netns, _opener(target, "")) as sock:
+        with await in_thread(call_inside, netns, target.open) as sock:
             sock.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, _RESET)
             async with asyncio.timeout(_ACKNOWLEDGED):
                 await asyncio.get_running_loop().sock_connect(sock, (target.address, target.port))
@@ -186,28 +191,6 @@ async def takes_data(target: Target, netns: Path | None) -> bool:
             return False
     except OSError:  # TimeoutError, too
         return True
-
-
-def _opener(target: Target, source: str) -> Callable[[], socket.socket]:
-    """Return a function that opens the socket of a dial, with a queue for ICMP errors."""
-
-    def open_socket() -> socket.socket:
-        ipv6 = ":" in target.address
-        kind = socket.SOCK_DGRAM if target.protocol is Protocol.UDP else socket.SOCK_STREAM
-        sock = socket.socket(socket.AF_INET6 if ipv6 else socket.AF_INET, kind)
-        try:
-            sock.setblocking(False)
-            if sys.platform == "linux":
-                level = socket.IPPROTO_IPV6 if ipv6 else socket.IPPROTO_IP
-                sock.setsockopt(level, _IPV6_RECVERR if ipv6 else _IP_RECVERR, 1)
-            if source:
-                sock.bind((source, 0))
-        except OSError:
-            sock.close()
-            raise
-        return sock
-
-    return open_socket
 
 
 async def _send(sock: socket.socket, target: Target) -> Dial:
