@@ -13,6 +13,7 @@ from playwright.async_api import Browser, expect
 
 from steersman.model.findings import Finding, Severity
 from steersman.model.node_state import NodeState
+from steersman.run.pages.conditions import judge
 from steersman.ui.pages import PAGES
 from steersman.ui.site import Site
 from tests.support.browser import tab
@@ -43,7 +44,8 @@ def state(node: str, **fields: Any) -> NodeState:
         cpu=0.01,
         memory=50 << 20,
     )
-    return msgspec.structs.replace(usual, **fields)
+    made = msgspec.structs.replace(usual, **fields)
+    return msgspec.structs.replace(made, conditions=tuple(judge(made)))
 
 
 @asynccontextmanager
