@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import asyncio
 import fcntl
 import os
 import shutil
 import signal
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 import pytest
@@ -133,50 +135,148 @@ DEATHS = [
 """For the daemon with iptables see test_iptables_process.py."""
 
 
-@pytest.mark.parametrize(("program", "script"), DEATHS)
-def test_killed_between_two_writes(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, program: str, script: str
-) -> None:
-    """As for want of memory: before or after the kernel has the transaction."""
+def flags_for(program: str, tmp_path: Path) -> tuple[str, ...]:
+    """A world, and the mode that writes with a program."""
+    folder = manifests(tmp_path / "m", *world())
+    variant = "legacy" if program == LEGACY else "nft"
+    mode = "nftables" if program == "nft" else "iptables"
+    words = (f"--proxy-mode={mode}", f"--iptables-variant={variant}", "--iptables-sync-period=1s")
+    return (f"--manifests={folder}", *words)
+
+
+def everything(program: str) -> str:
+    if program == "nft":
+        return sh("nft list ruleset")
+    variant = "legacy" if program == LEGACY else "nft"
+    return without_comments(sh(f"iptables-{variant}-save; ip6tables-{variant}-save"))
+
+
+def put_first(
+    program: str, script: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> Callable[[], None]:
+    """Make a program that does what KILLED says; return what puts it before the real one."""
     real = shutil.which(program, path=f"{os.environ['PATH']}:/usr/sbin:/sbin")
     programs = tmp_path / "bin"
     programs.mkdir()
     text = KILLED.format(real=real, folder=tmp_path, script=script.format(real=real))
     (programs / program).write_text(text)
     (programs / program).chmod(0o755)
-    folder = manifests(tmp_path / "m", *world())
-    variant = "legacy" if program == LEGACY else "nft"
-    mode = "nftables" if program == "nft" else "iptables"
-    words = (f"--proxy-mode={mode}", f"--iptables-variant={variant}", "--iptables-sync-period=1s")
-    flags = (f"--manifests={folder}", *words)
+    path = f"{programs}:{os.environ['PATH']}"
+    return lambda: monkeypatch.setenv("PATH", path)
 
-    def everything() -> str:
-        if mode == "nftables":
-            return sh("nft list ruleset")
-        return without_comments(sh(f"iptables-{variant}-save; ip6tables-{variant}-save"))
 
+async def undisturbed(tmp_path: Path, flags: Sequence[str], name: str) -> None:
+    async with steersman(tmp_path, *flags, name=name) as proxy:
+        await proxy.said("sync 1 (start)")
+        await proxy.stop()
+
+
+@pytest.mark.parametrize(("program", "script"), DEATHS)
+def test_killed_between_two_writes(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, program: str, script: str
+) -> None:
+    """As for want of memory: before or after the kernel has the transaction."""
+    kill = put_first(program, script, tmp_path, monkeypatch)
+    flags = flags_for(program, tmp_path)
     fresh: list[str] = []
 
-    async def undisturbed() -> None:
-        async with steersman(tmp_path, *flags) as proxy:
-            await proxy.said("sync 1 (start)")
-            await proxy.stop()
-        fresh.append(everything())
+    async def first() -> None:
+        await undisturbed(tmp_path, flags, "first")
+        fresh.append(everything(program))
 
     async def killed() -> None:
-        monkeypatch.setenv("PATH", f"{programs}:{os.environ['PATH']}")
+        kill()
         async with steersman(tmp_path, *flags) as proxy:
             if "PPID" in script:
                 assert await proxy.process.wait() == -signal.SIGKILL
-                async with steersman(tmp_path, *flags, name="next") as second:
-                    await second.said("sync 1 (start)")
-                    await second.stop()
+                await undisturbed(tmp_path, flags, "next")
             else:
                 await proxy.said("sync 1 (start)")
                 assert f"{program} was killed by SIGKILL" in proxy.log
                 assert "Traceback" not in proxy.log
                 await proxy.stop()
-        assert [everything()] == fresh
+        assert [everything(program)] == fresh
 
-    in_namespace(undisturbed)
+    in_namespace(first)
+    in_namespace(killed)
+
+
+NO_MEMORY = """\
+# The kernel kills the caller first, which has --oom-score-adj=1000. Then there is enough for the
+# rest; if the caller's memory is free too late, the kernel kills one of these programs, too.
+echo 0 > /proc/$$/oom_score_adj
+dd if=/dev/zero of=/dev/null bs=140M count=1 status=none
+exec {real} "$@"
+"""
+LIMIT = 160 << 20
+"""Bytes: less than the process and NO_MEMORY take together, more than either."""
+
+
+class LittleMemory:
+    """A cgroup below our own with a limit of memory; of version 2, where version 1 has none."""
+
+    def __init__(self) -> None:
+        name, first = f"sm-{os.getpid()}", Path("/sys/fs/cgroup/memory")
+        if first.is_dir():
+            lines = Path("/proc/self/cgroup").read_text().splitlines()
+            own = next(line for line in lines if ":memory:" in line).rpartition(":")[2]
+            self._place, limit = first / own.lstrip("/") / name, "memory.limit_in_bytes"
+            self._events = self._place / "memory.oom_control"
+        else:
+            self._place, limit = Path("/sys/fs/cgroup", name), "memory.max"
+            self._events = self._place / "memory.events"
+        try:
+            self._place.mkdir()
+            (self._place / limit).write_text(str(LIMIT))
+        except OSError as error:
+            if self._place.exists():
+                self._place.rmdir()
+            pytest.skip(f"memory cannot be limited here: {error}")
+        self.through = ("sh", "-ec", f'echo $$ > {self._place}/cgroup.procs; exec "$@"', "")
+        """What starts a command in it."""
+
+    @property
+    def kills(self) -> int:
+        """How many processes the kernel has killed for the limit."""
+        words = self._events.read_text().split()
+        return int(words[words.index("oom_kill") + 1])
+
+    async def remove(self) -> None:
+        """Remove it when the last program in it has ended."""
+
+        async def is_empty() -> bool:
+            return not (self._place / "cgroup.procs").read_text()
+
+        await until(is_empty)
+        self._place.rmdir()
+
+
+@pytest.mark.parametrize("program", ["nft", NFT, LEGACY])
+def test_killed_by_the_kernel_for_want_of_memory(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, program: str
+) -> None:
+    """While a program writes for it, which mostly goes on."""
+    kill = put_first(program, NO_MEMORY, tmp_path, monkeypatch)
+    flags = flags_for(program, tmp_path)
+    fresh: list[str] = []
+
+    async def first() -> None:
+        await undisturbed(tmp_path, flags, "first")
+        fresh.append(everything(program))
+
+    async def killed() -> None:
+        kill()
+        memory = LittleMemory()
+        likely = "--oom-score-adj=1000"
+        try:
+            async with steersman(tmp_path, *flags, likely, through=memory.through) as proxy:
+                async with asyncio.timeout(60):
+                    assert await proxy.process.wait() == -signal.SIGKILL, proxy.log
+            assert memory.kills, "nobody else has killed it"
+        finally:
+            await memory.remove()
+        await undisturbed(tmp_path, flags, "next")
+        assert [everything(program)] == fresh
+
+    in_namespace(first)
     in_namespace(killed)
