@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from contextlib import aclosing
 
 from steersman.source.base import EventHandler
 from steersman.source.client import ApiClient, Connections
@@ -77,7 +78,7 @@ class ApiServerSource:
         """Feed the handler until cancelled; failures of the servers are retried inside."""
         # One client, so that all kinds move to another server together.
         client = ApiClient(self.connections, self.stats, self._timing)
-        async with self.connections, asyncio.TaskGroup() as tasks:
+        async with aclosing(self.connections), asyncio.TaskGroup() as tasks:
             for resource in self._resources:
                 reflector = Reflector(
                     client,

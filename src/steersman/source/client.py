@@ -13,8 +13,7 @@ import os
 from collections.abc import AsyncIterator, Iterator, Mapping, Sequence
 from contextlib import asynccontextmanager, contextmanager
 from copy import copy
-from types import TracebackType
-from typing import Self, TypeVar
+from typing import TypeVar
 from urllib.parse import urlsplit
 
 import msgspec
@@ -65,15 +64,8 @@ class Connections:
         encoding = "identity" if access.disable_compression else "gzip"
         self.http = HttpClient((("Accept", JSON), ("Accept-Encoding", encoding)), timing.connect)
 
-    async def __aenter__(self) -> Self:
-        return self
-
-    async def __aexit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    async def aclose(self) -> None:
+        """Close those that nobody uses."""
         await self.http.aclose()
 
 
@@ -182,12 +174,8 @@ class ApiClient:
         found: list[T] = []
         params = {**(params or {}), "limit": "500"}
         while True:
-            body = bytearray()
             async with self.get(path, params, self._timing.answer) as response:
-                async for chunk in response.chunks():
-                    body += chunk
-                    if len(body) > _MAX_PAGE:
-                        raise ApiError("too_long", f"the answer to {path} is too long")
+                body = await read_body(response, _MAX_PAGE, path)
             try:
                 page = decode_list(kind, body)
                 found += decoder.decode(page.items)
@@ -239,14 +227,9 @@ class ApiClient:
         self, path: str, response: Response, server: str, types: Sequence[str]
     ) -> bytes:
         """Return the body of the answer to a POST request."""
-        found = b""
         with _reading(response):
             await self._check(response, server, (200, 201, 202), types)
-            async for chunk in response.chunks():
-                found += chunk
-                if len(found) > MAX_LINE:
-                    raise ApiError("malformed", f"the answer to {path} is too long")
-        return found
+            return await read_body(response, MAX_LINE, path)
 
     async def _first_answer(
         self,
@@ -362,6 +345,21 @@ class ApiClient:
             sent = self._credentials.description if server.startswith("https:") else ""
             error.args = (f"{error}; sent: {sent or 'nothing'}",)
         raise error
+
+
+async def read_body(response: Response, most: int, path: str) -> bytes:
+    """Return the body of the answer to a request of a path.
+
+    Raises:
+        ApiError: it has more bytes than `most`.
+        HttpError: the connection breaks, see `Response.chunks`.
+    """
+    body = bytearray()
+    async for chunk in response.chunks():
+        body += chunk
+        if len(body) > most:
+            raise ApiError("too_long", f"the answer to {path} has too many bytes")
+    return bytes(body)
 
 
 @contextmanager

@@ -6,7 +6,7 @@ The running process never asks for the Nodes and Pods that are fetched here.
 from __future__ import annotations
 
 from collections.abc import AsyncIterator, Mapping
-from contextlib import asynccontextmanager
+from contextlib import aclosing, asynccontextmanager
 from typing import NamedTuple
 from urllib.parse import quote
 
@@ -15,7 +15,7 @@ import msgspec
 from steersman.model.kube import Node, Pod
 from steersman.source.apiserver import resources
 from steersman.source.base import EventHandler
-from steersman.source.client import ApiClient, Connections
+from steersman.source.client import ApiClient, Connections, read_body
 from steersman.source.kubeconfig import ClusterAccess
 from steersman.source.lister import Lister, Listing
 from steersman.source.pace import Timing
@@ -69,14 +69,10 @@ async def fetch_pod(access: ClusterAccess, namespace: str, name: str) -> Pod | N
         ApiError: no server answers as it should, or it forbids that.
     """
     path = f"/api/v1/namespaces/{quote(namespace, safe='')}/pods/{quote(name, safe='')}"
-    body = b""
     async with _client(access) as (client, _):
         try:
             async with client.get(path, {}, _TIMING.answer) as response:
-                async for chunk in response.chunks():
-                    body += chunk
-                    if len(body) > _MAX_POD:
-                        raise ApiError("too_long", f"pod {namespace}/{name} has too many bytes")
+                body = await read_body(response, _MAX_POD, path)
         except ApiError as error:
             if error.status == 404:
                 return None
@@ -98,7 +94,7 @@ async def _client(access: ClusterAccess) -> AsyncIterator[tuple[ApiClient, Sourc
     """Yield a client; every failure becomes an ApiError that names the server."""
     stats = SourceStats()
     try:
-        async with Connections(access, _TIMING) as connections:
+        async with aclosing(Connections(access, _TIMING)) as connections:
             yield ApiClient(connections, stats, _TIMING), stats
     except ApiError as error:
         text = f"API server {stats.server}: {error}"
@@ -124,15 +120,10 @@ async def fetch_reply(access: ClusterAccess, path: str) -> Reply:
     Raises:
         ApiError: no server answers.
     """
-    body = b""
     async with _client(access) as (client, _):
         try:
             async with client.get(path, {}, _TIMING.answer) as response:
-                headers = {name.lower(): value for name, value in response.headers.items()}
-                async for chunk in response.chunks():
-                    body += chunk
-                    if len(body) > _MAX_REPLY:
-                        raise ApiError("too_long", f"the answer to {path} has too many bytes")
+                body, headers = await read_body(response, _MAX_REPLY, path), response.headers
         except ApiError as error:
             if not error.status:
                 raise

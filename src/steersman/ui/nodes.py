@@ -338,7 +338,7 @@ class PodNodes:
         backoff = Backoff(self._timing)
         last: Sequence[Way] = ()
         api = Connections(self._access, self._timing)
-        async with api, aclosing(HttpClient(_PLAIN, _CONNECT)) as http:
+        async with aclosing(api), aclosing(HttpClient(_PLAIN, _CONNECT)) as http:
             client = ApiClient(api, SourceStats(), self._timing)
             cluster = _Cluster(client, self._token, self._secure, http, self._tls, self._direct)
             while True:

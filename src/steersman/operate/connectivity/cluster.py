@@ -17,7 +17,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import AsyncIterator, Callable, Iterator, Mapping, Sequence
-from contextlib import asynccontextmanager, suppress
+from contextlib import aclosing, asynccontextmanager, suppress
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -96,7 +96,7 @@ async def try_cluster(
         QuestionError: the API server cannot be asked or refuses, or no pod runs.
     """
     timing = timing or Timing()
-    async with Connections(access, timing) as connections:
+    async with aclosing(Connections(access, timing)) as connections:
         client = ApiClient(connections, SourceStats(), timing)
         try:
             nodes, tried = await _find_nodes(client, names)
