@@ -9,10 +9,11 @@ and every call of it that touches the kernel runs in that thread. A job is a gen
                 yields a Pause       goes on when its descriptor is readable, between two calls
     keep        yields both          work of the mode's own that nobody waits for
 
-The thread sleeps until one of them is due. It ends what it has begun, as a system call cannot be
-cancelled, and a cancelled caller waits for that end. (A program that hangs is killed: exec.py.) So
-once no task is left, nothing is written any more, and nobody uses a descriptor that is about to be
-closed.
+A step that would wait long in the kernel without using what calls use runs `apart`, in a thread of
+its own. The worker's thread sleeps until something is due. It ends what it has begun, as a system
+call cannot be cancelled, and a cancelled caller waits for that end. (A program that hangs is
+killed: exec.py.) So once no task is left, nothing is written any more, and nobody uses a descriptor
+that is about to be closed.
 """
 
 from __future__ import annotations
