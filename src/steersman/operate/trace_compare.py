@@ -33,9 +33,18 @@ _NUMBER = re.compile(r"0x[0-9a-f]+")
 _NETFILTER_HOOKS = ("prerouting", "input", "forward", "output", "postrouting")
 _REFUSALS = ("port unreachable", "prohibited")
 _UNANSWERED = ("none", "icmp", "not-sent", "unknown")
-REMEDY = "the rules in the kernel are not those of the plan: see steersman drift"
-NO_DRIFT = "the rules in the kernel are those of the plan: something else decided"
-_ASK_DRIFT = "steersman drift says whether the rules in the kernel are those of the plan"
+_DRIFT = {
+    True: (
+        "rules-differ",
+        "the rules in the kernel are not those of the plan: see steersman drift",
+    ),
+    False: (
+        "rules-agree",
+        "the rules in the kernel are those of the plan: something else decided",
+    ),
+    None: ("rules", "steersman drift says whether the rules in the kernel are those of the plan"),
+}
+"""Codes and words by whether the rules have drifted."""
 
 
 class Observation(NamedTuple):
@@ -195,9 +204,9 @@ def _against_the_plan(
     text: str, seen: Observation, number: int = 0, step: TraceStep | None = None
 ) -> Difference:
     """Return that our own rules decided otherwise than the plan."""
-    drift = {True: REMEDY, False: NO_DRIFT, None: _ASK_DRIFT}[seen.drifted]
+    code, drift = _DRIFT[seen.drifted]
     shows = command_for(step) if step else "steersman drift"
-    return Difference("rules", f"{text}; {drift}", shows, step=number)
+    return Difference(code, f"{text}; {drift}", shows, step=number)
 
 
 def _foreign(seen: Observation, rules: re.Pattern[str]) -> tuple[int, TraceStep] | None:

@@ -96,13 +96,22 @@ def test_another_programs_rule_is_named_with_chain_and_handle() -> None:
 
 def test_our_own_rule_against_the_plan() -> None:
     what = seen(OWN_DROP, connection=None, answer="none")
-    for drifted, end in {
-        True: "the rules in the kernel are not those of the plan: see steersman drift",
-        False: "the rules in the kernel are those of the plan: something else decided",
-        None: "steersman drift says whether the rules in the kernel are those of the plan",
+    for drifted, (code, end) in {
+        True: (
+            "rules-differ",
+            "the rules in the kernel are not those of the plan: see steersman drift",
+        ),
+        False: (
+            "rules-agree",
+            "the rules in the kernel are those of the plan: something else decided",
+        ),
+        None: (
+            "rules",
+            "steersman drift says whether the rules in the kernel are those of the plan",
+        ),
     }.items():
         (found,) = compare(FORWARD, what._replace(drifted=drifted))
-        assert (found.step, found.code) == (1, "rules")
+        assert (found.step, found.code) == (1, code)
         assert found.text.endswith(f"drop; {end}")
         assert found.shows == "nft -a list chain ip kube-proxy check"
     assert len(texts(TraceResult("reject"), seen(OWN_DROP, connection=None))) == 1
@@ -559,6 +568,6 @@ def test_only_the_process_says_whether_rules_have_drifted(
     process = msgspec.structs.replace(before, origin=Origin("process", "a process"))
     answer = asyncio.run(trace_packet(process, question, _Waited, renew))
     (found,) = answer.differences
-    assert found.code == "rules"
+    assert found.code == {True: "rules-differ", False: "rules-agree", None: "rules"}[drifted]
     assert ("are not those of the plan: see" in found.text) is bool(drifted)
     assert ("are those of the plan: something" in found.text) is (drifted is False)

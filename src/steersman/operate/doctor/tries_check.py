@@ -53,7 +53,6 @@ from steersman.operate.doctor.tries import (
 )
 from steersman.operate.doctor.where import where_lost
 from steersman.operate.places import NODE, Place, client_outside, find_pods, source_to, uplink
-from steersman.operate.trace_compare import NO_DRIFT, REMEDY
 from steersman.operate.trace_question import TraceQuestion
 
 _TIMEOUT = 2.0
@@ -305,8 +304,7 @@ def _consequence(failure: Failure, found: CheckResult | None) -> Iterator[CheckR
         failure: the failure.
         found: where a packet left the predicted way; that its endpoint is silent is known.
     """
-    blamed = found is not None and found.verdict is Verdict.ERROR and REMEDY not in found.text
-    if found is not None and blamed and found.cause < Cause.ENDPOINT:
+    if found is not None and found.verdict is Verdict.ERROR and found.cause < Cause.ENDPOINT:
         yield replace(found, text=f"{failure.way}: {found.text}")
     text = f"{failure.text}: its endpoint {failure.consequence} does not answer either"
     yield error(text, f"{failure.way.target}: {failure.why}", cause=Cause.SYMPTOM + 5)
@@ -330,10 +328,9 @@ def _results(
         if unreachable and _POLICY.search(found.text):
             yield warning(named, *found.evidence, remedy=found.remedy, cause=Cause.POLICY)
             return
-        # A difference that names nobody: a check that does explains it.
-        nobody = REMEDY in found.text or NO_DRIFT in found.text
-        cause = Cause.SYMPTOM - 1 if nobody else found.cause or Cause.NODE + 5
-        yield error(named, *found.evidence, remedy=found.remedy, cause=cause)
+        yield error(
+            named, *found.evidence, remedy=found.remedy, cause=found.cause or Cause.NODE + 5
+        )
         yield error(text, evidence)
         return
     more = (f"not followed: {found.text}",) if found is not None else ()

@@ -22,9 +22,11 @@ _CAUSES = {
     "rules": Cause.RULES,
     # The check of routes names the endpoint, too.
     **dict.fromkeys(("no-route", "policy-rule"), Cause.PATH + 1),
-    # These name a place and no object: a check that finds one there explains them.
+    # These name nobody, or a place and no object: a check that finds one there explains them.
     **dict.fromkeys(
         (
+            "rules-differ",
+            "rules-agree",
             "unseen",
             "kernel-drop",
             "neighbour",
