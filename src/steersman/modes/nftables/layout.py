@@ -385,6 +385,12 @@ def lb_chain(group: str, marking: str, local: bool, size: int) -> str:
     return f"{group}{marking}{'local-' if local else ''}lb-{size}"
 
 
+def without_size(verdict: bytes) -> bytes:
+    """Return what the name of a chain in a verdict says, but for the number of slots."""
+    chain = verdict.partition(b"\0")[0]
+    return chain.rpartition(b"-")[0] if b"lb-" in chain else chain
+
+
 _NAME_LIMIT = 200  # the kernel takes 255 bytes, prefixes included
 _UNUSUAL = re.compile(r"[^\w./-]", re.ASCII)
 LEARN_CHAIN = "affinity-learn"

@@ -38,6 +38,7 @@ from steersman.modes.nftables.layout import (
     name_of,
     prefix_of,
     split_element,
+    without_size,
 )
 from steersman.modes.nftables.rules import chain_requests
 from steersman.netfilter.nft import wire as nft
@@ -113,10 +114,11 @@ def transaction(change: Diff, *, destroy: bool) -> list[Operation]:
 def in_steps(change: Diff) -> tuple[Diff, Diff, Diff]:
     """Split a Diff into what comes first, the switch to it, and what then is of no use.
 
-    The first and the last one are empty if no destination that stays is sent elsewhere.
+    The first and the last one are empty if no destination that stays is sent elsewhere. A chain
+    that chooses from more or fewer slots is no other way: it copes with empty ones.
     """
     if not any(
-        kind_of(key) in _DISPATCH and before.partition(b"\0")[0] != after.partition(b"\0")[0]
+        kind_of(key) in _DISPATCH and without_size(before) != without_size(after)
         for key, (before, after) in change.changed.items()
     ):
         return Diff(), change, Diff()
