@@ -171,6 +171,18 @@ async def undisturbed(tmp_path: Path, flags: Sequence[str], name: str) -> None:
         await proxy.stop()
 
 
+def after_a_fresh_start(tmp_path: Path, flags: Sequence[str], program: str) -> str:
+    """Return what a program prints after the process has started on an empty node."""
+    printed: list[str] = []
+
+    async def start() -> None:
+        await undisturbed(tmp_path, flags, "first")
+        printed.append(everything(program))
+
+    in_namespace(start)
+    return printed[0]
+
+
 @pytest.mark.parametrize(("program", "script"), DEATHS)
 def test_killed_between_two_writes(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, program: str, script: str
@@ -178,11 +190,7 @@ def test_killed_between_two_writes(
     """As for want of memory: before or after the kernel has the transaction."""
     kill = put_first(program, script, tmp_path, monkeypatch)
     flags = flags_for(program, tmp_path)
-    fresh: list[str] = []
-
-    async def first() -> None:
-        await undisturbed(tmp_path, flags, "first")
-        fresh.append(everything(program))
+    fresh = after_a_fresh_start(tmp_path, flags, program)
 
     async def killed() -> None:
         kill()
@@ -195,9 +203,8 @@ def test_killed_between_two_writes(
                 assert f"{program} was killed by SIGKILL" in proxy.log
                 assert "Traceback" not in proxy.log
                 await proxy.stop()
-        assert [everything(program)] == fresh
+        assert everything(program) == fresh
 
-    in_namespace(first)
     in_namespace(killed)
 
 
@@ -258,11 +265,7 @@ def test_killed_by_the_kernel_for_want_of_memory(
     """While a program writes for it, which mostly goes on."""
     kill = put_first(program, NO_MEMORY, tmp_path, monkeypatch)
     flags = flags_for(program, tmp_path)
-    fresh: list[str] = []
-
-    async def first() -> None:
-        await undisturbed(tmp_path, flags, "first")
-        fresh.append(everything(program))
+    fresh = after_a_fresh_start(tmp_path, flags, program)
 
     async def killed() -> None:
         kill()
@@ -276,7 +279,6 @@ def test_killed_by_the_kernel_for_want_of_memory(
         finally:
             await memory.remove()
         await undisturbed(tmp_path, flags, "next")
-        assert [everything(program)] == fresh
+        assert everything(program) == fresh
 
-    in_namespace(first)
     in_namespace(killed)
