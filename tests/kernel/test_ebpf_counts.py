@@ -96,7 +96,7 @@ def test_counts_go_with_what_they_are_of(node: Node) -> None:
 
 
 def test_every_entry_of_the_flows_is_accounted_for(node: Node) -> None:
-    for _ in range(3):  # TCP would repeat its last packets after they lost their flows
+    for _ in range(3):  # TCP would repeat its last packets once their flows are deleted
         assert node.lab.probe(CLIENT, NODE, NODE_PORT, "UDP").kind == "answered"
     look(node)
     made = totals(node)

@@ -13,7 +13,7 @@ At once, but not for a packet that is on its way: it keeps the rules of the gene
 entered a hook, and looks each set up as it is then. If the element that it found leads to a new
 chain, that chain is still empty for it; if it found an element just before a transaction, the next
 one that it needs may be gone. It then leaves without translation. So a Diff that sends a
-destination elsewhere is carried out in three transactions (in_steps).
+destination to another chain is carried out in three transactions (in_steps).
 """
 
 from __future__ import annotations
@@ -112,10 +112,10 @@ def transaction(change: Diff, *, destroy: bool) -> list[Operation]:
 
 
 def in_steps(change: Diff) -> tuple[Diff, Diff, Diff]:
-    """Split a Diff into what comes first, the switch to it, and what then is of no use.
+    """Split a Diff into additions that a switch needs, the switch, and removals that it allows.
 
-    The first and the last one are empty if no destination that stays is sent elsewhere. A chain
-    that chooses from more or fewer slots is no other way: it copes with empty ones.
+    The first and the last one are empty if no destination that stays is sent to another chain. One
+    that chooses from more or fewer slots does not count: it copes with empty slots.
     """
     if not any(
         kind_of(key) in _DISPATCH and without_size(before) != without_size(after)
