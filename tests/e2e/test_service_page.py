@@ -74,7 +74,7 @@ def test_kernel_objects_and_a_packet(mode: str, planned: str, tmp_path: Path) ->
                 assert "the kernel did what explain predicts" in text, text
                 text = await press(reader, "doctor", to)
                 assert "No failure was found, but: there is no Node object named node-a" in text
-                assert "1 of 1 ways work [tries] 10.96.0.1:80/TCP from this node" in text
+                assert "1 of 1 ways work [SM5112 tries] 10.96.0.1:80/TCP from this node" in text
                 # A Service that no proxy serves, and one that is not there.
                 found = await reader.twin("/services/shop/db")
                 assert "headless" in found["served"]["notes"][0]

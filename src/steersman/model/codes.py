@@ -53,6 +53,52 @@ NOT_CONNECTED: Final = "SM4006"
 NOT_HEALTHY: Final = "SM4007"
 OTHER_CONDITION: Final = "SM4008"
 
+CHECKS: Final[Mapping[str, str]] = {
+    "service-exists": "SM5101",
+    "service-findings": "SM5102",
+    "service-endpoints": "SM5103",
+    "selector": "SM5104",
+    "network-policies": "SM5105",
+    "flow": "SM5106",
+    "service-policy": "SM5107",
+    "node-port-addresses": "SM5108",
+    "node-port-listener": "SM5109",
+    "cluster-ip-on-node": "SM5110",
+    "endpoints-from-node": "SM5111",
+    "tries": "SM5112",
+    "load": "SM5113",
+    "process": "SM5201",
+    "source": "SM5202",
+    "node": "SM5203",
+    "pods": "SM5204",
+    "failover": "SM5205",
+    "api-server": "SM5206",
+    "ejected": "SM5207",
+    "other-proxy": "SM5208",
+    "mode": "SM5209",
+    "rules": "SM5210",
+    "lock": "SM5211",
+    "number-of-rules": "SM5212",
+    "mode-sysctls": "SM5213",
+    "firewall": "SM5214",
+    "rule-changes": "SM5215",
+    "forwarding": "SM5216",
+    "rp-filter": "SM5217",
+    "route-localnet": "SM5218",
+    "ephemeral-ports": "SM5219",
+    "bridge-netfilter": "SM5220",
+    "hairpin": "SM5221",
+    "conntrack-table": "SM5222",
+    "conntrack-failures": "SM5223",
+    "conntrack-stale": "SM5224",
+    "route": "SM5225",
+    "overlay": "SM5226",
+    "path-mtu": "SM5227",
+    "pod-networks": "SM5228",
+    "devices": "SM5229",
+}
+"""Codes of doctor's checks by name; docs/doctor.md has the table."""
+
 
 class Remedy(NamedTuple):
     """A row of the table."""

@@ -48,6 +48,8 @@ class DoctorResult(msgspec.Struct, frozen=True, rename="camel"):
     text: str
     evidence: tuple[str, ...] = ()
     remedy: str = ""
+    code: str = ""
+    """Of the result: see CheckResult."""
 
 
 class Problem(msgspec.Struct, frozen=True, rename="camel"):
@@ -335,7 +337,7 @@ class _Collector:
         about_what = f"Service {result.question}" if "/" in result.question else "Node"
         level = next(level for level in LEVELS if level == result.verdict)
         key = _Key(level, "doctor", about_what, result.title, result.text)
-        same = self.add(key, (result.node,), "", result.evidence, result.at)
+        same = self.add(key, (result.node,), result.code, result.evidence, result.at)
         same.remedy, same.docs = result.remedy, "doctor.md"
         if about_what != "Node":
             same.service = result.question.partition(":")[0]

@@ -59,6 +59,7 @@ class DoctorRuns:
                 each.text,
                 tuple(line[:_LONGEST] for line in each.evidence[:_MOST_LINES]),
                 each.remedy,
+                each.code,
             )
             for each in bad[:_MOST_RESULTS]
         )

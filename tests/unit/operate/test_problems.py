@@ -204,7 +204,16 @@ def test_nodes_that_disagree() -> None:
 
 def test_results_of_doctor_are_problems_unless_they_are_good() -> None:
     bad = DoctorResult(
-        "a", "shop/web:http", NOW, "selector", "Selector", "error", "matches no pod", ("x",), "fix"
+        "a",
+        "shop/web:http",
+        NOW,
+        "selector",
+        "Selector",
+        "error",
+        "matches no pod",
+        ("x",),
+        "fix",
+        "SM5104",
     )
     fine = msgspec.structs.replace(bad, verdict="ok")
     node = msgspec.structs.replace(bad, question="", verdict="unknown", remedy="")
@@ -221,6 +230,7 @@ def test_results_of_doctor_are_problems_unless_they_are_good() -> None:
         "doctor.md",
         "Selector",
     )
+    assert first.code == "SM5104"
     assert (second.object, second.severity, second.service) == ("Node", "unknown", "")
     lines = [each.text for each in answer.blocks(wide=False) if isinstance(each, Line)]
     assert sum(line.startswith("remedy: ") for line in lines) == 1

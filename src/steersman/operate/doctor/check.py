@@ -18,6 +18,7 @@ from typing import Any, NamedTuple, TypeAlias
 
 from msgspec.structs import replace
 
+from steersman.model import codes
 from steersman.operate.answer import Answer, Block, Line, Style
 from steersman.operate.doctor.context import Context
 from steersman.operate.doctor.result import (
@@ -78,7 +79,7 @@ class Check(NamedTuple):
     """One check."""
 
     name: str
-    """Its code, in texts and JSON, such as `forwarding`: it never changes its meaning."""
+    """Such as `forwarding`: it never changes its meaning. model/codes.py has its code."""
     title: str
     """What it looks at, in a few words."""
     run: Callable[[Context], Awaitable[Found]]
@@ -156,7 +157,8 @@ class Diagnosis(Answer, frozen=True, kw_only=True, rename="camel"):
             shown = result.verdict not in (Verdict.OK, Verdict.SKIPPED)
             if not (shown or wide):
                 continue
-            words = f"{result.verdict.value:8} {result.title}: {result.text} [{result.check}]"
+            tag = f"{result.code} {result.check}".lstrip()
+            words = f"{result.verdict.value:8} {result.title}: {result.text} [{tag}]"
             yield Line(words, style=_STYLES[result.verdict])
             for line in result.evidence[:_EVIDENCE]:
                 yield Line(line, style="dim", indent=9)
@@ -250,8 +252,8 @@ async def _finish(context: Context, check: Check) -> list[CheckResult]:
 
 
 def _named(check: Check, result: CheckResult) -> CheckResult:
-    cause = result.cause or check.cause
-    return replace(result, check=check.name, title=check.title, cause=cause)
+    cause, code = result.cause or check.cause, result.code or codes.CHECKS.get(check.name, "")
+    return replace(result, check=check.name, title=check.title, cause=cause, code=code)
 
 
 def _asked(context: Context) -> str:

@@ -86,6 +86,7 @@ def _refused(context: Context, owners: int) -> CheckResult:
     return say(
         f"the kernel refuses the rules of {owners} of their owners (Services, or the node)",
         *map(str, found),
+        code=codes.REFUSED,
         remedy="see the kernel's reason; what was in force before stays",
         cause=Cause.RULES - 3,
     )
@@ -147,6 +148,7 @@ async def node(context: Context) -> Found:
                 remedy="--hostname-override gives the name of the Node object",
                 # Only policy Local asks which endpoints are on this node.
                 suspect=by_node,
+                code=codes.UNKNOWN_NODE,
             )
         )
     else:
@@ -198,7 +200,11 @@ async def pods(context: Context) -> Found:
 async def failover(context: Context) -> Found:
     """Check that failing endpoints are seen if that is asked for, and nothing of it is left."""
     results = [
-        warning(each.reason, remedy="docs/failover.md says what that needs of the kernel")
+        warning(
+            each.reason,
+            remedy="docs/failover.md says what that needs of the kernel",
+            code=each.code,
+        )
         for each in context.world.findings
         if each.code == codes.FAILOVER
     ]
@@ -286,6 +292,7 @@ async def ejected(context: Context) -> Found:
         return warning(
             f"endpoints that did not answer get no new connections from this node: {len(out)}",
             *out[:_MOST_EJECTED],
+            code=codes.EJECTED,
             remedy="look at their pods and nodes; they return once they answer "
             '(steersman/eject: "false" on a Service keeps its endpoints in)',
             suspect=True,

@@ -65,8 +65,11 @@ class CheckResult(msgspec.Struct, frozen=True, kw_only=True, rename="camel"):
     unfinished: bool = False
     """The check could not be carried out, so the whole question has no answer."""
     check: str = ""
-    """Name of the check that it is of, once that has ended: the code of the result."""
+    """Name of the check that it is of, once that has ended."""
     title: str = ""
+    code: str = ""
+    """That of the Finding that it is about, else that of the check (model/codes.py); "" from a node
+    without codes."""
 
 
 def result_of(
@@ -77,6 +80,7 @@ def result_of(
     cause: int = 0,
     suspect: bool = False,
     unfinished: bool = False,
+    code: str = "",
 ) -> CheckResult:
     """Return a result with lines of evidence; see the fields of CheckResult."""
     return CheckResult(
@@ -87,6 +91,7 @@ def result_of(
         cause=cause,
         suspect=suspect,
         unfinished=unfinished,
+        code=code,
     )
 
 

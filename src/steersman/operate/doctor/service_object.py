@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterable
 from difflib import get_close_matches
 
+from msgspec.structs import replace
+
 from steersman.compile.conflicts import describe
 from steersman.compile.explain import EndpointReport, ServiceReports
 from steersman.compile.node import zone_of
@@ -103,7 +105,9 @@ async def service_findings(context: Context) -> Found:
     found = dict.fromkeys((*context.world.findings, *context.world.plan.findings))
     out = [
         (error if finding.severity is Severity.ERROR else warning)(
-            printable(str(finding)), remedy="correct the object"
+            printable(str(replace(finding, code=""))),
+            remedy="correct the object",
+            code=finding.code,
         )
         for finding in found
         if finding.object in mine

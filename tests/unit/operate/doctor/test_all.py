@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import re
 
+from steersman.model import codes
 from steersman.operate.doctor import CHECKS
 from steersman.operate.doctor.check import LONGEST
 from steersman.operate.doctor.context import Question
 from steersman.operate.doctor.result import Verdict
 from tests.support.builders.doctor import context_of, run_checks
-from tests.support.builders.objects import service
+from tests.support.builders.objects import node, service
 
 
 def test_every_check_has_a_name_of_its_own() -> None:
@@ -18,6 +19,14 @@ def test_every_check_has_a_name_of_its_own() -> None:
     assert all(re.fullmatch(r"[a-z]+(-[a-z]+)*", name) for name in names)
     assert all(check.title and check.run.__doc__ for check in CHECKS)
     assert all(check.seconds < LONGEST for check in CHECKS)
+
+
+def test_every_check_has_a_code_of_its_own() -> None:
+    assert set(codes.CHECKS) == {check.name for check in CHECKS}
+    assert len({*codes.CHECKS.values()}) == len(CHECKS)
+    assert all(re.fullmatch(r"SM5\d{3}", code) for code in codes.CHECKS.values())
+    results = run_checks(context_of(service(), node()), *CHECKS).results
+    assert {result.check: result.code for result in results} == codes.CHECKS
 
 
 def test_off_the_node_nothing_of_this_machine_is_looked_at() -> None:

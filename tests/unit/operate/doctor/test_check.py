@@ -9,6 +9,7 @@ import msgspec
 import pytest
 
 from steersman.compile.trace import Flow
+from steersman.model import codes
 from steersman.model.names import Family
 from steersman.model.plan import SourceClass
 from steersman.operate.answer import Line
@@ -268,7 +269,7 @@ def test_people_see_problems_first_and_machines_see_everything() -> None:
         "",
     ]
     assert shown[4:] == [
-        "error    Rules: a rule drops it [rules]",
+        f"error    Rules: a rule drops it [{codes.CHECKS['rules']} rules]",
         *(" " * 9 + each for each in many[:8]),
         " " * 9 + "and 2 more lines (-o json)",
         " " * 9 + "remedy: delete the rule",
@@ -276,6 +277,12 @@ def test_people_see_problems_first_and_machines_see_everything() -> None:
         f"1 error, 1 ok, 1 skipped; {answer.seconds:.1f} s",
     ]
     assert "ok       Fine: forwarding is on [fine]" in lines(answer, wide=True)
+    coded = run_checks(context_of(), says("firewall", error("a rule drops it")))
+    assert f"error    Firewall: a rule drops it [{codes.CHECKS['firewall']} firewall]" in lines(
+        coded
+    )
+    about_a_finding = run_checks(context_of(), says("firewall", error("no", code=codes.LIMIT)))
+    assert "error    Firewall: no [SM1005 firewall]" in lines(about_a_finding)
     data = msgspec.to_builtins(answer.data)
     assert list(data["results"][0]["evidence"]) == list(many)
     assert data["results"][0]["verdict"] == "error"

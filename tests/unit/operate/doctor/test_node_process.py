@@ -101,6 +101,7 @@ def test_rules_that_the_kernel_refuses(owner: str, verdict: Verdict) -> None:
     }
     result = only(PROCESS, context_of(service(), world=world))
     assert (result.verdict, result.evidence) == (verdict, (str(refused),))
+    assert result.code == codes.REFUSED
 
 
 def test_a_process_that_was_not_asked_runs(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -5,14 +5,17 @@ from __future__ import annotations
 import re
 from pathlib import Path
 
+from steersman.model import codes
 from steersman.operate.doctor import CHECKS
 
 PAGE = Path(__file__).parents[4] / "docs" / "doctor.md"
 
 
 def test_the_page_describes_every_check() -> None:
-    described = re.findall(r"^\| `([a-z-]+)` \|", PAGE.read_text(), re.MULTILINE)
-    assert sorted(described) == sorted(check.name for check in CHECKS)
+    rows = re.findall(r"^\| `(SM\d+)` `([a-z-]+)` \|", PAGE.read_text(), re.MULTILINE)
+    described = {name: code for code, name in rows}
+    assert described == codes.CHECKS
+    assert described.keys() == {check.name for check in CHECKS}
 
 
 def test_every_description_is_complete() -> None:

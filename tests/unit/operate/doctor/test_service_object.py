@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 
 from steersman.compile.trace import Flow
+from steersman.model import codes
 from steersman.model.inputs import HostFacts, NodeConfig
 from steersman.model.names import ObjectName
 from steersman.operate.doctor.check import Check
@@ -100,6 +101,8 @@ def test_findings_of_the_service_and_its_slices_are_repeated() -> None:
     assert [each.verdict for each in found] == ["error", "warning"]
     assert "70000" in found[0].text
     assert "EndpointSlice shop/cart-1" in found[1].text
+    assert [each.code for each in found] == [codes.SERVICE_FIELD, codes.ENDPOINT]
+    assert "[SM" not in found[0].text
     assert asked(FINDINGS, service(), slice_(HERE))[0] == "ok"
 
 
