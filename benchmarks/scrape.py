@@ -33,6 +33,7 @@ _METRICS = "http://127.0.0.1:10249"
 _HEALTH_PORT = 10256
 _PROBE, _PROBES = f"http://127.0.0.1:{_HEALTH_PORT}/healthz", 200
 _ATTACKERS, _ATTACK_PROBES, _PER_SECOND = 240, 1200, 60
+_FOREIGN_RULES, _COMMITS = 40_000, 10
 
 
 @contextmanager
@@ -77,10 +78,12 @@ def of_pages(mode: str, services: int) -> Iterator[Figure]:
             get(_PROBE)
         probe = (cpu(pid) - begun) / _PROBES * 1e3
         took, unhealthy = under_attack()
+        beside, _ = beside_commits()
     name = "iptables-nft" if mode == "iptables" else mode
     yield figure("/healthz: CPU of a probe", name, services, (probe, "ms"))
     yield figure("  p99, 240 slow clients", name, services, (took, "ms"))
     yield figure("  probes without a 200", name, services, (unhealthy, ""))
+    yield figure("  p99, beside commits of 40,000 rules", name, services, (beside, "ms"))
     for page in _PAGES:
         yield figure(f"/{page}: CPU", name, services, (statistics.median(spent[page]), "ms"))
         yield figure("  size", name, services, (len(sizes[page]) / 1e3, "kB"))
@@ -90,25 +93,46 @@ def of_pages(mode: str, services: int) -> Iterator[Figure]:
 
 
 def under_attack() -> tuple[float, int]:
-    """Probe 60 times a second beside slow clients; p99 in ms, and the answers that are not 200."""
+    """Probe beside slow clients; p99 in ms, and the answers that are not 200."""
     argv = [sys.executable, "-m", "benchmarks.slow_clients", str(_HEALTH_PORT), str(_ATTACKERS)]
-    attack, took, unhealthy = subprocess.Popen(argv, cwd=ROOT), [], 0
+    attack = subprocess.Popen(argv, cwd=ROOT)
     try:
         time.sleep(2)  # until all are connected
-        due = time.monotonic()
-        for _ in range(_ATTACK_PROBES):
-            time.sleep(max(0.0, due - time.monotonic()))
-            begun = time.perf_counter()
-            try:
-                status, _ = ask(_HEALTH_PORT, "/healthz")
-            except OSError:
-                status = 0
-            took.append((time.perf_counter() - begun) * 1e3)
-            unhealthy += status != 200
-            due += 1 / _PER_SECOND
+        return _probes(iter(range(_ATTACK_PROBES)))
     finally:
         attack.terminate()
         attack.wait()
+
+
+def beside_commits() -> tuple[float, int]:
+    """Probe while another program replaces 40,000 rules of its own, again and again."""
+    lines = [f"ip saddr 198.51.100.{n % 250} tcp dport {n}" for n in range(_FOREIGN_RULES)]
+    head = ["table ip bench {}", "delete table ip bench", "table ip bench {", "chain c {"]
+    with tempfile.NamedTemporaryFile("w", suffix=".nft") as script:
+        script.write("\n".join([*head, *lines, "}", "}", ""]))
+        script.flush()
+        argv = ["sh", "-ec", f"for _ in $(seq {_COMMITS}); do nft -f {script.name}; done"]
+        with subprocess.Popen(argv) as commits:
+            answered = _probes(iter(lambda: commits.poll() is None, False))
+        if commits.returncode:
+            raise RuntimeError("nft could not commit the rules")
+        return answered
+
+
+def _probes(turns: Iterator[object]) -> tuple[float, int]:
+    """Probe 60 times a second, once for each turn; p99 in ms, and the answers that are not 200."""
+    took, unhealthy = [], 0
+    due = time.monotonic()
+    for _ in turns:
+        time.sleep(max(0.0, due - time.monotonic()))
+        begun = time.perf_counter()
+        try:
+            status, _ = ask(_HEALTH_PORT, "/healthz")
+        except OSError:
+            status = 0
+        took.append((time.perf_counter() - begun) * 1e3)
+        unhealthy += status != 200
+        due += 1 / _PER_SECOND
     return sorted(took)[int(len(took) * 0.99)], unhealthy
 
 
