@@ -101,10 +101,10 @@ class KernelWords:
         del line, plans
         return True
 
-    async def beyond(
+    def beyond(
         self, lines: Collection[Words], plans: Collection[ServicePlan], settings: NodeSettings
     ) -> list[Words]:
-        """Return lines that those of a Service lead to and no plan describes. Raises as `read`."""
+        """Return lines that those of a Service lead to and no plan describes."""
         del lines, plans, settings
         return []
 

@@ -235,7 +235,7 @@ async def compare(world: World, name: ObjectName, mode: Mode) -> list[KernelLine
         or words.is_relevant(Words(line.place, line.text, line.purpose), own)
     ]
     shown = [Words(line.place, line.text) for line in lines if line.state != "missing"]
-    beyond = await words.beyond(shown, own, settings)
+    beyond = words.beyond(shown, own, settings)
     return lines + [KernelLine(*each, state="context") for each in beyond]
 
 

@@ -11,7 +11,7 @@ import pytest
 
 from steersman.cli.output import plain_lines
 from steersman.config.types import ProxyConfig
-from steersman.host.exec import Result, SubprocessExec
+from steersman.host.exec import SubprocessExec
 from steersman.model.errors import BusyError
 from steersman.model.names import ObjectName, Protocol
 from steersman.model.ruleset import Ruleset
@@ -19,13 +19,11 @@ from steersman.model.world import World
 from steersman.modes.base import Mode, Support
 from steersman.modes.ipvs.objects import MemberKey, ServerKey
 from steersman.modes.nftables.layout import Kind, pack_address, pack_port, prefix
-from steersman.modes.nftables.words import NftablesWords
 from steersman.operate import dump
 from steersman.operate.answer import QuestionError
 from steersman.operate.dump import KernelDump, KernelLine, compare, find_service
 from tests.support.builders.doctor import CART, world_of
 from tests.support.builders.objects import CONFIG, KEY, NODE, endpoint, port, service, slice_
-from tests.support.modes.inline import Inline
 from tests.support.modes.ipvs import IPVS
 from tests.support.modes.memory import MemoryMode
 from tests.support.modes.registry import EBPF, IPTABLES, MODES, NFTABLES, ModeUnderTest, render
@@ -57,11 +55,8 @@ def lines_of(
     async def read() -> Ruleset:
         return kernel
 
-    async def beyond(*_: object) -> list[Any]:
-        return []
-
     monkeypatch.setattr(words, "read", read)
-    monkeypatch.setattr(words, "beyond", beyond)
+    monkeypatch.setattr(words, "beyond", lambda *_: [])
     monkeypatch.setattr(mode, "words", words)
     return asyncio.run(compare(world, CART, mode))
 
@@ -309,23 +304,30 @@ def test_a_line_that_a_disturbed_reading_missed_is_looked_for_again(
     assert (dumped(9).missing, mode.reads) == (1, 2)
 
 
-def test_chains_that_nft_never_finishes_listing_are_printed_as_they_were_loaded() -> None:
-    class Endless(SubprocessExec):
-        def run_tool(self, *_: Any, **__: Any) -> Result:
-            raise TimeoutError("nft did not end within 5 s")
-
+def test_chains_of_nftables_are_followed_from_the_elements_that_go_to_them() -> None:
     mode = NFTABLES.offline()
     world = shop(mode)
     plans = [plan for key, plan in world.plan.services.items() if key.name.object_name == CART]
     settings = world.plan.settings
     rendered = mode.render_service(plans[0], settings)
     lines = [line for key, value in rendered.items() for line in mode.words.words(key, value)]
-    words = NftablesWords(Inline(), mode.read, Endless())
-    found = asyncio.run(words.beyond(lines, plans, settings))
-    assert found[0].text.startswith("# nft did not end within 5 s: ")
-    listed = "\n".join(f"{line.place}: {line.text}" for line in found[1:])
+    found = mode.words.beyond(lines, plans, settings)
+    listed = "\n".join(f"{line.place}: {line.text}" for line in found)
     assert "table ip kube-proxy, chain nat-prerouting: ip daddr . meta l4proto" in listed
     assert "table ip kube-proxy, chain lb-1: dnat ip to ip daddr . meta l4proto" in listed
+    assert "chain by-source" not in listed, "no element goes there"
+
+
+def test_chains_of_nftables_are_followed_from_those_of_session_affinity() -> None:
+    mode = NFTABLES.offline()
+    world = shop(mode)
+    (plan, *_) = [plan for key, plan in world.plan.services.items() if key.name.object_name == CART]
+    sticky = msgspec.structs.replace(plan, affinity_seconds=60)
+    rendered = mode.render_service(sticky, world.plan.settings)
+    lines = [line for key, value in rendered.items() for line in mode.words.words(key, value)]
+    assert any(line.text.startswith("lookup tcp ") for line in lines)
+    found = mode.words.beyond(lines, [sticky], world.plan.settings)
+    assert any(line.place == "table ip kube-proxy, chain lb-1" for line in found)
 
 
 def test_purposes_stand_once_above_the_lines_that_share_them() -> None:

@@ -187,7 +187,7 @@ class NftablesMode(Mode):
         """What prints elements and chains, as nft does."""
         from steersman.modes.nftables.words import NftablesWords  # noqa: PLC0415 - rarely used
 
-        return NftablesWords(self.worker, self.read, self._exec)
+        return NftablesWords(self.worker, self.read)
 
     def read(self) -> Ruleset:
         """Dump our tables, unless `probe` has just done that."""

@@ -4,14 +4,11 @@ from __future__ import annotations
 
 import re
 from collections import defaultdict
-from collections.abc import Collection, Hashable, Mapping
+from collections.abc import Collection, Hashable
 from functools import cached_property, partial
 from typing import Any
 
-from steersman.host.exec import Exec, tool_result
 from steersman.host.listening import ListeningSocket, listening_sockets
-from steersman.host.worker import KernelWorker
-from steersman.model.errors import BusyError
 from steersman.model.hashes import blake2b
 from steersman.model.names import Family
 from steersman.model.plan import NodeSettings, ServicePlan
@@ -45,15 +42,12 @@ from steersman.modes.nftables.script import script
 from steersman.modes.nftables.skeleton import HEADER
 from steersman.modes.nftables.text import element_text, member_text
 from steersman.modes.words import KernelWords
-from steersman.netfilter.trace.reader import list_family, table_of
 from steersman.proxy.listeners import ListenerPlan
 
-NFT_SECONDS = 5.0
-"""Seconds in which nft must have listed the chains."""
 _LEVELS = 4
 """Chains are followed so far: by-source, marking, lb-, try-."""
-_BLOCK = re.compile(r"^\tchain (\S+) \{\n(.*?)^\t\}", re.MULTILINE | re.DOTALL)
-_TARGETS = re.compile(r"\b(?:goto|jump) ([\w./-]+)")
+_RULE = re.compile(r"^add rule \S+ \S+ (\S+) (.*)$", re.MULTILINE)
+"""The chain, and the rule as nft prints it."""
 _NODE_TEXTS = (Kind.SKELETON, Kind.RULES)
 _RANKED = (
     # The fixed sets in the order in which packets look them up, each with its purpose
@@ -130,7 +124,10 @@ def _member_words(key: bytes, _value: Any) -> list[Words]:
 
 
 def _chain_words(key: bytes, value: bytes) -> list[Words]:
-    return [Words(_table(key), f"chain {name_of(key)}", value.decode() if value else "")]
+    """Print a chain of a ServicePort by its value, which describes its rules (rules.py)."""
+    name = name_of(key)
+    rules = value.decode() if value else "# not as steersman made it"
+    return [Words(f"{_table(key)}, chain {name}", rules, _chain_purpose(name))]
 
 
 def _set_words(key: bytes, _value: Any) -> list[Words]:
@@ -196,11 +193,6 @@ _KINDS = {
 class NftablesWords(KernelWords):
     """Elements, maps and chains of the nftables mode."""
 
-    def __init__(self, worker: KernelWorker, read: Any, execute: Exec) -> None:
-        """Describe what `read` returns; `execute` runs nft."""
-        super().__init__(worker, read)
-        self._exec = execute
-
     async def read(self) -> Ruleset:
         """Return our objects. The sockets on loopback belong to the process that serves."""
         return {
@@ -253,61 +245,37 @@ class NftablesWords(KernelWords):
                 names.add((family, address + protocol + pack_port(frontend.port)))
         return names
 
-    async def beyond(
+    def beyond(
         self, lines: Collection[Words], plans: Collection[ServicePlan], settings: NodeSettings
     ) -> list[Words]:
-        """List the chains that elements go to, and those that these lead to.
+        """Return the chains that elements go to, and those that these lead to, as they are loaded.
 
-        nft begins again whenever a transaction comes (0.2 s with 5,000 chains): beside a process
-        that writes all the time it never ends. Then the chains are printed as they were loaded.
+        nft is not asked: while elements change all the time, its listing never ends. If rules in
+        the kernel are others, the digest of the node's rules differs.
         """
         out: list[Words] = []
+        texts = render_node(settings)
         for family in sorted({plan.key.family for plan in plans}):
-            table = f"{HEADER[family]} {TABLE}"
-            try:
-                chains = await self._chains(HEADER[family])
-            except BusyError as error:
-                text = f"# {error}: these are the chains of all Services as steersman loads them"
-                out.append(Words(f"table {table}", text))
-                chains = _loaded_chains(family, table, settings)
-            names = ["nat-prerouting", "nat-output"]
-            for line in lines:
-                if line.place.startswith(f"table {table}, "):
-                    names += _TARGETS.findall(line.text)
+            table = f"table {HEADER[family]} {TABLE}"
+            chains: defaultdict[str, list[str]] = defaultdict(list)
+            for kind in _NODE_TEXTS:
+                for chain, rule in _RULE.findall(str(texts[prefix(kind, family)])):
+                    chains[chain].append(rule)
+            # A chain is led to where its name is a word.
+            texts_of = (line.text for line in lines if line.place.startswith(table))
+            words = ["nat-prerouting", "nat-output", *" ".join(texts_of).split()]
             seen: set[str] = set()
             for _ in range(_LEVELS):
-                wanted = [name for name in dict.fromkeys(names) if name not in seen]
-                seen.update(wanted)
-                names = []
-                for name in wanted:
-                    body = chains.get(name, "")
-                    place, purpose = f"table {table}, chain {name}", _chain_purpose(name)
-                    rules = [rule for each in body.splitlines() if (rule := each.strip())]
-                    out += [Words(place, rule, purpose) for rule in rules]
+                names = [word for word in dict.fromkeys(words) if word in chains.keys() - seen]
+                seen.update(names)
+                words = []
+                for name in names:
+                    place, purpose = f"{table}, chain {name}", _chain_purpose(name)
+                    out += [Words(place, rule, purpose) for rule in chains[name]]
                     # Only what forwarding passes: the base chains lead to everything.
                     if not name.startswith("nat-"):
-                        names += _TARGETS.findall(body)
+                        words += " ".join(chains[name]).split()
         return out
-
-    async def _chains(self, family: str) -> Mapping[str, str]:
-        """Return the rules of each chain of our table, as nft lists them."""
-        argv = list_family(family, "--stateless")
-        run = partial(tool_result, self._exec.run_tool, package="nftables", timeout=NFT_SECONDS)
-        result = await self._worker.do(run, argv)
-        listing = result.stdout.decode(errors="replace")
-        return dict(_BLOCK.findall(table_of(listing, family, TABLE)))
-
-
-def _loaded_chains(family: Family, table: str, settings: NodeSettings) -> Mapping[str, str]:
-    """Return the rules of each chain in the texts that are loaded."""
-    chains: defaultdict[str, str] = defaultdict(str)
-    texts = render_node(settings)
-    for kind in _NODE_TEXTS:
-        for line in str(texts[prefix(kind, family)]).splitlines():
-            if line.startswith(start := f"add rule {table} "):
-                chain, _, rule = line.removeprefix(start).partition(" ")
-                chains[chain] += f"{rule}\n"
-    return chains
 
 
 def _chain_purpose(name: str) -> str:
