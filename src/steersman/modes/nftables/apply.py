@@ -30,7 +30,6 @@ from steersman.model.ruleset import Diff
 from steersman.modes.nftables import wire
 from steersman.modes.nftables.derived import Counts, DerivedElements
 from steersman.modes.nftables.layout import (
-    TABLE,
     Kind,
     affinity_map_of,
     family_number,
@@ -50,7 +49,7 @@ from steersman.modes.nftables.read import (
 )
 from steersman.modes.nftables.rules import LAZY, needed_lazy
 from steersman.modes.nftables.sender import IN_USE_KINDS, InUseError, Sender
-from steersman.modes.nftables.skeleton import HEADER, foundation
+from steersman.modes.nftables.skeleton import foundation, table_name
 from steersman.modes.nftables.text import interim_firewall, loadable, ruleset_text
 from steersman.modes.nftables.transaction import Operation, in_steps, transaction
 from steersman.modes.nftables.wire import OURS
@@ -164,8 +163,8 @@ class KernelTables:
             script = skeleton + new.get(prefix(Kind.RULES, family), "")
             if skeleton:
                 # A table may have appeared since the last read: delete works on the added one.
-                table = f"table {HEADER[family]} {TABLE}"
-                script = f"add {table}\ndelete {table}\n{script}"
+                table = table_name(family)
+                script = f"add table {table}\ndelete table {table}\n{script}"
                 if family in self._markers:
                     elements = loadable(family, new)
                     loaded |= elements

@@ -13,26 +13,27 @@ from steersman.model.names import Family
 from steersman.model.ruleset import Diff, Ruleset, diff, patch
 from steersman.modes.nftables.derived import derived
 from steersman.modes.nftables.layout import (
-    SETS,
-    TABLE,
-    Form,
     Kind,
     family_number,
+    family_of,
     kind_of,
     name_of,
     prefix,
-    printed_fields,
-    split_element,
-    unpack_address,
 )
-from steersman.modes.nftables.skeleton import HEADER
+from steersman.modes.nftables.skeleton import HEADER, table_name
 from steersman.modes.nftables.text import (
+    NOUNS,
     interim_firewall,
+    key_text,
     loadable,
-    member_text,
     ruleset_text,
+    set_name,
 )
+from steersman.modes.nftables.transaction import transaction
+from steersman.netfilter.nft import wire as nft
 
+_APART = (Kind.SKELETON, Kind.RULES, Kind.RELAY)
+"""What no transaction carries."""
 _SETS = {
     Kind.AFFINITY: "map {table} {name} {{ typeof {A} saddr : {A} daddr . th dport ;"
     " flags dynamic,timeout ; }}",
@@ -56,7 +57,7 @@ def script(have: Ruleset, change: Diff) -> str:
             {key: value for key, value in each.items() if family_number(key) == family}
             for each in (have, want)
         )
-        table, skeleton = f"{HEADER[family]} {TABLE}", prefix(Kind.SKELETON, family)
+        table, skeleton = table_name(family), prefix(Kind.SKELETON, family)
         if skeleton not in new:
             text += f"delete table {table}\n" if skeleton in old else ""
         elif new[skeleton] == old.get(skeleton):
@@ -72,59 +73,43 @@ def script(have: Ruleset, change: Diff) -> str:
 
 
 def _changes(family: Family, old: Ruleset, new: Ruleset) -> str:
-    """Return the commands that turn objects in one table into others.
+    """Return the commands that turn objects in one table into others, as a transaction does."""
+    rules = prefix(Kind.RULES, family)
+    text: str = new.get(rules, "") if new.get(rules) != old.get(rules) else ""
+    have, want = (
+        {key: each[key] for key in sorted(each) if kind_of(key) not in _APART}
+        for each in ({**old, **_derived(old)}, {**new, **_derived(new)})
+    )
+    for operation in transaction(diff(have, want), destroy=True):
+        for key in operation.keys:
+            text += _command(operation.request.kind ^ nft.SUBSYSTEM, key, have, want)
+    return text
 
-    They come in the order of transaction.py: an object before those that refer to it, and gone
-    after them.
-    """
-    table = f"{HEADER[family]} {TABLE}"
-    change = diff({**old, **_derived(old)}, {**new, **_derived(new)})
-    gone = {**change.removed, **{k: before for k, (before, _) in change.changed.items()}}
-    come = {**change.added, **{k: after for k, (_, after) in change.changed.items()}}
-    # 1. Elements, unless their set goes. 2. Chains: their rules first.
-    lines = []
-    for key, value in sorted(gone.items()):
-        kind = kind_of(key)
-        of_set = kind in (Kind.MEMBER, Kind.STALE_AFFINITY) and split_element(key)[0] in new
-        if kind in SETS or of_set:
-            lines.append(_deleted(key, value, table))
-    for key in sorted(change.removed):
-        if kind_of(key) == Kind.CHAIN:
-            lines += [f"{verb} chain {table} {name_of(key)}" for verb in ("flush", "delete")]
-    # 3. Maps, sets and chains of ServicePorts, and the node's rules.
-    for key in sorted(come):
-        name = name_of(key) if kind_of(key) in (*_SETS, Kind.CHAIN) else ""
-        if kind_of(key) == Kind.CHAIN:
-            lines += [_AFFINITY.rstrip(), f"add chain {table} {name}  # {come[key].decode()}"]
-        elif name:
+
+def _command(verb: int, key: bytes, have: Ruleset, want: Ruleset) -> str:
+    """Return the command for one object of an operation; "" for the rules of its chain."""
+    family = family_of(key)
+    table = table_name(family)
+    match verb:
+        case nft.DESTROYSETELEM:
+            element = key_text(key, have[key])
+            return f"delete element {table} {set_name(key)} {{ {element} }}\n"
+        case nft.NEWSETELEM:
+            return ruleset_text({key: want[key]})
+        case nft.NEWCHAIN:
+            return _AFFINITY + ruleset_text({key: want[key]})
+        case nft.NEWSET:
             form = _SETS[Kind(kind_of(key))]
-            lines.append("add " + form.format(table=table, name=name, A=HEADER[family]))
-    rules = come.get(prefix(Kind.RULES, family), "")
-    # 4. Maps and sets that nothing refers to any more. 5. Elements.
-    nouns = {Kind.AFFINITY: "map", Kind.MEMBERS: "set"}
-    ends = [
-        f"delete {nouns[Kind(kind_of(key))]} {table} {name_of(key)}"
-        for key in sorted(change.removed)
-        if kind_of(key) in nouns
-    ]
-    elements = {k: v for k, v in come.items() if kind_of(k) in SETS or kind_of(k) == Kind.MEMBER}
-    before, after = ("".join(f"{line}\n" for line in each) for each in (lines, ends))
-    return f"{before}{rules}{after}{ruleset_text(elements)}"
+            return f"add {form.format(table=table, name=name_of(key), A=HEADER[family])}\n"
+        case nft.DELRULE if key not in want:
+            return f"flush chain {table} {name_of(key)}\n"
+        case nft.DELCHAIN | nft.DELSET:
+            return f"delete {NOUNS[Kind(kind_of(key))]} {table} {name_of(key)}\n"
+        case _:
+            return ""
 
 
 def _derived(objects: Mapping[bytes, Any]) -> dict[bytes, bytes]:
     """Return the elements that follow from these objects."""
     pairs: Iterable[tuple[bytes, Any]] = objects.items()
     return {element: b"" for _, element in derived(pairs)}
-
-
-def _deleted(key: bytes, value: bytes, table: str) -> str:
-    """Return the command that deletes an element; its key is enough, but for an interval."""
-    kind = kind_of(key)
-    if kind in SETS:
-        element, name = " . ".join(printed_fields(key)), SETS[kind].name
-        if SETS[kind].form is Form.INTERVALS:
-            element += f"-{unpack_address(value)}"
-        return f"delete element {table} {name} {{ {element} }}"
-    element = member_text(key) if kind == Kind.MEMBER else unpack_address(split_element(key)[1])
-    return f"delete element {table} {name_of(key)} {{ {element} }}"

@@ -125,9 +125,14 @@ _TRIES = 4
 _MAP_GROUPS = (("", _SERVICE, "service-endpoints"), ("np-", _NODEPORT, "nodeport-endpoints"))
 
 
+def table_name(family: Family) -> str:
+    """Return the family and the name of our table, as nft wants them."""
+    return f"{HEADER[family]} {TABLE}"
+
+
 def foundation(family: Family) -> str:
     """Return the nft commands that fill one family's empty table."""
-    table = f"{HEADER[family]} {TABLE}"
+    table = table_name(family)
     lines = [f'add table {table} {{ comment "rules for kube-proxy" ; }}']
     lines += [f"add {_declaration(spec, table, family)}" for spec in SETS.values()]
     lines += [
@@ -155,7 +160,7 @@ def rules(settings: NodeSettings, family: Family) -> str:
         "{CIDRS}": f"{{ {', '.join(cidrs)} }}" if len(cidrs) > 1 else "".join(cidrs),
     }
     filled = {name: _filled(each, words) for name, each in _RULES.items()}
-    return _chains(f"{HEADER[family]} {TABLE}", filled)
+    return _chains(table_name(family), filled)
 
 
 def _chains(table: str, chains: Mapping[str, Iterable[str]]) -> str:

@@ -15,6 +15,7 @@ from steersman.model.names import Family
 from steersman.model.ruleset import Ruleset
 from steersman.modes.nftables.layout import (
     DROP,
+    ENDPOINT_KINDS,
     REJECT,
     SETS,
     TABLE,
@@ -33,11 +34,12 @@ from steersman.modes.nftables.layout import (
     without_locality,
 )
 from steersman.modes.nftables.rules import FIREWALL, FIREWALL_BASES, FIREWALL_CHECK
-from steersman.modes.nftables.skeleton import HEADER
+from steersman.modes.nftables.skeleton import HEADER, table_name
 
 _PROTOCOL = {Family.IPV4: "ip protocol", Family.IPV6: "ip6 nexthdr"}
 _HOOKS = {0: "prerouting", 3: "output"}
-_NOUNS = {Kind.CHAIN: "chain", Kind.MEMBERS: "set"}
+NOUNS = {Kind.CHAIN: "chain", Kind.MEMBERS: "set", Kind.AFFINITY: "map"}
+"""What nft calls the objects of ServicePorts."""
 
 
 def ruleset_text(ruleset: Ruleset) -> str:
@@ -49,36 +51,48 @@ def describe(keys: Iterable[bytes]) -> str:
     """Name objects in a few words, for error messages."""
     listed = list(keys)
     first = listed[0]
-    if spec := SETS.get(kind_of(first)):
-        what = f"element {' . '.join(printed_fields(first))} of {spec.name}"
+    kind = Kind(kind_of(first))
+    if kind in SETS:
+        what = f"element {_fields_text(first)} of {set_name(first)}"
     else:
-        what = f"{Kind(kind_of(first)).name.lower()} {name_of(first)}".rstrip()
+        what = f"{kind.name.lower()} {name_of(first)}".rstrip()
     more = f" and {len(listed) - 1} more" if len(listed) > 1 else ""
-    return f"{what}{more} in table {_table_of(first)}"
-
-
-def _table_of(key: bytes) -> str:
-    """Return family and name of the table that an object is in."""
-    return f"{HEADER[family_of(key)]} {TABLE}"
+    return f"{what}{more} in table {table_name(family_of(first))}"
 
 
 def _command(key: bytes, value: bytes) -> str:
     """Return the command that adds an object; what nft has no words for follows as a comment."""
-    kind = Kind(kind_of(key))
-    if kind in SETS:
-        local = "  # local" if SETS[kind].form is Form.ENDPOINTS and is_local(value) else ""
-        element = element_text(key, value)
-        return f"add element {_table_of(key)} {SETS[kind].name} {{ {element} }}{local}"
-    if kind is Kind.MEMBER:
-        return f"add element {_table_of(key)} {name_of(key)} {{ {member_text(key)} }}"
+    kind, table = Kind(kind_of(key)), table_name(family_of(key))
+    if kind in SETS or kind is Kind.MEMBER:
+        local = "  # local" if kind in ENDPOINT_KINDS and is_local(value) else ""
+        return f"add element {table} {set_name(key)} {{ {element_text(key, value)} }}{local}"
     does = f"  # {value.decode()}" if value else ""
-    return f"add {_NOUNS.get(kind, 'map')} {_table_of(key)} {name_of(key)}{does}"
+    return f"add {NOUNS[kind]} {table} {name_of(key)}{does}"
+
+
+def set_name(key: bytes) -> str:
+    """Return the set or map that has an element."""
+    spec = SETS.get(kind_of(key))
+    return spec.name if spec else name_of(key)
+
+
+def key_text(key: bytes, value: bytes) -> str:
+    """Return an element without its value, as nft deletes it; a range ends with the value."""
+    kind = kind_of(key)
+    if kind in SETS:
+        is_range = SETS[kind].form is Form.INTERVALS
+        return _fields_text(key) + (f"-{unpack_address(value)}" if is_range else "")
+    own = split_element(key)[1]
+    if kind == Kind.STALE_AFFINITY:
+        return unpack_address(own)
+    address, port = unpack_endpoint(own)
+    return f"{address} . {port}"
 
 
 def element_text(key: bytes, value: bytes) -> str:
-    """Return an element of a fixed set as nft prints it."""
-    element = " . ".join(printed_fields(key))
-    match SETS[kind_of(key)].form:
+    """Return an element as nft prints it."""
+    element = key_text(key, value)
+    match SETS[kind_of(key)].form if kind_of(key) in SETS else Form.SET:
         case Form.VERDICTS:
             chain, _, comment = value.partition(b"\0")
             verdict = chain.decode() if chain in (DROP, REJECT) else f"goto {chain.decode()}"
@@ -87,15 +101,13 @@ def element_text(key: bytes, value: bytes) -> str:
             address, port = unpack_endpoint(value)
             return f"{element} : {address} . {port}"
         case Form.INTERVALS:
-            return f"{element}-{unpack_address(value)}"
+            return element
         case _:
             return element + _comment(value)
 
 
-def member_text(key: bytes) -> str:
-    """Return an element of a ServicePort's set of endpoints as nft prints it."""
-    address, port = unpack_endpoint(split_element(key)[1])
-    return f"{address} . {port}"
+def _fields_text(key: bytes) -> str:
+    return " . ".join(printed_fields(key))
 
 
 def _comment(comment: bytes) -> str:

@@ -20,7 +20,6 @@ from steersman.modes.nftables.layout import (
     PROTOCOLS,
     REJECT,
     SETS,
-    TABLE,
     Form,
     Kind,
     base_name,
@@ -39,8 +38,8 @@ from steersman.modes.nftables.layout import (
 )
 from steersman.modes.nftables.render import render_node
 from steersman.modes.nftables.script import script
-from steersman.modes.nftables.skeleton import HEADER
-from steersman.modes.nftables.text import element_text, member_text
+from steersman.modes.nftables.skeleton import table_name
+from steersman.modes.nftables.text import NOUNS, element_text
 from steersman.modes.words import KernelWords
 from steersman.proxy.listeners import ListenerPlan
 
@@ -103,7 +102,7 @@ def _set_name(key: bytes, _value: Any) -> tuple[Hashable, ...]:
 
 
 def _table(key: bytes) -> str:
-    return f"table {HEADER[family_of(key)]} {TABLE}"
+    return f"table {table_name(family_of(key))}"
 
 
 def _text_words(key: bytes, value: Any) -> list[Words]:
@@ -120,7 +119,7 @@ def _socket_words(_key: bytes, value: ListenerPlan) -> list[Words]:
 
 
 def _member_words(key: bytes, _value: Any) -> list[Words]:
-    return [Words(f"{_table(key)}, set {name_of(key)}", member_text(key))]
+    return [Words(f"{_table(key)}, set {name_of(key)}", element_text(key, b""))]
 
 
 def _chain_words(key: bytes, value: bytes) -> list[Words]:
@@ -131,8 +130,7 @@ def _chain_words(key: bytes, value: bytes) -> list[Words]:
 
 
 def _set_words(key: bytes, _value: Any) -> list[Words]:
-    noun = "set" if kind_of(key) == Kind.MEMBERS else "map"
-    return [Words(_table(key), f"{noun} {name_of(key)}")]
+    return [Words(_table(key), f"{NOUNS.get(Kind(kind_of(key)), 'map')} {name_of(key)}")]
 
 
 def _element(purpose: str, key: bytes, value: bytes) -> list[Words]:
@@ -256,7 +254,7 @@ class NftablesWords(KernelWords):
         out: list[Words] = []
         texts = render_node(settings)
         for family in sorted({plan.key.family for plan in plans}):
-            table = f"table {HEADER[family]} {TABLE}"
+            table = f"table {table_name(family)}"
             chains: defaultdict[str, list[str]] = defaultdict(list)
             for kind in _NODE_TEXTS:
                 for chain, rule in _RULE.findall(str(texts[prefix(kind, family)])):
