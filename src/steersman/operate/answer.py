@@ -6,12 +6,13 @@ tables, or the struct as JSON or YAML; pages use the same struct. What only a pa
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from datetime import UTC, datetime
-from typing import Any, Literal, TypeAlias
+from typing import Any, Generic, Literal, NamedTuple, TypeAlias, TypeVar
 
 import msgspec
 
+T = TypeVar("T")
 _DAY, _HOUR, _MINUTE = 86400, 3600, 60
 
 Style: TypeAlias = Literal["", "good", "warn", "bad", "dim", "title"]
@@ -93,6 +94,29 @@ class Answer(View, frozen=True, kw_only=True, rename="camel"):
     def watched(self) -> Any:
         """The part of `data` of which a change is news, for --watch."""
         return self.data
+
+
+class RowsOfPage(NamedTuple, Generic[T]):
+    """The rows of one page of a long list."""
+
+    rows: Sequence[T]
+    page: int
+    """Its number, from 1."""
+    pages: int
+    """The number of pages, at least 1."""
+
+
+def rows_of_page(rows: Sequence[T], page: int, size: int) -> RowsOfPage[T]:
+    """Return the rows of a page, those of the last one if it is beyond."""
+    pages = max(1, -(-len(rows) // size))
+    page = min(max(1, page), pages)
+    return RowsOfPage(rows[(page - 1) * size : page * size], page, pages)
+
+
+def page_number(query: Mapping[str, str]) -> int:
+    """Return the page that an address asks for; 1 if it names none, or no number."""
+    text = query.get("page", "")
+    return int(text) if text.isascii() and text.isdigit() and len(text) < 10 else 1
 
 
 def age_of(created: str | None, now: float) -> float | None:

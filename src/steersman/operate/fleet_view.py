@@ -15,7 +15,16 @@ from typing import Any, Final, Literal, TypeAlias
 import msgspec
 
 from steersman.model.findings import Severity, clipped, printable
-from steersman.operate.answer import Answer, Block, Cell, Line, Style, Table
+from steersman.operate.answer import (
+    Answer,
+    Block,
+    Cell,
+    Line,
+    Style,
+    Table,
+    page_number,
+    rows_of_page,
+)
 from steersman.operate.node_trouble import (
     HEALTHS,
     Disagreement,
@@ -216,13 +225,12 @@ def fleet_view(
     ]
     healths = Counter(row.health for row in rows)
     chosen = sorted((row for row in rows if query.selects(row)), key=sort_key(query.sort))
-    pages = max(1, -(-len(chosen) // page_size))
-    page = min(max(1, query.page), pages)
+    shown = rows_of_page(chosen, query.page, page_size)
     lags = [row.lag_p99 for row in rows if row.lag_p99 is not None]
     return FleetView(
         total=len(rows),
         problem=problem,
-        query=msgspec.structs.replace(query, page=page),
+        query=msgspec.structs.replace(query, page=shown.page),
         healths=tuple(Group(health, healths[health]) for health in HEALTHS),
         modes=_groups(row.mode for row in rows),
         versions=_groups(row.version for row in rows),
@@ -234,14 +242,13 @@ def fleet_view(
         slowest=max(lags, default=None),
         disagreements=tuple(disagreements),
         matching=len(chosen),
-        pages=pages,
-        rows=tuple(chosen[(page - 1) * page_size : page * page_size]),
+        pages=shown.pages,
+        rows=tuple(shown.rows),
     )
 
 
 def query_of(values: Mapping[str, str]) -> FleetQuery:
     """Return the query of an address; values that mean nothing are left out."""
-    page = values.get("page", "")
     sort: Sort = next((each for each in SORTS if each == values.get("sort")), "health")
     return FleetQuery(
         values.get("q", "").strip(),
@@ -249,7 +256,7 @@ def query_of(values: Mapping[str, str]) -> FleetQuery:
         values.get("version", ""),
         values.get("health", ""),
         sort,
-        int(page) if page.isascii() and page.isdigit() and len(page) < 10 else 1,
+        page_number(values),
     )
 
 

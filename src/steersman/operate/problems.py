@@ -15,7 +15,15 @@ import msgspec
 
 from steersman.model import codes
 from steersman.model.findings import Finding, Severity, clipped, printable
-from steersman.operate.answer import Answer, Block, Line, QuestionError, Style
+from steersman.operate.answer import (
+    Answer,
+    Block,
+    Line,
+    QuestionError,
+    Style,
+    page_number,
+    rows_of_page,
+)
 from steersman.operate.node_trouble import Disagreement, Level, SeenNode, troubles_of
 from steersman.operate.remedies import about
 
@@ -122,12 +130,8 @@ class Problems(Answer, frozen=True, kw_only=True):
     """Nodes that have problems, without regard to the filter."""
     trouble: str = ""
     """Why the nodes cannot be found; "" if they can."""
+    pages: int = 1
     page_size: int = PER_PAGE
-
-    @property
-    def pages(self) -> int:
-        """The number of pages."""
-        return max(1, -(-self.matching // self.page_size))
 
     @property
     def exit_code(self) -> int:
@@ -215,19 +219,17 @@ def read_filter(query: Mapping[str, str]) -> Filter:
     """Return the filter of a query string.
 
     Raises:
-        QuestionError: a value is none that can be asked for.
+        QuestionError: there is no such severity.
     """
-    severity, page = query.get("severity", ""), query.get("page", "") or "1"
+    severity = query.get("severity", "")
     if severity and severity not in LEVELS:
         raise QuestionError(f"there is no severity {clipped(severity, 40)}: {', '.join(LEVELS)}")
-    if not (page.isascii() and page.isdigit() and int(page[:6]) > 0):
-        raise QuestionError(f"there is no page {clipped(page, 40)}: give a number from 1")
     return Filter(
         severity,
         query.get("namespace", ""),
         query.get("node", ""),
         query.get("q", "").strip(),
-        int(page[:6]),
+        page_number(query),
     )
 
 
@@ -388,7 +390,7 @@ def _answer(
     counts: dict[str, int] = {
         level: sum(each.severity == level for each in fitting) for level in LEVELS
     }
-    start = (asked.page - 1) * page_size
+    shown = rows_of_page(matching, asked.page, page_size)
     states = [node.state for node in nodes if node.state is not None]
     hidden = (
         max(0, sum(s.finding_counts.values()) - len(s.findings))
@@ -397,9 +399,10 @@ def _answer(
     )
     return Problems(
         source=f"{len(nodes)} node{'s' * (len(nodes) != 1)}",
+        pages=shown.pages,
         page_size=page_size,
-        asked=asked,
-        problems=tuple(matching[start : start + page_size]),
+        asked=msgspec.structs.replace(asked, page=shown.page),
+        problems=tuple(shown.rows),
         matching=len(matching),
         counts=counts,
         nodes=len(nodes),

@@ -9,7 +9,6 @@ import msgspec
 from steersman.model.names import ObjectName
 from steersman.model.world import World
 from steersman.operate.answer import View
-from steersman.operate.fleet_view import PAGE_SIZE
 from steersman.operate.list_rows import Lists
 from steersman.operate.served import ServedPort
 
@@ -52,31 +51,10 @@ class ServicesView(View, frozen=True, kw_only=True, rename="camel"):
     rows: tuple[ServiceRow, ...] = ()
 
 
-class Chosen(msgspec.Struct, frozen=True):
-    """The names of one page of a search."""
-
-    total: int
-    matching: int
-    page: int
-    pages: int
-    names: tuple[str, ...]
-
-
-def choose(names: Sequence[str], text: str, page: int, page_size: int = PAGE_SIZE) -> Chosen:
-    """Return the names of a page.
-
-    Args:
-        names: all Services, as `shop/web`, sorted.
-        text: each word of it is part of the name.
-        page: number of the page from 1; the last one if it is beyond.
-        page_size: names of one page.
-    """
+def matching_names(names: Sequence[str], text: str) -> Sequence[str]:
+    """Return the names that have each word of a text as a part."""
     words = text.split()
-    found = [name for name in names if all(word in name for word in words)] if words else names
-    pages = max(1, -(-len(found) // page_size))
-    page = min(max(1, page), pages)
-    shown = tuple(found[(page - 1) * page_size : page * page_size])
-    return Chosen(len(names), len(found), page, pages, shown)
+    return [name for name in names if all(word in name for word in words)] if words else names
 
 
 def rows_of(worlds: Sequence[World], names: Sequence[str], now: float) -> tuple[ServiceRow, ...]:

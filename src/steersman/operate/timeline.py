@@ -21,6 +21,8 @@ from steersman.operate.answer import (
     Series,
     Style,
     View,
+    page_number,
+    rows_of_page,
 )
 
 PHASES = ("plan", "render", "read", "diff", "apply")
@@ -102,17 +104,13 @@ class Timeline(View, frozen=True, kw_only=True):
     only: str = ""
     """The verdict that was asked for, or `problems` for all but `ok`."""
     page: int = 1
+    pages: int = 1
     chosen: Row | None = None
     """The row whose details were asked for."""
     gone: bool = False
     """The row that was asked for is no longer remembered."""
     nodes: tuple[str, ...] = ()
     """Nodes that can be asked for."""
-
-    @property
-    def pages(self) -> int:
-        """The number of pages."""
-        return max(1, -(-self.matching // PER_PAGE))
 
 
 class Asked(msgspec.Struct, frozen=True):
@@ -128,15 +126,13 @@ def read_asked(query: Mapping[str, str]) -> Asked:
     """Return what a query string asks for.
 
     Raises:
-        QuestionError: a value is none that can be asked for.
+        QuestionError: there is no such verdict.
     """
-    only, page, sync = query.get("only", ""), query.get("page", "") or "1", query.get("sync", "")
+    only = query.get("only", "")
     if only not in ("", "problems", *VERDICTS):
         known = ", ".join(("problems", *VERDICTS))
         raise QuestionError(f"there are no syncs of kind {clipped(only, 40)}: {known}")
-    if not (page.isascii() and page.isdigit() and int(page[:6]) > 0):
-        raise QuestionError(f"there is no page {clipped(page, 40)}: give a number from 1")
-    return Asked(only, int(page[:6]), sync)
+    return Asked(only, page_number(query), query.get("sync", ""))
 
 
 def timeline(history: History, asked: Asked | None = None) -> Timeline:
@@ -151,7 +147,7 @@ def timeline(history: History, asked: Asked | None = None) -> Timeline:
     since = max(history.since or history.started, history.now - HOUR)
     rows = [row_of(record) for record in reversed(records)]
     matching = [row for row in rows if fits(row.verdict, asked.only)]
-    start = (asked.page - 1) * PER_PAGE
+    shown = rows_of_page(matching, asked.page, PER_PAGE)
     chosen = next((row for row in rows if row.id == asked.sync), None)
     span = max(history.now - since, 1.0)
     phases, lags = charts(records, since, history.now)
@@ -170,10 +166,11 @@ def timeline(history: History, asked: Asked | None = None) -> Timeline:
         verdicts={kind: sum(row.verdict == kind for row in rows) for kind in VERDICTS},
         phases=phases,
         lags=lags,
-        rows=tuple(matching[start : start + PER_PAGE]),
+        rows=tuple(shown.rows),
         matching=len(matching),
         only=asked.only,
-        page=asked.page,
+        page=shown.page,
+        pages=shown.pages,
         chosen=chosen,
         gone=bool(asked.sync) and chosen is None,
     )

@@ -285,7 +285,8 @@ def test_pages() -> None:
     last = find_problems([seen(findings=many)], asked=Filter(page=2), now=NOW)
     assert (first.pages, len(first.problems), len(last.problems)) == (2, PER_PAGE, 7)
     assert any("page 1 of 2" in getattr(each, "text", "") for each in first.blocks(wide=False))
-    assert find_problems([seen()], asked=Filter(page=9), now=NOW).problems == ()
+    beyond = find_problems([seen(findings=many)], asked=Filter(page=9), now=NOW)
+    assert (beyond.asked.page, beyond.problems) == (2, last.problems)
 
 
 def test_findings_that_nodes_do_not_list_are_counted() -> None:
@@ -329,6 +330,3 @@ def test_filters_are_read_from_the_address() -> None:
     assert read_filter({"page": ""}) == Filter()
     with pytest.raises(QuestionError, match="no severity fatal"):
         read_filter({"severity": "fatal"})
-    for wrong in ("0", "x", "-1", "٣"):
-        with pytest.raises(QuestionError, match="give a number from 1"):
-            read_filter({"page": wrong})

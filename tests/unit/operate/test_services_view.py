@@ -2,11 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from typing import Any
-
-from hypothesis import given
-from hypothesis import strategies as st
 
 from steersman.compile.planner import compile_all
 from steersman.model.findings import Finding
@@ -15,7 +11,7 @@ from steersman.model.names import ObjectName
 from steersman.model.plan import Traits
 from steersman.model.world import Origin, World
 from steersman.operate.services_view import (
-    choose,
+    matching_names,
     names_of,
     rows_of,
 )
@@ -70,27 +66,11 @@ def test_ports_of_a_service_are_one_row() -> None:
     assert rows_of([], ["shop/web"], 0.0) == ()
 
 
-def test_pages_of_names() -> None:
+def test_names_that_have_each_word_of_a_text() -> None:
     names = [f"shop/web-{n}" for n in range(25)]
-    assert choose(names, "", 1, 10).names == tuple(names[:10])
-    last = choose(names, "", 9, 10)
-    assert (last.page, last.pages, last.names) == (3, 3, tuple(names[20:]))
-    found = choose(names, "web 7", 0, 10)
-    assert (found.total, found.matching, found.page) == (25, 2, 1)
-    assert found.names == ("shop/web-7", "shop/web-17")
-    assert choose([], "x", 1).pages == 1
-
-
-@given(st.lists(st.text(), max_size=30), st.text(max_size=3), st.integers(1, 5))
-def test_pages_together_are_everything_that_was_found(
-    names: Sequence[str], text: str, size: int
-) -> None:
-    first = choose(names, text, 1, size)
-    pages = [choose(names, text, page, size).names for page in range(1, first.pages + 1)]
-    assert sum(map(len, pages)) == first.matching
-    assert [n for page in pages for n in page] == [
-        n for n in names if all(word in n for word in text.split())
-    ]
+    assert matching_names(names, " ") == names
+    assert matching_names(names, "web 7") == ["shop/web-7", "shop/web-17"]
+    assert matching_names([], "x") == []
 
 
 def test_names() -> None:

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import asyncio
 import time
+from collections.abc import Sequence
 
 import msgspec
 
 from steersman.model.world import World
-from steersman.operate.answer import QuestionError
-from steersman.operate.services_view import ServicesView, choose, names_of, rows_of
+from steersman.operate.answer import QuestionError, page_number, rows_of_page
+from steersman.operate.fleet_view import PAGE_SIZE
+from steersman.operate.services_view import ServicesView, matching_names, names_of, rows_of
 from steersman.ui.fleet import Fleet
 from steersman.ui.site import Page, Query, Site
 
@@ -26,26 +28,24 @@ async def services(site: Site, query: Query) -> ServicesView:
     if node not in fleet.nodes:
         problem = f"there is no node {node}, or it has not answered yet"
         raise QuestionError(problem if node else fleet.problem or "no node has answered yet")
-    number = query.get("page", "")
-    page = int(number) if number.isascii() and number.isdigit() and len(number) < 10 else 1
-
-    trouble = bool(query.get("trouble"))
+    page, trouble = page_number(query), bool(query.get("trouble"))
 
     async def view() -> ServicesView:
         kind = "trouble" if trouble else "service"
         names = _NAMES.decode(await fleet.get(node, f"/names?kind={kind}"))
-        chosen = await asyncio.to_thread(choose, names, text, page)
-        worlds = await worlds_of(fleet, node, chosen.names)
+        found = await asyncio.to_thread(matching_names, names, text)
+        shown = rows_of_page(found, page, PAGE_SIZE)
+        worlds = await worlds_of(fleet, node, shown.rows)
         return ServicesView(
             node=node,
             nodes=nodes,
             text=text,
             trouble=trouble,
-            total=chosen.total,
-            matching=chosen.matching,
-            page=chosen.page,
-            pages=chosen.pages,
-            rows=await asyncio.to_thread(rows_of, worlds, chosen.names, time.time()),
+            total=len(names),
+            matching=len(found),
+            page=shown.page,
+            pages=shown.pages,
+            rows=await asyncio.to_thread(rows_of, worlds, shown.rows, time.time()),
         )
 
     # A page stays open, and the fleet changes all the time: the node is asked if it has synced.
@@ -54,7 +54,7 @@ async def services(site: Site, query: Query) -> ServicesView:
     return await site.services.get((node, text, page, trouble), view, version)
 
 
-async def worlds_of(fleet: Fleet, node: str, names: tuple[str, ...]) -> list[World]:
+async def worlds_of(fleet: Fleet, node: str, names: Sequence[str]) -> list[World]:
     """Return parts of the World of a node that together have these Services."""
     groups: list[list[str]] = []
     room = 0
