@@ -40,7 +40,8 @@ VARYING = (
     (r"\d+(\.\d+)? ?(ms|us|s|min|m|h|d)\b", "TIME"),
     (r"\d{4}-\d\d-\d\dT[\d:.]+Z?", "WHEN"),
     (r"\b\d\d:\d\d:\d\d\b", "WHEN"),
-    (r"\bsync +\d+ \(.*", "sync N"),  # the question before removed rules: repaired before or after
+    # The question before removed rules: the repair may be before or after.
+    (r"\bsync +revision \d+ \(.*", "sync N"),
     (r"\bhandle \d+", "handle N"),
     (r"(?<=:)(3[2-9]|[456]\d)\d{3}\b", "PORT"),
     (r"\d+(\.\d+)? (MB|kB|GB)", "SIZE"),

@@ -24,7 +24,7 @@ from steersman.operate.answer import (
     age_text,
 )
 from steersman.operate.client import Client, NotRunningError
-from steersman.run.pages.conditions import count_words, trouble_words
+from steersman.operate.process_lines import process_lines
 from steersman.run.process.instance import Holder, running
 
 _PATIENCE = 5.0  # seconds for an answer, which takes milliseconds
@@ -84,7 +84,7 @@ class Status(Answer, frozen=True, kw_only=True, rename="camel"):
     def blocks(self, wide: bool) -> Iterator[Block]:
         """Yield a summary, the conditions, and the first problems of objects (all if `wide`)."""
         if self.state is not None:
-            yield from self.summary(self.state)
+            yield from process_lines(self.state, self.state.now)
         rows: list[list[Cell]] = [
             [
                 each.type,
@@ -106,34 +106,6 @@ class Status(Answer, frozen=True, kw_only=True, rename="camel"):
             yield Line(f"{each.severity}: {printable(str(each))}", style)
         if more := len(findings) - len(shown):
             yield Line(f"and {more} more; see steersman status -o wide")
-
-    def summary(self, state: NodeState) -> Iterator[Block]:
-        """Yield what the process says about itself, on a few lines."""
-        variant = f" ({state.variant})" if state.variant else ""
-        up = age_text(state.now - state.started)
-        name = f"steersman {state.version}, {state.mode} mode{variant}"
-        yield Line(f"{name}, node {state.node}, pid {state.pid}, up {up}", "title")
-        sync = "none has reached the kernel yet"
-        if state.synced_at:
-            took = sum(state.phases.values()) * 1e3
-            age = age_text(state.now - state.synced_at)
-            sync = f"revision {state.revision} ({state.sync_reason}), {age} ago, {took:.1f} ms"
-            if state.refused:
-                sync += f", {state.refused} refused by the kernel"
-        yield Line(f"sync      {sync}", indent=2)
-        source = "manifests"
-        if state.source.kind != "manifests":
-            connected = "connected" if state.source.connected else "NOT CONNECTED"
-            source = f"{state.source.server}, {connected}"
-            if (quiet := state.source.quiet_seconds) is not None:
-                source += f", last event {age_text(quiet)} ago"
-        yield Line(f"source    {source}", indent=2)
-        objects = f"{state.services} Services, {state.endpoint_slices} EndpointSlices, "
-        objects += f"{state.service_ports} ServicePorts, {state.objects} kernel objects"
-        yield Line(f"objects   {objects}", indent=2)
-        yield Line(f"findings  {count_words(state.finding_counts)}", indent=2)
-        if words := trouble_words(state):
-            yield Line(f"trouble   {words}", "warn", indent=2)
 
 
 async def ask_status(

@@ -13,10 +13,10 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Literal, NamedTuple, TypeAlias, TypeVar
 
 from steersman.model.findings import Finding, Severity, printable
-from steersman.model.node_state import NodeState
 from steersman.model.top import TopRow, TopSample
 from steersman.operate.answer import Style
-from steersman.run.pages.conditions import trouble_words
+from steersman.operate.process_lines import process_lines
+from steersman.run.pages.conditions import count_words
 
 T = TypeVar("T")
 Span: TypeAlias = tuple[str, Style]
@@ -121,59 +121,23 @@ COLUMNS = (
 
 
 def summary(sample: TopSample, now: float) -> Iterator[Shown]:
-    """Yield the lines about the process as a whole."""
+    """Yield the lines about the process as a whole, and about all its traffic."""
     status, total = sample.status, sample.total
-    yield [
-        ("steersman top  ", "title"),
-        (f"{status.mode} mode", "title"),
-        (f"  {status.node}  pid {status.pid}  up {duration(status.now - status.started)}  ", ""),
-        ("healthy", "good") if status.healthy else ("NOT HEALTHY", "bad"),
-    ]
-    if not status.synced_at:
-        yield [("sync     none has reached the kernel yet", "warn")]
-    else:
-        took = duration(sum(status.phases.values()))
-        age = duration(max(0.0, now - status.synced_at))
-        yield [
-            (f"sync     {status.revision} ({status.sync_reason}), {age} ago, {took}", ""),
-            (f"  {status.refused} refused" if status.refused else "", "bad"),
-            ("  changes wait" if status.owes else "", "warn"),
-        ]
-    source = status.source
-    where: Span = ("manifests", "")
-    if source.kind != "manifests":
-        where = (f"{source.server} ", "")
-    connected: Span = ("", "") if source.connected else ("NOT CONNECTED", "bad")
-    counts = f"  {status.services} Services, {number(status.objects)} kernel objects"
-    yield [("source   ", ""), where, connected, (counts, "")]
+    for line in process_lines(status, now):
+        yield [(" " * line.indent + line.text, line.style)]
     if not sample.counted:
         why = sample.problem or f"the {status.mode} mode does not count connections"
-        yield [(f"traffic  unknown: {why}", "dim")]
+        yield [(f"  traffic   unknown: {why}", "dim")]
     else:
         open_ = "" if sample.open_connections is None else f"  {sample.open_connections} open"
         yield [
-            (f"traffic  {number(total.rate)} connections/s{open_}", ""),
+            (f"  traffic   {number(total.rate)} connections/s{open_}", ""),
             (f"  {number(total.failure_rate)} failed/s", "bad" if total.failure_rate else ""),
             (f"  set-up {duration(total.latency)}", ""),
             (f"  over {duration(sample.interval)}" if sample.interval else "  counting...", "dim"),
             (f"  {sample.problem}", "warn"),
         ]
-    drift: Span = ("  drift none", "")
-    if (last := status.drift) is not None:
-        age = duration(max(0.0, now - last.at))
-        text = f"  drift {status.repairs} repaired, last {age} ago: {last.what}, by {last.who}"
-        drift = (text, "warn")
-    trouble = trouble_words(status)
-    in_trouble: Span = (f"  in trouble: {trouble}" if trouble else "", "warn")
-    yield [("Findings ", ""), _findings(status), in_trouble, drift]
     yield []
-
-
-def _findings(state: NodeState) -> Span:
-    counts = [(name, count) for name, count in state.finding_counts.items() if count]
-    text = ", ".join(f"{count} {name}{'s' * (count != 1)}" for name, count in sorted(counts))
-    style: Style = "bad" if any(name == Severity.ERROR for name, _ in counts) else "warn"
-    return (text, style) if text else ("none", "good")
 
 
 def _listed(sample: TopSample) -> tuple[Finding, ...]:
@@ -356,7 +320,7 @@ class TopModel:
             body = [[(title, "title")]]
             body += [[(text, "")] for text in self._window(texts, room - 1)]
         elif self.sample is not None and self.view == "findings":
-            body = [[(f"Findings: {_findings(self.sample.status)[0]}", "title")]]
+            body = [[(f"Findings: {count_words(self.sample.status.finding_counts)}", "title")]]
             for each in self._window(_listed(self.sample), room - 1):
                 style: Style = "bad" if each.severity is Severity.ERROR else "warn"
                 body.append([(f"{each.severity}  ", style), (printable(str(each)), "")])

@@ -46,7 +46,7 @@ class Terminal:
 async def test_a_question_that_fails_is_asked_again(
     failure: Exception, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    terminal = Terminal("up 10.0 s", str(failure), "up 3.0 s")
+    terminal = Terminal("up 10s", str(failure), "up 3s")
     asked = 0
 
     async def ask(_: Question) -> TopSample:

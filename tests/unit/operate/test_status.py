@@ -131,12 +131,15 @@ def test_what_is_not_well_is_in_the_summary() -> None:
         sync_reason="drift",
         phases={},
         refused=2,
+        owes=True,
+        healthy=False,
         findings=(*errors, Finding("Node a", "", "is odd")),
         finding_counts={Severity.ERROR: 14, Severity.WARNING: 1},
     )
     lines = text(ask(bad))
     assert "source https://api:6443, NOT CONNECTED" in lines
-    assert "sync revision 5 (drift), 0s ago, 0.0 ms, 2 refused by the kernel" in lines
+    assert "sync revision 5 (drift), 0s ago, 0.0 ms, changes wait, 2 refused by the kernel" in lines
+    assert "health NOT HEALTHY: a change waits for too long" in lines
     assert "findings 14 errors, 1 warning" in lines
     assert lines[-1] == "and 3 more; see steersman status -o wide"
     assert text(ask(bad), wide=True)[-1] == "warning: Node a: is odd"
