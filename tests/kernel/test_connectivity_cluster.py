@@ -125,7 +125,11 @@ def test_a_firewall_and_runs_that_are_ended(lab: Lab, tmp_path: Path) -> None:
         rules = "table ip firewall { chain forward { type filter hook forward priority -10\n"
         lab.run("nft", "-f", "-", stdin=f"{rules}udp dport 8080 drop\n}}\n}}\n")
         status, tried = cluster.ask()
-        failed = {what: each["reason"] for what, each in tried.items() if each["reason"]}
+        failed = {
+            what: each["reason"].partition(":80: ")[2] or each["reason"]
+            for what, each in tried.items()
+            if each["reason"]
+        }
         assert failed == {
             "pod to cluster IP, UDP": "no answer within 3 s",
             "external policy Local, client seen": "this needs two nodes",

@@ -265,6 +265,7 @@ class ContainerPort(Lean, frozen=True):
 class Container(Lean, frozen=True):
     """An entry of `spec.containers` of a Pod."""
 
+    image: str = ""
     ports: list[ContainerPort] | None = None
 
 
@@ -288,10 +289,40 @@ class PodCondition(Lean, frozen=True):
     status: str = ""
 
 
+class ContainerRunning(Lean, frozen=True):
+    """A container that runs."""
+
+
+class ContainerStopped(Lean, frozen=True):
+    """A container that waits or has ended."""
+
+    exit_code: int = 0
+    reason: str = ""
+    message: str = ""
+
+
+class ContainerState(Lean, frozen=True):
+    """`state` of a container: one of these."""
+
+    running: ContainerRunning | None = None
+    waiting: ContainerStopped | None = None
+    terminated: ContainerStopped | None = None
+
+
+class ContainerStatus(Lean, frozen=True):
+    """An entry of `status.containerStatuses` of a Pod."""
+
+    name: str = ""
+    state: ContainerState = ContainerState()
+
+
 class PodStatus(Lean, frozen=True):
     """`status` of a Pod."""
 
     phase: str | None = None
+    reason: str = ""
+    message: str = ""
+    container_statuses: list[ContainerStatus] | None = None
     pod_ip: str | None = msgspec.field(name="podIP", default=None)
     pod_ips: list[PodIP] | None = msgspec.field(name="podIPs", default=None)
     conditions: list[PodCondition] | None = None

@@ -8,6 +8,7 @@ from itertools import count
 from aiohttp import web
 
 from tests.support.apiserver.answers import answer_status, answer_value
+from tests.support.apiserver.strict import problem_of
 from tests.support.apiserver.world import World
 
 NAMESPACES = "/api/v1/namespaces"
@@ -37,6 +38,8 @@ class Writing:
             return answer_status(request, 404, f'namespaces "{namespace}" not found')
         if (namespace, name) in self.world.objects[obj["kind"]]:
             return answer_status(request, 409, f'"{name}" already exists')
+        if problem := problem_of(obj):
+            return answer_status(request, 422, problem)
         if namespace:
             obj["metadata"]["namespace"] = namespace
         if obj["kind"] == "Service":

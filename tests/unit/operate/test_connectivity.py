@@ -96,6 +96,8 @@ def test_nodes_with_the_same_result_share_a_row() -> None:
     fine = Connectivity(tried=tuple(tried))
     title, table, _ = fine.blocks(wide=False)
     assert title == Line("3 nodes", "title")
+    title, *_ = Connectivity(tried=tuple(tried[:1])).blocks(wide=False)
+    assert title == Line("Node a", "title")
     assert isinstance(table, Table)
     assert table.rows == [(what, family, "all", ("ok", "good"), "")]
 

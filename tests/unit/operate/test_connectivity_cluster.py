@@ -46,8 +46,16 @@ def checks(made: Object) -> list[Check]:
     return [Check(*each) for each in json.loads(words[4])]
 
 
+class Status(dict[str, object]):
+    """The status of a pod."""
+
+
+def waits(reason: str, message: str) -> Object:
+    return {"name": "server", "state": {"waiting": {"reason": reason, "message": message}}}
+
+
 Finds = Callable[[Object], object]
-"""Tells how the containers of a pod are: states by name, or reasons that are found out."""
+"""Tells how a pod is: its Status, states of its containers by name, or reasons that it finds."""
 
 
 def right(made: Object) -> object:
@@ -69,6 +77,9 @@ def kubelets(server: ApiServer, finds: Finds = right) -> dict[str, Object]:
             return
         seen[made["metadata"]["name"]] = made
         found = finds(made)
+        if isinstance(found, Status):
+            server.add({**made, "status": found})
+            return
         states = (
             found
             if isinstance(found, dict)
@@ -207,6 +218,42 @@ async def test_nodes_without_a_pod_that_runs() -> None:
             await run(server, "a", "c")
 
 
+@pytest.mark.parametrize(
+    ("status", "reason"),
+    [
+        (
+            {"phase": "Failed", "reason": "OutOfpods", "message": "no room"},
+            "OutOfpods: no room",
+        ),
+        (
+            {"phase": "Pending", "containerStatuses": [waits("ImagePullBackOff", "no such tag")]},
+            "ImagePullBackOff: no such tag",
+        ),
+        (
+            {"phase": "Pending", "containerStatuses": [waits("InvalidImageName", "")]},
+            "InvalidImageName",
+        ),
+    ],
+)
+async def test_a_pod_that_will_never_run_is_not_waited_for(status: Object, reason: str) -> None:
+    async def sleep(_: float) -> None:
+        raise AssertionError("there is nothing to wait for")
+
+    async with ApiServer(NODES[:1]) as server:
+        kubelets(server, lambda _: Status(status))
+        answer = await run(server, timing=Timing(sleep=sleep))
+        assert not server.objects("Namespace")
+    assert answer.tried == (Tried("all", "", "failed", f"no pod runs: {reason}", "a"),)
+
+
+async def test_what_the_api_server_refuses_is_named_and_nothing_is_left() -> None:
+    async with ApiServer(NODES) as server:
+        kubelets(server)
+        with pytest.raises(QuestionError, match=r'Pod "server-0" is invalid: .*image'):
+            await run(server, image="two words")
+        assert not server.objects("Namespace")
+
+
 async def test_the_image_is_that_of_our_own_pods() -> None:
     ours = steersman_pod("a")
     ours["spec"]["containers"][0]["image"] = "registry/steersman:1"
@@ -281,7 +328,7 @@ async def test_answers_are_compared_with_what_was_expected() -> None:
             assert not await try_check(fine._replace(protocol=protocol))
         other = await try_check(fine._replace(server="server-1"))
         assert other == "server-0 answered instead of server-1"
-    assert await try_check(fine) == "Connection refused"
+    assert await try_check(fine) == f"127.0.0.1:{port}: Connection refused"
 
 
 def test_what_is_wrong_with_answers() -> None:

@@ -47,7 +47,10 @@ class Connectivity(Answer, frozen=True, kw_only=True, rename="camel"):
     def blocks(self, wide: bool) -> Iterator[Block]:  # noqa: ARG002 - every column fits
         """Yield the table and a verdict."""
         nodes = dict.fromkeys(each.node for each in self.tried)
-        where = f"Node {self.node} ({self.mode} mode)" if self.node else f"{len(nodes)} nodes"
+        if self.node:
+            where = f"Node {self.node} ({self.mode} mode)"
+        else:
+            where = f"Node {' '.join(nodes)}" if len(nodes) == 1 else f"{len(nodes)} nodes"
         yield Line(where, "title")
         # Nodes with the same result share a row.
         alike: defaultdict[Tried, list[str]] = defaultdict(list)

@@ -24,12 +24,18 @@ from typing import Any, NamedTuple
 import msgspec
 
 from steersman.model.addresses import family_of
-from steersman.model.kube import Service
+from steersman.model.kube import ObjectMeta, Pod, Service
 from steersman.model.names import Family
 from steersman.operate.answer import QuestionError
 from steersman.operate.connectivity import pod
 from steersman.operate.connectivity.answer import NAMESPACE, Connectivity, Result, Tried
-from steersman.operate.connectivity.objects import Meta, Namespace, Node, Pod
+from steersman.operate.connectivity.objects import (
+    Namespace,
+    Node,
+    has_ended,
+    state_of,
+    trouble_of,
+)
 from steersman.operate.connectivity.pod import TIMES, Check
 from steersman.source.client import ApiClient, Connections
 from steersman.source.kubeconfig import ClusterAccess
@@ -201,16 +207,16 @@ class _Run:
             await self._pod(other, {_APP: "server"}, serves=True)
         pods = await self._wait(
             servers,
-            lambda pod: (state := pod.state("server")).running or state.terminated,
+            lambda pod: state_of(pod, "server").running or has_ended(pod, "server"),
             _START_SECONDS,
         )
         asking, up, tried = list[_Client](), list[Node](), list[Tried]()
         for server, node in zip(servers, nodes, strict=True):
-            if (found := pods[server.name]).state("server").running:
+            if state_of(found := pods[server.name], "server").running:
                 asking.append(server)
                 up.append(node)
             else:
-                reason = f"no pod runs: {found.trouble('server')}"
+                reason = f"no pod runs: {trouble_of(found, 'server')}"
                 tried.append(Tried("all", "", "failed", reason, server.node))
         if not up:
             return tried
@@ -228,9 +234,7 @@ class _Run:
             await self._pod(inside, {_APP: "client"})
             await self._pod(outside, {_APP: "client"}, hostNetwork=True)
             asking += [inside, outside]
-        pods = await self._wait(
-            asking, lambda pod: pod.state("client").terminated is not None, _END_SECONDS
-        )
+        pods = await self._wait(asking, lambda pod: has_ended(pod, "client"), _END_SECONDS)
         for client in asking:
             tried += _results(client, pods[client.name])
         return sorted(tried, key=lambda each: each.node)
@@ -270,6 +274,9 @@ class _Run:
                 {
                     "name": name,
                     "image": self._image,
+                    # Nodes have that of our own pods; for a tag `latest`, the default is to ask a
+                    # registry all the same.
+                    "imagePullPolicy": "IfNotPresent",
                     "command": ["python3", "-c", self._program, *words],
                     "securityContext": {
                         "allowPrivilegeEscalation": False,
@@ -300,7 +307,7 @@ class _Run:
         end = self._timing.now() + seconds
         while True:
             found = await self._client.list_all("Pod", f"{_INSIDE}/pods", _POD_LIST)
-            pods = {client.name: Pod(Meta(client.name)) for client in clients}
+            pods = {client.name: Pod(ObjectMeta(client.name)) for client in clients}
             pods |= {each.metadata.name: each for each in found}
             if all(done(pods[client.name]) for client in clients) or self._timing.now() > end:
                 return pods
@@ -387,7 +394,7 @@ def _asks_of_node(
 
 def _results(client: _Client, found: Pod) -> Iterator[Tried]:
     """Yield what a pod found out."""
-    ended, reasons = found.state("client").terminated, None
+    ended, reasons = state_of(found, "client").terminated, None
     if ended is not None and ended.exit_code == 0:
         with suppress(msgspec.DecodeError):
             reasons = iter(msgspec.json.decode(ended.message, type=list[str]))
@@ -396,7 +403,7 @@ def _results(client: _Client, found: Pod) -> Iterator[Tried]:
         reason = impossible
         if check is not None:
             if reasons is None:
-                reason = f"pod {client.name} has no result: {found.trouble('client')}"
+                reason = f"pod {client.name} has no result: {trouble_of(found, 'client')}"
             else:
                 reason = next(reasons, "its pod says nothing about it")
             result = "failed" if reason else "ok"

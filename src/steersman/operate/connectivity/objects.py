@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from typing import Any
+from collections.abc import Sequence
 
 import msgspec
 
+from steersman.model.kube import ContainerState, NodeStatus, Pod, PodCondition, PodStatus
 from steersman.model.names import Family
 
 
@@ -22,23 +23,12 @@ class Namespace(msgspec.Struct, frozen=True):
     metadata: Meta
 
 
-class _Address(msgspec.Struct, frozen=True):
-    type: str
-    address: str
-
-
-class _Condition(msgspec.Struct, frozen=True):
-    type: str
-    status: str
-
-
-class _NodeStatus(msgspec.Struct, frozen=True):
-    addresses: list[_Address] = []
-    conditions: list[_Condition] = []
+class _NodeStatus(NodeStatus, frozen=True):
+    conditions: Sequence[PodCondition] = ()
 
 
 class Node(msgspec.Struct, frozen=True):
-    """A node of the cluster."""
+    """A node of the cluster, with the label and the conditions that change what it can run."""
 
     metadata: Meta
     status: _NodeStatus = _NodeStatus()
@@ -53,63 +43,45 @@ class Node(msgspec.Struct, frozen=True):
 
     def address(self, family: Family) -> str:
         """Return the internal address of a family; "" if there is none."""
-        for each in self.status.addresses:
+        for each in self.status.addresses or ():
             if each.type == "InternalIP" and (":" in each.address) is (family is Family.IPV6):
                 return each.address
         return ""
 
 
-class _Reason(msgspec.Struct, frozen=True, rename="camel"):
-    exit_code: int = 0
-    reason: str = ""
-    message: str = ""
+# Pods
+
+_HOPELESS = frozenset(
+    ("ImagePullBackOff", "ErrImageNeverPull", "InvalidImageName", "CreateContainerConfigError")
+)
+"""Reasons of a kubelet for which a container waits in vain."""
 
 
-class State(msgspec.Struct, frozen=True):
-    """How a container is: one of these."""
-
-    running: dict[str, Any] | None = None
-    waiting: _Reason | None = None
-    terminated: _Reason | None = None
+def state_of(pod: Pod, container: str) -> ContainerState:
+    """Return how a container is."""
+    statuses = (pod.status and pod.status.container_statuses) or ()
+    return next((each.state for each in statuses if each.name == container), ContainerState())
 
 
-class _Container(msgspec.Struct, frozen=True):
-    name: str
-    state: State = State()
+def has_ended(pod: Pod, container: str) -> bool:
+    """Return whether a container has ended or will never run, such as without its image."""
+    state = state_of(pod, container)
+    # A kubelet without room for a pod fails it before it has any container.
+    failed = pod.status is not None and pod.status.phase == "Failed"
+    waiting = state.waiting is not None and state.waiting.reason in _HOPELESS
+    return failed or waiting or state.terminated is not None
 
 
-class _PodStatus(msgspec.Struct, frozen=True, rename="camel"):
-    phase: str = ""
-    message: str = ""
-    container_statuses: list[_Container] = []
+def trouble_of(pod: Pod, container: str) -> str:
+    """Say why a container does not run or has no result."""
+    state, status = state_of(pod, container), pod.status or PodStatus()
+    if state.waiting is not None:
+        return _joined(state.waiting.reason, state.waiting.message)
+    if state.terminated is not None and state.terminated.exit_code:
+        said = state.terminated.message or state.terminated.reason
+        return f"it ended with status {state.terminated.exit_code}: {said}"
+    return _joined(status.reason, status.message) or f"it is {status.phase or 'unknown'}"
 
 
-class _Image(msgspec.Struct, frozen=True):
-    image: str = ""
-
-
-class _PodSpec(msgspec.Struct, frozen=True):
-    containers: list[_Image] = []
-
-
-class Pod(msgspec.Struct, frozen=True):
-    """A pod."""
-
-    metadata: Meta
-    spec: _PodSpec = _PodSpec()
-    status: _PodStatus = _PodStatus()
-
-    def state(self, container: str) -> State:
-        """Return how a container is."""
-        found = (each.state for each in self.status.container_statuses if each.name == container)
-        return next(found, State())
-
-    def trouble(self, container: str) -> str:
-        """Say why a container does not run or has no result."""
-        state = self.state(container)
-        if state.waiting is not None:
-            return ": ".join(filter(None, (state.waiting.reason, state.waiting.message)))
-        if state.terminated is not None and state.terminated.exit_code:
-            said = state.terminated.message or state.terminated.reason
-            return f"it ended with status {state.terminated.exit_code}: {said}"
-        return self.status.message or f"it is {self.status.phase or 'unknown'}"
+def _joined(*words: str) -> str:
+    return ": ".join(filter(None, words))

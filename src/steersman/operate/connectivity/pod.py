@@ -172,13 +172,15 @@ def wrong(check: Check, said: Sequence[Said]) -> str:
 
 async def try_check(check: Check, new_socket: NewSocket = _new_socket) -> str:
     """Make the connections of a check; return why the answers are wrong, "" if they are right."""
+    host = f"[{check.address}]" if ":" in check.address else check.address
     try:
         async with asyncio.timeout(_CHECK_SECONDS):
             return wrong(check, [await _connect(check, new_socket) for _ in range(check.times)])
     except TimeoutError:
-        return f"no answer within {_TRY_SECONDS:g} s"
+        return f"{host}:{check.port}: no answer within {_TRY_SECONDS:g} s"
     except OSError as error:
-        return os.strerror(error.errno) if error.errno else str(error)
+        why = os.strerror(error.errno) if error.errno else str(error)
+        return f"{host}:{check.port}: {why}"
 
 
 async def _ask(checks: Sequence[Check], seconds: float) -> list[str]:
