@@ -46,7 +46,7 @@ INLINE int same_ends(const struct flow_key *a, const struct flow_key *b)
 	       same_address(&a->destination, &b->destination);
 }
 
-// The start of an Ethernet frame, up to the addresses of IP.
+// The start of an Ethernet frame, up to the addresses of IP; of IPv6 also a part of them.
 struct start {
 	__u8 addresses[2 * ETH_ALEN]; // destination, source
 	__be16 protocol;
@@ -133,45 +133,69 @@ INLINE __u32 length_on_wire(struct __sk_buff *skb, const struct packet *packet)
 	return packet->l4 - packet->l3 + header + skb->gso_size;
 }
 
-// Find the next hop of a packet; NULL if the packet is left to the network stack.
-static __noinline struct hop *find_hop(struct __sk_buff *skb, const struct packet *packet)
+INLINE struct hop *hop_at(const struct flow_key *key)
 {
-	__u16 ports = bpf_ntohs(packet->key.source_port ^ packet->key.destination_port);
-	__u32 place = (presence_place(&packet->key.destination) + ports) % HOP_PLACES;
-	struct hop *hop = bpf_map_lookup_elem(&hops, &place);
-	struct start start;
+	__u16 ports = bpf_ntohs(key->source_port ^ key->destination_port);
+	__u32 place = (presence_place(&key->destination) + ports) % HOP_PLACES;
 
-	if (!hop || !packet->plain || packet->l3 != ETH_HLEN || skb->pkt_type || skb->vlan_present)
+	return bpf_map_lookup_elem(&hops, &place);
+}
+
+INLINE int is_fresh(const struct hop *hop, struct __sk_buff *skb, const struct flow_key *key)
+{
+	return hop->looked_up == now() && hop->from == skb->ifindex && same_ends(&hop->key, key);
+}
+
+// Find the next hop of a packet; NULL if the packet is left to the network stack. All connections
+// of a client to one port of a pod here share a hop: only a route with several hops depends on the
+// client's port.
+static __noinline struct hop *find_hop(struct __sk_buff *skb, const struct packet *packet,
+				       int to_endpoint, struct start *start)
+{
+	struct flow_key key = packet->key;
+	struct hop *hop, *shared;
+
+	if (!packet->plain || packet->l3 != ETH_HLEN || skb->pkt_type || skb->vlan_present)
 		return NULL;
-	if (!LOAD(skb, 0, start) || (packet->ipv4 ? start.ipv4.ttl : start.ipv6.ttl) < 2)
+	if (!LOAD(skb, 0, *start) || (packet->ipv4 ? start->ipv4.ttl : start->ipv6.ttl) < 2)
 		return NULL;
-	if (hop->looked_up != now() || hop->from != skb->ifindex ||
-	    !same_ends(&hop->key, &packet->key))
-		look_up_hop(skb, packet, &start, hop);
-	return hop->device && length_on_wire(skb, packet) <= hop->mtu ? hop : NULL;
+	if (to_endpoint)
+		key.source_port = 0;
+	else
+		key.destination_port = 0;
+	hop = shared = hop_at(&key);
+	if (shared && !is_fresh(shared, skb, &key)) {
+		hop = hop_at(&packet->key);
+		if (hop && !is_fresh(hop, skb, &packet->key)) {
+			look_up_hop(skb, packet, start, hop);
+			if (hop->device && hop->to_peer) {
+				*shared = *hop;
+				shared->key = key;
+			}
+		}
+	}
+	return hop && hop->device && length_on_wire(skb, packet) <= hop->mtu ? hop : NULL;
 }
 
 // Send a packet to its next hop, as a router does: with a shorter time to live (RFC 1624).
 static __noinline int send_on(struct __sk_buff *skb, const struct packet *packet,
-			      const struct hop *hop)
+			      const struct hop *hop, struct start *start)
 {
+	__u32 sum, length = sizeof(*start);
 	struct bpf_redir_neigh gateway;
-	struct start start;
-	__u32 sum;
 
-	if (!LOAD(skb, 0, start))
-		return TC_ACT_SHOT;
 	count(PACKET_FAST);
 	if (packet->ipv4) {
 		sum = packet->checksum + (__u32)bpf_htons(0x0100);
-		start.ipv4.checksum = sum + (sum >= 0xffff);
-		start.ipv4.ttl--;
+		start->ipv4.checksum = sum + (sum >= 0xffff);
+		start->ipv4.ttl--;
 	} else {
-		start.ipv6.ttl--;
+		start->ipv6.ttl--;
+		length = sizeof(*start) - sizeof(start->ipv4) + sizeof(start->ipv6);
 	}
 	if (hop->to_peer)
-		__builtin_memcpy(start.addresses, hop->addresses, sizeof(start.addresses));
-	bpf_skb_store_bytes(skb, 0, &start, sizeof(start), 0);
+		__builtin_memcpy(start->addresses, hop->addresses, sizeof(start->addresses));
+	bpf_skb_store_bytes(skb, 0, start, length, 0);
 	if (hop->to_peer)
 		return bpf_redirect_peer(hop->device, 0);
 	gateway.nh_family = hop->family;
@@ -227,20 +251,23 @@ NOINLINE int pass_balanced(struct __sk_buff *skb, const struct packet *packet)
 	__u32 place = balanced_place(&packet->key);
 	struct balanced *known = bpf_map_lookup_elem(&balanced, &place);
 	struct flow_key back;
+	struct start start;
+	int to_endpoint;
 	struct hop *hop;
 
 	if (!known)
 		return NEXT;
 	if (opens(packet))
 		note_balanced(skb, packet, known);
+	to_endpoint = same_ends(&known->key, &packet->key);
 	reversed(&packet->key, INGRESS, &back);
-	if (!same_ends(&known->key, &packet->key) && !same_ends(&known->key, &back))
+	if (!to_endpoint && !same_ends(&known->key, &back))
 		return NEXT;
 	known->last = now();
 	if (packet->flags & (TCP_FIN | TCP_RST))
 		known->ended = 1;
-	hop = find_hop(skb, packet);
-	return hop ? send_on(skb, packet, hop) : NEXT;
+	hop = find_hop(skb, packet, to_endpoint, &start);
+	return hop ? send_on(skb, packet, hop, &start) : NEXT;
 }
 
 // Connections whose packets are rewritten
@@ -261,11 +288,12 @@ static __noinline struct flow *find_exit(struct packet *packet)
 NOINLINE int pass_flow(struct __sk_buff *skb, struct packet *packet, int kind)
 {
 	struct flow *exit = find_exit(packet);
+	struct start start;
 	struct hop *hop;
 
 	if (exit ? side_of(exit) != SOURCE : kind != TO_ENDPOINT)
 		return NEXT;
-	hop = find_hop(skb, packet);
+	hop = find_hop(skb, packet, kind == TO_ENDPOINT, &start);
 	if (!hop)
 		return NEXT;
 	if (exit) {
@@ -275,5 +303,5 @@ NOINLINE int pass_flow(struct __sk_buff *skb, struct packet *packet, int kind)
 		update_flow(skb, exit, packet);
 		rewrite(skb, packet, SOURCE, &exit->address, exit->port);
 	}
-	return send_on(skb, packet, hop);
+	return send_on(skb, packet, hop, &start);
 }

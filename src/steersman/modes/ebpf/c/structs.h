@@ -152,7 +152,7 @@ struct balanced {
 
 // Where packets with these ends, from a device, go next (fast_path.h).
 struct hop {
-	struct flow_key key;
+	struct flow_key key; // the client's port is 0 if all of its ports share the hop
 	__u64 looked_up; // the tick in which this was true
 	__u32 from;
 	__u32 device; // 0: leave packets to the network stack
