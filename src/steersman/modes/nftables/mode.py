@@ -7,7 +7,6 @@ import os
 import platform
 import re
 import socket
-import time
 from collections import defaultdict
 from collections.abc import Collection, Generator, Hashable, Iterable, Iterator, Sequence
 from functools import cached_property, partial
@@ -19,14 +18,12 @@ from steersman.failover.watch import FailureWatch
 from steersman.host.exec import Exec, Result, failure_reason, tool_result
 from steersman.host.netlink import (
     NETLINK_NETFILTER,
-    AnswersLostError,
     BpfInstruction,
     Subscription,
 )
 from steersman.host.process import NEEDS_NET_ADMIN
 from steersman.host.worker import Changes
 from steersman.model.connections import ConnectionSearch
-from steersman.model.drift import Writer
 from steersman.model.names import Family
 from steersman.model.plan import NodeSettings, ServicePlan, Traits
 from steersman.model.ruleset import Diff, Ruleset
@@ -48,9 +45,8 @@ from steersman.modes.nftables.sender import open_netlink
 from steersman.modes.nftables.skeleton import foundation
 from steersman.modes.specs import ModeOptions
 from steersman.modes.tracer import Tracer
-from steersman.netfilter.nft.generations import NEWGEN, RecentWriters, generation, writer_of
+from steersman.netfilter.nft.generations import WriterLog, generation
 from steersman.netfilter.nft.tables import table_left
-from steersman.netfilter.nft.wire import table_of
 
 if TYPE_CHECKING:
     from steersman.modes.nftables.words import NftablesWords
@@ -89,7 +85,7 @@ class NftablesMode(Mode):
     """Programs nftables: text for the skeleton, raw elements for all that changes."""
 
     name = "nftables"
-    writers: RecentWriters
+    writers: WriterLog
     find_leftovers = staticmethod(partial(table_left, TABLE))
 
     def __init__(
@@ -113,18 +109,15 @@ class NftablesMode(Mode):
         self._looks = looks
         self._tables: KernelTables | None = None
         self._scrape = Scrape()
-        self._news: Subscription | None = None
         self._texts = {foundation(family) for family in Family}
         """Texts that may be in the kernel, which has only their hashes."""
         self._probed: tuple[int, dict[bytes, Any]] | None = None
         """Foreign generations and objects when the mode was probed, for the first `read`."""
-        self._concerned = False
-        """The transaction that is announced has changed our tables."""
         self._suspected = False
         """Another program may have changed our tables unnoticed."""
         self._reported = 0
         """Foreign generations that were reported as `changes`."""
-        self.writers = RecentWriters()
+        self.writers = WriterLog(lambda: subscribe(self._opened().netlink.port), table=TABLE)
         self.slots: dict[bytes, bytes] = {}
         """Endpoints by slot, the only state of rendering (render.py)."""
 
@@ -237,42 +230,15 @@ class NftablesMode(Mode):
         doubles the cost of a cold start.
         """
         self._suspected = True
-        if self._news is None:
-            self._concerned = False
-            self._news = subscribe(self._opened().netlink.port)
-        return Changes(self._news.fileno(), self._hears_of_changes)
+        return Changes(self.writers.follow().fd, self._hears_of_changes)
 
     def _hears_of_changes(self) -> bool:
         """Read the notifications; return whether another program changed our tables."""
-        writers = self._read_news()
-        if not writers and not self._suspected:
+        if not self.writers.hear() and not self._suspected:
             return False
         self._suspected = False
         before, self._reported = self._reported, self._foreign_changes()
-        if self._reported == before:  # a run of our own nft
-            return False
-        self.writers.note(writers)
-        return True
-
-    def _read_news(self) -> list[Writer]:
-        """Return the programs that have changed our tables, as far as the kernel tells."""
-        assert self._news is not None
-        try:
-            messages = self._news.waiting()
-        except AnswersLostError:
-            self._suspected = True
-            return []
-        # A transaction is announced by its changes, then by the process that made it.
-        writers: list[Writer] = []
-        for message in messages:
-            if message.port == self._opened().netlink.port:
-                continue
-            if message.kind != NEWGEN:
-                self._concerned = self._concerned or table_of(message.payload) == TABLE
-            elif self._concerned:
-                self._concerned = False
-                writers.append(writer_of(message, time.time()))
-        return writers
+        return self._reported != before  # else it was a run of our own nft
 
     def apply(self, change: Diff) -> None:
         """Carry out a Diff: at most one run of nft, then one transaction for everything else."""
@@ -305,9 +271,7 @@ class NftablesMode(Mode):
 
     def close(self) -> None:
         """Close the sockets."""
-        if self._news is not None:
-            self._news.close()
-            self._news = None
+        self.writers.close()
         if self._tables is not None:
             self._tables.netlink.close()
             self._tables = None
@@ -318,7 +282,9 @@ class NftablesMode(Mode):
         return self._tables
 
     def _nft(self, argv: Sequence[str], script: bytes) -> Result:
-        return tool_result(self._exec.run_tool, argv, script, package="nftables")
+        result = tool_result(self._exec.run_tool, argv, script, package="nftables")
+        self.writers.forget(result.pid)
+        return result
 
     def watch_failures(self) -> FailureWatch:
         """Watch packets of connections that conntrack translates, and the dials from loopback."""

@@ -17,8 +17,7 @@ from __future__ import annotations
 import socket
 import time
 from collections import deque
-from collections.abc import Callable, Iterable
-from contextlib import suppress
+from collections.abc import Callable
 from pathlib import Path
 from typing import TypeAlias
 
@@ -36,7 +35,7 @@ from steersman.host.nlmsg import (
 )
 from steersman.host.worker import Changes
 from steersman.model.drift import Writer
-from steersman.netfilter.nft.wire import ALL, GETGEN, HEAD, SUBSYSTEM, request
+from steersman.netfilter.nft.wire import ALL, GETGEN, HEAD, SUBSYSTEM, request, table_of
 from steersman.netfilter.nft.wire import NEWGEN as _NEWGEN
 
 Token: TypeAlias = tuple[int, int]
@@ -128,11 +127,6 @@ def _name(process: Path) -> str:
     return (process / "comm").read_text(errors="replace").rstrip("\n")
 
 
-def last_writes(writers: Iterable[Writer]) -> tuple[Writer, ...]:
-    """Return each program once, with its last write: a restore makes several transactions."""
-    return tuple({(each.program, each.pid): each for each in writers}.values())
-
-
 def subscribe_generations() -> Subscription:
     """Open a socket for announcements of generations, in the calling thread's network namespace."""
     wanted = (
@@ -144,40 +138,30 @@ def subscribe_generations() -> Subscription:
     return Subscription(NETLINK_NETFILTER, (_GROUP,), buffer=1 << 18, wanted=wanted)
 
 
-class RecentWriters:
-    """The programs that changed our tables lately."""
-
-    def __init__(self) -> None:
-        self._writers: deque[Writer] = deque(maxlen=_REMEMBERED)
-
-    def note(self, writers: Iterable[Writer]) -> None:
-        """Add some."""
-        self._writers.extend(writers)
-
-    def take(self) -> tuple[Writer, ...]:
-        """Return those since the last call, each once, the oldest first."""
-        writers = last_writes(self._writers)
-        self._writers.clear()
-        return writers
-
-
 class WriterLog:
-    """The programs that changed rules lately, apart from our own runs of iptables."""
+    """The programs that changed rules lately."""
 
     def __init__(
         self,
         subscribe: Callable[[], Subscription] = subscribe_generations,
         wall: Callable[[], float] = time.time,
+        table: str = "",
     ) -> None:
         """Start without a socket; see `follow`.
 
         Args:
             subscribe: opens the socket.
             wall: seconds since 1970.
+            table: note only transactions that change a table of this name, which the socket has to
+                announce, too; "" for all.
         """
         self._subscribe = subscribe
         self._wall = wall
+        self._table = table
         self._news: Subscription | None = None
+        self._concerned = False
+        """The transaction that is being announced has changed the table."""
+        self._heard = False
         self._entries: deque[tuple[int, Writer]] = deque(maxlen=_REMEMBERED)
         """The port of the socket that made a transaction, and the process."""
 
@@ -187,9 +171,10 @@ class WriterLog:
         Raises:
             OSError: the socket cannot be opened.
         """
-        self.close()
-        self._news = self._subscribe()
-        return Changes(self._news.fileno(), self._hears)
+        if self._news is None:
+            self._news = self._subscribe()
+            self._concerned = False
+        return Changes(self._news.fileno(), self._is_reason_to_compare)
 
     def close(self) -> None:
         """Close the socket."""
@@ -197,9 +182,15 @@ class WriterLog:
             self._news.close()
             self._news = None
 
-    def _hears(self) -> bool:
+    def _is_reason_to_compare(self) -> bool:
         self._drain()
         return False
+
+    def hear(self) -> bool:
+        """Return whether there were transactions since the last call, or announcements lost."""
+        self._drain()
+        heard, self._heard = self._heard, False
+        return heard
 
     def forget(self, pid: int) -> None:
         """Forget the transactions of a program that we ran, by its process ID here."""
@@ -211,14 +202,24 @@ class WriterLog:
     def take(self) -> tuple[Writer, ...]:
         """Return the programs that wrote since the last call, each once, the oldest first."""
         self._drain()
-        writers = [writer for _, writer in self._entries]
+        # A restore makes several transactions: its last one counts.
+        writers = {(writer.program, writer.pid): writer for _, writer in self._entries}
         self._entries.clear()
-        return last_writes(writers)
+        return tuple(writers.values())
 
     def _drain(self) -> None:
         if self._news is None:
             return
-        with suppress(AnswersLostError):  # some writers stay unknown
-            for message in self._news.waiting():
-                if message.kind == NEWGEN:
-                    self._entries.append((message.port, writer_of(message, self._wall())))
+        try:
+            messages = self._news.waiting()
+        except AnswersLostError:  # some writers stay unknown
+            self._heard = True
+            return
+        # A transaction is announced by its changes, then by the process that made it.
+        for message in messages:
+            if message.kind != NEWGEN:
+                self._concerned = self._concerned or table_of(message.payload) == self._table
+            elif self._concerned or not self._table:
+                self._concerned = False
+                self._heard = True
+                self._entries.append((message.port, writer_of(message, self._wall())))
