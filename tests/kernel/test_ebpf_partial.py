@@ -8,6 +8,7 @@ import socket
 import struct
 import subprocess
 from collections.abc import Iterator
+from pathlib import Path
 
 import msgspec
 import pytest
@@ -16,6 +17,7 @@ from steersman.model.plan import Endpoint
 from steersman.modes.base import release
 from steersman.modes.ebpf.bpf import TCX_INGRESS, Link
 from steersman.modes.ebpf.probe import load
+from tests.support.apiserver.reading import until
 from tests.support.builders.ebpf_node_plan import (
     CLIENT,
     ENDPOINTS,
@@ -32,7 +34,7 @@ from tests.support.builders.ebpf_node_plan import (
     node_plan,
 )
 from tests.support.lab import ebpf
-from tests.support.lab.cluster import Lab
+from tests.support.lab.cluster import Lab, ip
 from tests.support.lab.ebpf_node import MARKS, WAIT, Node, replace_programs, serving
 
 pytestmark = MARKS
@@ -111,6 +113,31 @@ def test_filters_are_replaced_not_multiplied(lab: Lab) -> None:
         assert missing != before
         asyncio.run(bring(mode, node_plan()))
         assert asyncio.run(mode.worker.do(mode.fingerprint)) == missing
+
+
+def test_devices_that_come_together_and_go(node: Node) -> None:
+    """All get programs; of those that go nothing is kept, and the others keep theirs."""
+
+    def known() -> set[str]:
+        """The devices that pins or notes name, by index."""
+        folder = node.pins / ("links" if node.options.tcx else "filters")
+        return {name.partition("-")[0] for name in os.listdir(folder) if name[0].isdigit()}
+
+    def numbers(names: tuple[str, ...]) -> set[str]:
+        return node.lab.node.call(lambda: {str(socket.if_nametoindex(name)) for name in names})
+
+    name, before = Path(node.lab.node.path).name, known()
+    pairs = [("new0", "new1"), ("new2", "new3"), ("new4", "new5")]
+    ip(name, [f"link add {one} type veth peer name {other}" for one, other in pairs])
+    gone, kept = numbers((*pairs[0], *pairs[1])), numbers(pairs[2])
+    asyncio.run(until(lambda: known() == before | gone | kept))
+    ip(name, [f"link del {one}" for one, _ in pairs[:2]])
+    asyncio.run(until(lambda: known() == before | kept))
+    mode = node.modes[-1]
+    assert any(asyncio.run(mode.worker.do(mode.read))[b"A"])
+    ip(name, [f"link del {pairs[2][0]}"])
+    asyncio.run(until(lambda: known() == before))
+    assert from_outside(node) == "answered"
 
 
 class Foreign:

@@ -104,12 +104,12 @@ class Filters:
                 for name, parent in PARENTS.items()
             )
 
-    def keep_only(self, devices: Iterable[int]) -> None:
-        """Remove the notes about all devices except these."""
-        keep = {str(index) for index in devices}
-        for note in self._noted():
-            if note.partition("-")[0] not in keep:
-                (self._notes / note).rmdir()
+    def forget(self, devices: Iterable[int]) -> None:
+        """Remove the notes about devices that are gone."""
+        for index in devices:
+            for note in (f"{index}", f"{index}-qdisc"):
+                with contextlib.suppress(FileNotFoundError):
+                    (self._notes / note).rmdir()
 
     def remove(self) -> None:
         """Remove all filters of ours, and the qdiscs that only served them."""

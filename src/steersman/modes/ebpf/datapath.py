@@ -14,7 +14,7 @@ from __future__ import annotations
 
 import logging
 import threading
-from collections.abc import Callable, Generator, Iterable, Sequence
+from collections.abc import Callable, Collection, Generator, Iterable, Sequence
 from contextlib import closing
 from pathlib import Path
 from typing import TypeVar
@@ -252,16 +252,18 @@ class Datapath:
             self._devices.invalidate()
             self._attach_devices(self._loaded, self.write_devices())
 
-    def attach_devices(self, numbers: Iterable[int]) -> Generator[Pause, None, None]:
-        """Attach the programs to devices while syncs go on; do nothing once closed."""
-        loaded = self._loaded
-        for number in numbers:
-            yield from apart(self._attach_devices, loaded, [number])
+    def attach_devices(self, numbers: Collection[int]) -> Generator[Pause, None, None]:
+        """Attach the programs to devices in another thread, while syncs go on."""
+        if numbers:
+            yield from apart(self._attach_devices, self._loaded, numbers)
 
     def _attach_devices(self, loaded: loader.LoadedObject | None, numbers: Iterable[int]) -> None:
-        with self._attaching:
-            if loaded is not None and loaded is self._loaded:
-                self._devices.attach(loaded, numbers)
+        """Attach the programs to one device after the other; end once these are closed."""
+        for number in numbers:
+            with self._attaching:
+                if loaded is None or loaded is not self._loaded:
+                    return
+                self._devices.attach(loaded, number)
 
     def close(self) -> None:
         """Close everything; the programs keep working."""

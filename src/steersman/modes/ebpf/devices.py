@@ -233,8 +233,7 @@ class DeviceTracker:
         # Devices that are gone. Without an inventory the entries tell which they were.
         known = old.keys() if before else {layout.read_number(k) for k, _ in tables.devices.items()}
         gone = known - new.keys()
-        if gone or not before:
-            self._programs.keep_only(new)
+        self._programs.forget(gone)
         tables.devices.delete_all(map(layout.number_key, gone))
         self._attached &= new.keys()
 
@@ -244,8 +243,7 @@ class DeviceTracker:
         # One that was renamed, or has joined a bridge, has its programs.
         return [number for number in changed if not before or number not in self._attached]
 
-    def attach(self, loaded: LoadedObject, numbers: Iterable[int]) -> None:
-        """Attach the programs to devices."""
-        for number in numbers:
-            self._programs.attach(loaded.programs, number)
-            self._attached.add(number)
+    def attach(self, loaded: LoadedObject, number: int) -> None:
+        """Attach the programs to a device."""
+        self._programs.attach(loaded.programs, number)
+        self._attached.add(number)

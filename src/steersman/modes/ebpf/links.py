@@ -50,12 +50,11 @@ class Links:
         wanted = {f"{index}-{name}": index for index in devices for name in DEVICE_PROGRAMS}
         return all(self._pins.target(name) == index for name, index in wanted.items())
 
-    def keep_only(self, devices: Iterable[int]) -> None:
-        """Remove the pins of all devices except these."""
-        keep = {f"{index}-{name}" for index in devices for name in DEVICE_PROGRAMS}
-        for name in self._pins.link_names():
-            if "-" in name and name not in keep:
-                (self._pins.links / name).unlink(missing_ok=True)
+    def forget(self, devices: Iterable[int]) -> None:
+        """Remove the pins of devices that are gone."""
+        for index in devices:
+            for name in DEVICE_PROGRAMS:
+                (self._pins.links / f"{index}-{name}").unlink(missing_ok=True)
 
 
 class XdpPrograms:
