@@ -11,6 +11,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import NamedTuple, TypeAlias
 
 from steersman.model.addresses import join_host_port
+from steersman.model.names import ServicePortName
 from steersman.model.plan import Frontend, ServicePlan
 from steersman.model.stats import ConnectionStats, StatsKey, frontend_label, increase
 from steersman.modes.nftables.layout import (
@@ -49,37 +50,48 @@ class ConnectionTotals:
             counts: by element; one that is 0 or, except of members, left out is as it was.
             plans: all plans that are in force.
         """
-        # 1. The increase of each counter. An element that was replaced has started at zero.
+        increases = self._increases(counts)
+        # 1. The totals so far of frontends and endpoints that are planned.
+        owners: dict[bytes, _Owner] = {}
+        frontends, endpoints = dict[StatsKey, int](), dict[StatsKey, int]()
+        for plan in self._concerned(tuple(plans), increases):
+            owners |= (own := dict(_owners_of(plan)))
+            for frontend in (each.frontend for each in own.values() if each.frontend):
+                frontends[frontend] = self._frontends.get(frontend, 0)
+            for label in ((plan.key.name, str(end)) for end in plan.reachable):
+                endpoints[label] = self._endpoints.get(label, 0)
+        # 2. Each increase goes to its frontend or its endpoint; that of a relay to both.
+        for counted, more in increases.items():
+            key, endpoint = split_counted_key(counted)
+            if (owner := owners.get(key)) is None:
+                continue
+            relayed = kind_of(counted) == Kind.RELAY
+            if owner.frontend and (relayed or not endpoint):
+                frontends[owner.frontend] += more
+            if endpoint and (relayed or owner.counts_connections_to(endpoint, counts)):
+                label = owner.label_of(endpoint)
+                if label in endpoints:
+                    endpoints[label] += more
+        # 3. A count that is missing may come back: lists of elements that change are not complete.
+        for element, (counted, _) in list(self._last.items()):
+            key, endpoint = split_counted_key(counted)
+            owner = owners.get(key)
+            if owner is None or (endpoint and owner.label_of(endpoint) not in endpoints):
+                del self._last[element]
+        self._last |= {element: count for element, count in counts.items() if count[1]}
+        self._frontends = {label: count for label, count in frontends.items() if count}
+        self._endpoints = {label: count for label, count in endpoints.items() if count}
+        return ConnectionStats(self._frontends, self._endpoints)
+
+    def _increases(self, counts: Mapping[bytes, Count]) -> dict[bytes, int]:
+        """Return the increase of each counter. An element that was replaced has started at zero."""
         increases: dict[bytes, int] = {}
-        for key, (counted, count) in counts.items():
-            before, last = self._last.get(key, (counted, 0))
+        for element, (counted, count) in counts.items():
+            before, last = self._last.get(element, (counted, 0))
             (more,) = increase((last,) if before == counted else (), (count,))
             if more:
                 increases[counted] = increases.get(counted, 0) + more
-        # 2. The totals so far of frontends and endpoints that are planned.
-        owners = _Owners({}, {}, {}, {})
-        for plan in self._concerned(tuple(plans), increases):
-            owners.add(plan, self._frontends, self._endpoints)
-        # 3. Each increase goes to its endpoint or frontend.
-        for key, more in increases.items():
-            owner, endpoint = split_counted_key(key)
-            frontend = owners.frontend_of.get(owner)
-            if frontend is None or owners.is_counted_elsewhere(key, owner, endpoint, counts):
-                continue
-            if endpoint:
-                label = _label(frontend, endpoint)
-                if label in owners.endpoints:
-                    owners.endpoints[label] += more
-            else:
-                owners.frontends[frontend] += more
-            if kind_of(key) == Kind.RELAY:  # no element counts its frontend
-                owners.frontends[frontend] += more
-        # 4. A count that is missing may come back: lists of elements that change are not complete.
-        self._last = dict(owners.planned(self._last))
-        self._last |= {key: count for key, count in counts.items() if count[1]}
-        self._frontends = {label: count for label, count in owners.frontends.items() if count}
-        self._endpoints = {label: count for label, count in owners.endpoints.items() if count}
-        return ConnectionStats(self._frontends, self._endpoints)
+        return increases
 
     def _concerned(
         self, plans: Sequence[ServicePlan], increases: Iterable[bytes]
@@ -96,69 +108,43 @@ class ConnectionTotals:
                 yield plan
 
 
-class _Owners(NamedTuple):
-    """Frontends, endpoints and members by the keys of their counters, and their totals."""
+class _Owner(NamedTuple):
+    """What has counters: a frontend of a ServicePort, or a set of its endpoints."""
 
-    frontend_of: dict[bytes, StatsKey]
-    """By keys of frontends; and by keys of sets of members, with "" in the place of a frontend."""
-    frontends: dict[StatsKey, int]
-    endpoints: dict[StatsKey, int]
-    counting_set: dict[bytes, bytes]
-    """Maps a set of Pool.LOCAL's members to that of Pool.CLUSTER, which counts the same
-    connections; maps a sticky frontend to b""."""
+    name: ServicePortName
+    frontend: StatsKey | None
+    """None for a set."""
+    sticky: bool
+    """Whether the ServicePort has session affinity: then its sets count, where connections are
+    learned, and its frontends' endpoints are not to be counted once more."""
+    other_set: bytes = b""
+    """For the set of Pool.LOCAL: that of Pool.CLUSTER, which counts the endpoints of both."""
 
-    def add(
-        self,
-        plan: ServicePlan,
-        frontends: Mapping[StatsKey, int],
-        endpoints: Mapping[StatsKey, int],
-    ) -> None:
-        """Add a plan with the totals it had before."""
-        name, family = plan.key
-        for frontend in plan.frontends:
-            label = (name, frontend_label(frontend))
-            self.frontend_of[_frontend_key(plan, frontend)] = label
-            self.frontends[label] = frontends.get(label, 0)
-        for label in ((name, str(end)) for end in plan.reachable):
-            self.endpoints[label] = endpoints.get(label, 0)
-        if plan.affinity_seconds:
-            base = base_name(plan.key)
-            cluster, local = (
-                named(Kind.MEMBERS, family, members_set_name(base, pool)) for pool in (False, True)
-            )
-            self.frontend_of[cluster] = self.frontend_of[local] = (name, "")
-            self.counting_set[local] = cluster
-            for frontend in plan.frontends:
-                self.counting_set[_frontend_key(plan, frontend)] = b""
+    def label_of(self, endpoint: bytes) -> StatsKey:
+        """Return the label of an endpoint."""
+        return self.name, join_host_port(*unpack_endpoint(endpoint))
 
-    def planned(self, counts: Mapping[bytes, Count]) -> Iterator[tuple[bytes, Count]]:
-        """Yield the counts of frontends and endpoints that are planned."""
-        for key, count in counts.items():
-            owner, endpoint = split_counted_key(count[0])
-            frontend = self.frontend_of.get(owner)
-            if frontend is None:
-                continue
-            if not endpoint or _label(frontend, endpoint) in self.endpoints:
-                yield key, count
-
-    def is_counted_elsewhere(
-        self, key: bytes, owner: bytes, endpoint: bytes, counts: Mapping[bytes, Count]
-    ) -> bool:
-        """Return whether another element counts the same connections of an endpoint.
-
-        All connections of a sticky ServicePort are counted where they are learned; an endpoint of
-        both pools in the set of Pool.CLUSTER.
-        """
-        if not endpoint or kind_of(key) == Kind.RELAY:
-            return False
-        other = self.counting_set.get(owner)
-        if other is None:
-            return False
-        return not other or element_key(other, endpoint) in counts
+    def counts_connections_to(self, endpoint: bytes, counts: Mapping[bytes, Count]) -> bool:
+        """Return whether no other counter has the same connections."""
+        if self.frontend:
+            return not self.sticky
+        return not self.other_set or element_key(self.other_set, endpoint) not in counts
 
 
-def _label(frontend: StatsKey, endpoint: bytes) -> StatsKey:
-    return frontend[0], join_host_port(*unpack_endpoint(endpoint))
+def _owners_of(plan: ServicePlan) -> Iterator[tuple[bytes, _Owner]]:
+    """Yield what has counters of a plan, by the keys that `split_counted_key` returns."""
+    name, family = plan.key
+    sticky = bool(plan.affinity_seconds)
+    for frontend in plan.frontends:
+        label = (name, frontend_label(frontend))
+        yield _frontend_key(plan, frontend), _Owner(name, label, sticky)
+    if sticky:
+        base = base_name(plan.key)
+        cluster, local = (
+            named(Kind.MEMBERS, family, members_set_name(base, pool)) for pool in (False, True)
+        )
+        yield cluster, _Owner(name, None, sticky)
+        yield local, _Owner(name, None, sticky, cluster)
 
 
 def _frontend_key(plan: ServicePlan, frontend: Frontend) -> bytes:
