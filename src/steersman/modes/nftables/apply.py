@@ -229,9 +229,11 @@ class KernelTables:
         self._markers[family] = marker
 
     def _forget(self, families: set[Family]) -> None:
-        """Forget the chains and sets of tables that are gone or new."""
+        """Forget what was in tables that are gone or new."""
+        self._markers = {f: marker for f, marker in self._markers.items() if f not in families}
         self._active = {each for each in self._active if each[0] not in families}
         self._leftover = {k: v for k, v in self._leftover.items() if family_of(k) not in families}
+        self._derived.forget(families)
 
     # All the rest
 
@@ -249,11 +251,9 @@ class KernelTables:
         counts = self._derived.counts_after(change)
         drops = [Operation(nft.delete_table(OURS[f]), (prefix(Kind.SKELETON, f),)) for f in dropped]
         self._commit(drops, self._with_learned(self._derived.complete(change, counts)))
+        self._derived.commit(counts)
         if dropped:
-            for family in dropped:
-                self._markers.pop(family, None)
             self._forget(dropped)
-        self._derived.commit(counts, dropped)
 
     def _with_learned(self, change: Diff) -> Diff:
         """Return a Diff with the affinity entries that lead to endpoints that it removes.
@@ -298,7 +298,7 @@ class KernelTables:
             whole = self._derived.complete(part, counts)
             lazy = needed_lazy(whole.added) - self._active
             # In force soon. If it is refused, the caller reads everything again.
-            self._derived.commit(counts, set())
+            self._derived.commit(counts)
             self._active |= lazy
             yield [*_activation(lazy), *transaction(whole, destroy=self.sender.destroys)]
 

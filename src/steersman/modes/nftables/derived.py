@@ -92,16 +92,16 @@ class DerivedElements:
                 removed[key] = b""
         return Diff(added, removed, change.changed)
 
-    def commit(self, counts: Mapping[bytes, int], dropped: set[Family]) -> None:
-        """Take over the counts of a Diff that is in force; forget those of dropped tables."""
+    def commit(self, counts: Mapping[bytes, int]) -> None:
+        """Take over the counts of a Diff that is in force."""
         self._counts.update(counts)
         for key in counts:
             if self._counts[key] <= 0:
                 del self._counts[key]
-        if dropped:
-            self._counts = {
-                k: n for k, n in self._counts.items() if family_number(k) not in dropped
-            }
+
+    def forget(self, families: set[Family]) -> None:
+        """Forget the elements of tables that are gone."""
+        self._counts = {k: n for k, n in self._counts.items() if family_number(k) not in families}
 
 
 def check_derived(objects: dict[bytes, bytes]) -> Counts:

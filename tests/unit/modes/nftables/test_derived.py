@@ -29,7 +29,7 @@ def test_a_cluster_ip_stays_as_long_as_one_port_has_it() -> None:
     def done(change: Diff) -> Diff:
         counts = known.counts_after(change)
         complete = known.complete(change, counts)
-        known.commit(counts, set())
+        known.commit(counts)
         return complete
 
     assert address in done(Diff(added=one)).added
@@ -37,7 +37,7 @@ def test_a_cluster_ip_stays_as_long_as_one_port_has_it() -> None:
     assert address not in done(Diff(removed=one)).removed
     assert address in done(Diff(removed=two)).removed
     assert address in done(Diff(added=one)).added
-    known.commit({}, {V4})  # its table was dropped
+    known.forget({V4})  # its table was dropped
     assert address in done(Diff(added=one)).added
 
 
@@ -77,7 +77,7 @@ def test_an_endpoint_in_the_place_of_another_has_a_hairpin_if_it_is_local() -> N
         change = diff(have, want)
         counts = known.counts_after(change)
         whole = known.complete(change, counts)
-        known.commit(counts, set())
+        known.commit(counts)
         assert len(change.changed) == 1
         assert (len(whole.added), len(whole.removed)) == (added, removed)
         have = want
@@ -118,7 +118,7 @@ def test_an_endpoint_that_comes_to_this_node_can_call_itself() -> None:
         found = [hairpins(part) for part in (whole.added, whole.removed)]
         line = f"add element ip kube-proxy {ITSELF}"
         assert found == ([[line], []] if comes else [[], [line]])
-        known.commit(counts, set())
+        known.commit(counts)
 
 
 def test_an_element_without_sources_stays_if_one_comes() -> None:
@@ -148,7 +148,7 @@ def test_an_endpoint_of_two_services_stays_until_both_are_gone() -> None:
     assert {key[0] for key in known.complete(first, counts).removed.keys() - one.keys()} == {
         Kind.CLUSTER_IPS
     }
-    known.commit(counts, set())
+    known.commit(counts)
     last = Diff(removed=two)
     gone = known.complete(last, known.counts_after(last)).removed.keys() - two.keys()
     assert {key[0] for key in gone} == {Kind.CLUSTER_IPS, Kind.HAIRPIN_CONNECTIONS}
