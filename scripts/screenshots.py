@@ -33,7 +33,7 @@ class Shot(NamedTuple):
 SHOTS = {
     "cluster": Shot("/", "main table"),
     "services": Shot("/services", "main table"),
-    "service": Shot("/services/shop/web?client=external&node=node-a", "main svg", 40),
+    "service": Shot("/services/shop/web?client=external&node=node-a", "main .way", 40),
     "problems": Shot("/problems", "main h1"),
     "time": Shot("/time?node=node-a", "main table", 4),
     "plan": Shot("/plan", "main form"),

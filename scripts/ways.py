@@ -8,19 +8,17 @@ from __future__ import annotations
 
 import asyncio
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from html import escape
 from itertools import pairwise
 from pathlib import Path
 from typing import NamedTuple
 
-import msgspec
-
 from steersman.config import parse_command_line
 from steersman.operate.explain import Question, explain
 from steersman.operate.explain_flow import CLIENTS, ExplainedFlow, FlowAnswer
 from steersman.operate.load import load_world
-from steersman.operate.picture import Box, picture_of, svg_box, to_svg
+from steersman.operate.picture import picture_of
 from tests.support.modes.ipvs import IPVS
 from tests.support.modes.registry import MODES
 
@@ -43,6 +41,26 @@ svg { background: #0d1117; color: #e6edf3; } .way-node rect { fill: #161b22; str
 """
 _WIDE, _CARD, _GAP, _EDGE = 560.0, 210.0, 26.0, 14.0
 _LINE, _PAD = 18.0, 9.0
+
+
+class Box(NamedTuple):
+    """A box with lines of text; that of a node surrounds others."""
+
+    kind: str
+    x: float
+    y: float
+    width: float
+    lines: Sequence[str]
+    around: float = 0.0
+    """Height of a box that surrounds others."""
+
+    @property
+    def height(self) -> float:
+        return self.around or 2 * _PAD + _LINE * len(self.lines)
+
+    @property
+    def bottom(self) -> float:
+        return self.y + self.height
 
 
 class Step(NamedTuple):
@@ -212,39 +230,60 @@ def draw(mode: str, way: str) -> str:
     steps = WAYS[mode, way]
     texts = [(f"{step.place}: " if step.place else "") + named(step, rendered) for step in steps]
     (hop,) = flow.hops
-    wide = max(_WIDE, len(hop.endpoints) * (_CARD + _EDGE) - _EDGE)
-    y = _EDGE
     client = CLIENTS.get(flow.client, flow.client)
     where = f"to {flow.destination}, {flow.protocol} port {flow.port}"
-    boxes = [_box("client", (3 * _EDGE, y, wide), (client, where))]
-    top = y + boxes[0].height + _GAP
+    boxes = [(text, step.text) for step, text in zip(steps, texts, strict=True)]
+    ends = [(each.pod, each.address, f"on {each.node}") for each in hop.endpoints]
+    described = "; ".join((*texts, *hop.reasons))
+    return svg(f"{mode} mode: {flow.headline.text}", described, (client, where), boxes, ends)
+
+
+def decision() -> str:
+    """Return the picture of the README: the decision about a way from outside, in every mode."""
+    flow, _ = ask("nftables", "outside")
+    picture = picture_of(flow)
+    client, node, last = picture.stages
+    ends = [(*each.lines, each.share) for each in last.boxes]
+    described = "; ".join(step.text for step in picture.steps)
+    return svg(
+        picture.title, described, client.boxes[0].lines, [each.lines for each in node.boxes], ends
+    )
+
+
+def svg(
+    title: str,
+    described: str,
+    client: Sequence[str],
+    steps: Sequence[Sequence[str]],
+    ends: Sequence[Sequence[str]],
+) -> str:
+    """Draw the client, below it the steps on node-a, and below these the endpoints in a row."""
+    wide = max(_WIDE, len(ends) * (_CARD + _EDGE) - _EDGE)
+    boxes = [Box("client", 3 * _EDGE, _EDGE, wide, client)]
+    top = boxes[0].bottom + _GAP
     y = top + _LINE + _EDGE
-    for step, text in zip(steps, texts, strict=True):
-        boxes.append(_box("rule", (3 * _EDGE, y, wide), (text, step.text)))
-        y += boxes[-1].height + _GAP
-    frame = _box("node", (2 * _EDGE, top, wide + 2 * _EDGE), (f"node {hop.node}",))
-    frame = msgspec.structs.replace(frame, height=y - _GAP + _EDGE - top)
+    for lines in steps:
+        boxes.append(Box("rule", 3 * _EDGE, y, wide, lines))
+        y = boxes[-1].bottom + _GAP
+    frame = Box("node", 2 * _EDGE, top, wide + 2 * _EDGE, ["node node-a"], y - _GAP + _EDGE - top)
     y += _EDGE
-    ends = [
-        _box("endpoint", (3 * _EDGE + n * (_CARD + _EDGE), y, _CARD), tuple(filter(None, texts)))
-        for n, texts in enumerate(
-            (each.pod, each.address, f"on {each.node}") for each in hop.endpoints
-        )
+    last = [
+        Box("endpoint", 3 * _EDGE + n * (_CARD + _EDGE), y, _CARD, lines)
+        for n, lines in enumerate(ends)
     ]
-    size = f"{wide + 6 * _EDGE:g}", f"{y + ends[0].height + _EDGE:g}"
-    title = f"{mode} mode: {flow.headline.text}"
+    size = f"{wide + 6 * _EDGE:g}", f"{last[0].bottom + _EDGE:g}"
     out = [
         f'<svg xmlns="http://www.w3.org/2000/svg" role="img" width="{size[0]}" height="{size[1]}"'
         f' viewBox="0 0 {size[0]} {size[1]}" aria-labelledby="title text">',
         f'<title id="title">{escape(title)}</title>',
-        f'<desc id="text">{escape("; ".join((*texts, *hop.reasons)))}</desc>',
+        f'<desc id="text">{escape(described)}</desc>',
         f"<style>{STYLE}</style>",
     ]
-    for box in (frame, *boxes, *ends):
-        out += svg_box(box)
+    for box in (frame, *boxes, *last):
+        out += _box(box)
     for start, end in pairwise(boxes):
         out.append(_arrow(start, end))
-    out += [_arrow(boxes[-1], end) for end in ends]
+    out += [_arrow(boxes[-1], end) for end in last]
     return "\n".join((*out, "</svg>", ""))
 
 
@@ -263,26 +302,29 @@ def _own(rendered: str) -> Iterator[str]:
     return (line for line in rendered.split("\n") if "cart" not in line and ".0.20" not in line)
 
 
-def _box(kind: str, place: tuple[float, float, float], lines: tuple[str, ...]) -> Box:
-    x, y, width = place
-    height = 2 * _PAD + _LINE * len(lines)
-    return Box(kind, x, y, width, height, lines, "\n".join(lines))  # type: ignore[arg-type]
+def _box(box: Box) -> Iterator[str]:
+    yield f'<g class="way-box way-{box.kind}"><title>{escape(chr(10).join(box.lines))}</title>'
+    yield (
+        f'<rect x="{box.x:g}" y="{box.y:g}" width="{box.width:g}" height="{box.height:g}"'
+        ' rx="7" fill="none" stroke="currentColor"/>'
+    )
+    y = box.y + _PAD + _LINE * 0.75
+    for number, line in enumerate(box.lines):
+        look = "" if number else ' class="way-name"'
+        yield (
+            f'<text x="{box.x + _PAD:g}" y="{y + number * _LINE:g}"{look} fill="currentColor">'
+            f"{escape(line)}</text>"
+        )
+    yield "</g>"
 
 
 def _arrow(start: Box, end: Box) -> str:
     """Return an arrow from the lower edge of a box to the upper edge of another."""
-    x1, y1 = end.x + end.width / 2, start.y + start.height
-    y2 = end.y
+    x, y = end.x + end.width / 2, end.y
     return (
-        f'<g class="way-arrow"><path d="M{x1:g} {y1:g}V{y2 - 7:g}" fill="none"'
-        f' stroke="currentColor"/><path d="M{x1:g} {y2:g}l-4 -8h8z" fill="currentColor"/></g>'
+        f'<g class="way-arrow"><path d="M{x:g} {start.bottom:g}V{y - 7:g}" fill="none"'
+        f' stroke="currentColor"/><path d="M{x:g} {y:g}l-4 -8h8z" fill="currentColor"/></g>'
     )
-
-
-def decision() -> str:
-    """Return the picture of the README: the way from outside, as the pages draw it."""
-    flow, _ = ask("nftables", "outside")
-    return to_svg(picture_of(flow), style=STYLE) + "\n"
 
 
 def made() -> dict[str, str]:

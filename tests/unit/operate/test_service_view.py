@@ -104,7 +104,7 @@ def test_a_service_that_no_proxy_serves_says_so(spec: dict[str, str], says: str)
 def test_a_service_without_endpoints_is_bad_news() -> None:
     found = view(asked(WEB, *NODES))
     assert found.picture is not None
-    assert [box.kind for box in found.picture.boxes][-1] == "reject"
+    assert found.picture.stages[-1].boxes[0].kind == "reject"
 
 
 def test_the_choices_are_bounded() -> None:

@@ -95,7 +95,8 @@ def counts(*rows: TopRow, **more: Any) -> bytes:
 
 async def test_the_page_has_the_service_and_the_way_of_a_packet(site: Site) -> None:
     text = await page(site)
-    assert '<svg xmlns="http://www.w3.org/2000/svg" class="way" role="img"' in text
+    assert '<ol class="way" aria-label="Stages of the way">' in text
+    assert '<div class="way-box way-endpoint"><span><bdi>shop/web-1</bdi></span>' in text
     assert "forwarded to one of 3 endpoints" in text
     assert "10.96.0.10:80/TCP is the clusterIP of shop/web:http" in text
     assert '<option value="192.0.2.1:30080/TCP">node port' in text
@@ -112,7 +113,7 @@ async def test_the_json_twin_has_the_same(site: Site) -> None:
         True
     ]
     assert found["flow"]["hops"][0]["frontend"] == "nodePort"
-    assert found["picture"]["boxes"]
+    assert [each["node"] for each in found["picture"]["stages"]] == ["", "node-a", ""]
     assert found["served"]["ports"][0]["endpoints"][0]["why"] == "in: ready"
 
 
