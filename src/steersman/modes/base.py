@@ -101,6 +101,9 @@ class Mode(ABC):
     changes_during_read = 0
     """How often the rules changed during the last `read`, if it puts up with that (for commands):
     it may have missed an object, and the others are of different moments."""
+    listings: dict[tuple[str, int], str] | None = None
+    """If it is a dict (for commands), a mode whose `read` has iptables-save list all rules keeps
+    the output there, by variant and family: it has the rules of other programs, too."""
 
     @cached_property
     def worker(self) -> KernelWorker:

@@ -185,7 +185,10 @@ class IptablesMode(Mode):
         spellings: dict[str, str] = {}
         referenced: set[tuple[int, str, str]] = set()
         for family in self.families:
-            found = parse(iptables.save(family), int(family))
+            text = iptables.save(family)
+            if self.listings is not None:
+                self.listings[iptables.tool.variant, family] = text
+            found = parse(text, int(family))
             ruleset.update(found.ruleset)
             spellings.update(found.spellings)
             referenced.update((int(family), table, chain) for table, chain in found.referenced)

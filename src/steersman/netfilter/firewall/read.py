@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
 from typing import NamedTuple
@@ -17,8 +17,6 @@ from steersman.netfilter.firewall.from_nft import parse_ruleset
 from steersman.netfilter.firewall.packet_filter import FilterTable, Met
 from steersman.netfilter.nft.tables import list_tables
 
-_TABLES = ("raw", "mangle", "nat", "filter", "security")
-"""Tables of iptables whose rules can drop or change a packet."""
 _TOOLS = {Family.IPV4: ("iptables", "ip"), Family.IPV6: ("ip6tables", "ip6")}
 """Names of a family's commands, and of its tables in nft."""
 _HELPERS = "steersman-"
@@ -49,6 +47,7 @@ async def read_firewall(
     list_tables: Callable[[], list[tuple[str, str]]] = list_tables,
     *,
     own_jumps: str = "",
+    listings: Mapping[tuple[str, int], str] | None = None,
 ) -> Firewall:
     """Read the rules of iptables-nft, iptables-legacy and nft.
 
@@ -59,19 +58,20 @@ async def read_firewall(
         root: of the file system with /proc.
         list_tables: returns family and name of all tables of nft (in another namespace, in tests).
         own_jumps: beginning of the names of a mode's chains of nat, to leave out.
+        listings: what iptables-save has just printed, by variant and family; it is not run again.
     """
     families = tuple(families)
     runs = []
     for family in families:
         prefix, name = _TOOLS[family]
-        runs.append(_saved(execute, family, f"{prefix}-nft", [], own_jumps))
-        # Listing a table with iptables-legacy creates it, so only those in use are listed.
-        in_use: list[str] = []
+        variants = ["nft"]
+        # iptables-legacy-save lists the tables in use. If there are none, it need not be installed.
         with suppress(OSError):
-            in_use = (root / f"proc/net/{name}_tables_names").read_text().split()
-        legacy = [table for table in _TABLES if table in in_use]
-        tool = f"{prefix}-legacy"
-        runs += [_saved(execute, family, tool, ["-t", table], own_jumps) for table in legacy]
+            if (root / f"proc/net/{name}_tables_names").read_text():
+                variants.append("legacy")
+        for variant in variants:
+            text = (listings or {}).get((variant, family))
+            runs.append(_saved(execute, family, f"{prefix}-{variant}", text, own_jumps))
     tables: list[FilterTable] = []
     notes: list[str] = []
     # iptables-nft keeps its rules in tables that nft lists, too, but without its extensions. A
@@ -95,8 +95,8 @@ async def read_firewall(
         and (of, name) not in known
         and not name.startswith(_HELPERS)
     ]
-    listings = (_nft(execute, ["-j", "-a", "-nn", "list", "table", *table]) for table in foreign)
-    for table, (text, note) in zip(foreign, await asyncio.gather(*listings), strict=True):
+    reads = (_nft(execute, ["-j", "-a", "-nn", "list", "table", *table]) for table in foreign)
+    for table, (text, note) in zip(foreign, await asyncio.gather(*reads), strict=True):
         notes += note
         try:
             document = await asyncio.to_thread(msgspec.json.decode, text or '{"nftables": []}')
@@ -108,20 +108,30 @@ async def read_firewall(
 
 
 async def _saved(
-    execute: Exec, family: Family, tool: str, words: Sequence[str], own_jumps: str
+    execute: Exec, family: Family, tool: str, listed: str | None, own_jumps: str
 ) -> tuple[list[FilterTable], set[tuple[str, str]], list[str]]:
-    """Run iptables-save; return its tables, their names in nft and, if it fails, a note."""
-    try:
-        result = await execute.run([f"{tool}-save", *words], timeout=_SAVING)
-    except FileNotFoundError:
-        legacy = tool.endswith("legacy")
-        return [], set(), [f"rules of {tool} were not read: it is not installed"] if legacy else []
-    except OSError as error:  # TimeoutError, too
-        return [], set(), [f"rules of {tool} were not read: {error.strerror or error}"]
-    if result.returncode:
-        return [], set(), [f"rules of {tool} were not read: {result.message}"]
-    text = result.stdout.decode(errors="replace")
-    found = await asyncio.to_thread(parse_saved, text, family, tool, own_jumps)
+    """Return the tables of an iptables, their names in nft and, if it fails, a note.
+
+    Args:
+        execute: runs iptables-save.
+        family: of the command.
+        tool: the command, without `-save`.
+        listed: what iptables-save has printed; None to run it.
+        own_jumps: see `read_firewall`.
+    """
+    if listed is None:
+        try:
+            result = await execute.run([f"{tool}-save"], timeout=_SAVING)
+        except FileNotFoundError:
+            legacy = tool.endswith("legacy")
+            notes = [f"rules of {tool} were not read: it is not installed"] if legacy else []
+            return [], set(), notes
+        except OSError as error:  # TimeoutError, too
+            return [], set(), [f"rules of {tool} were not read: {error.strerror or error}"]
+        if result.returncode:
+            return [], set(), [f"rules of {tool} were not read: {result.message}"]
+        listed = result.stdout.decode(errors="replace")
+    found = await asyncio.to_thread(parse_saved, listed, family, tool, own_jumps)
     names = {(_TOOLS[family][1], table.name.split()[1]) for table in found}
     return found, names if tool.endswith("nft") else set(), []
 

@@ -4,13 +4,17 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Iterable, Mapping
+from contextlib import suppress
 from itertools import islice
 from typing import NamedTuple
 
 from steersman.compile.trace import classify
 from steersman.host.link_state import Link
+from steersman.model.errors import BusyError
 from steersman.model.plan import Endpoint, Frontend, ServicePlan, SourceClass, Verdict
-from steersman.modes.base import Requirements, Support
+from steersman.model.ruleset import Ruleset
+from steersman.model.world import World
+from steersman.modes.base import Mode, Requirements, Support
 from steersman.netfilter.firewall.read import Firewall, read_firewall
 from steersman.operate.doctor.context import Context
 from steersman.operate.trace_loss import Hop
@@ -31,6 +35,34 @@ async def requirements(context: Context) -> Requirements:
     """Return what the mode needs of the node, as it is known after `probe`."""
     await context.once(support)
     return context.requirements()
+
+
+async def kernel_objects(context: Context) -> Ruleset:
+    """Return the mode's objects in the kernel. Raises as `KernelWords.read`."""
+    mode = context.mode
+    assert mode is not None
+    mode.listings = {}
+    return await read_kernel(mode, context.world)
+
+
+async def listings(context: Context) -> Mapping[tuple[str, int], str]:
+    """Return what iptables-save has printed for the mode, by variant and family; {} if nothing.
+
+    With thousands of Services it takes a second. It begins again if nf_tables change meanwhile.
+    """
+    needs, mode = await context.once(requirements), context.mode
+    if mode is None or not needs.own_jumps:
+        return {}
+    with suppress(BusyError, OSError):  # a check of the rules says why
+        await context.once(kernel_objects)
+    return mode.listings or {}
+
+
+async def read_kernel(mode: Mode, world: World) -> Ruleset:
+    """Return the mode's objects in the kernel as they are now. Raises as `KernelWords.read`."""
+    # Some modes recognise texts in the kernel only by having rendered them.
+    mode.render_node(world.plan.settings)
+    return await mode.words.read()
 
 
 async def interfaces(context: Context) -> Mapping[str, Link]:
@@ -100,4 +132,5 @@ async def firewall(context: Context) -> Firewall:
         context.root,
         context.list_tables,
         own_jumps=needs.own_jumps,
+        listings=await context.once(listings),
     )

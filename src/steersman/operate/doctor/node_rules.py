@@ -13,7 +13,7 @@ from steersman.model.ruleset import Diff, Ruleset
 from steersman.model.world import World
 from steersman.modes.base import Mode
 from steersman.operate.doctor.context import Context
-from steersman.operate.doctor.facts import requirements, support
+from steersman.operate.doctor.facts import kernel_objects, read_kernel, requirements, support
 from steersman.operate.doctor.processes import sees_processes
 from steersman.operate.doctor.result import (
     Cause,
@@ -70,7 +70,7 @@ async def kernel_rules(context: Context) -> KernelRules:
     mode, world = context.mode, context.world
     assert mode is not None
     await context.once(support)
-    rules = await _compared(context, mode, world)
+    rules = await _compared(context, mode, world, await context.once(kernel_objects))
     for _ in range(_READINGS - 1):
         if not rules.change or context.renew is None:
             break
@@ -82,18 +82,16 @@ async def kernel_rules(context: Context) -> KernelRules:
         if not rest or not mode.changes_during_read:
             return rules._replace(change=rest)
         # What was read may be wrong, too: only what differs again does.
-        rules = await _compared(context, mode, world)
+        rules = await _compared(context, mode, world, await read_kernel(mode, world))
         rules = rules._replace(change=_only(rules.change, _keys(rest)))
     return rules
 
 
-async def _compared(context: Context, mode: Mode, world: World) -> KernelRules:
-    """Read the kernel's rules once, and compare them with the plan of a World."""
+async def _compared(context: Context, mode: Mode, world: World, have: Ruleset) -> KernelRules:
+    """Compare what was just read of the kernel with the plan of a World."""
     plans, settings = context.plans_of(world), world.plan.settings
-    # Some modes recognise texts in the kernel only by having rendered them.
     rendered = dict(mode.render_node(settings))
     words = mode.words
-    have = await words.read()
 
     def render() -> None:
         for plan in plans:

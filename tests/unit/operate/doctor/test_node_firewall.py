@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -11,8 +12,10 @@ import pytest
 
 from steersman.compile.trace import Flow
 from steersman.host.exec import Result
+from steersman.model.errors import BusyError
 from steersman.model.names import Family
 from steersman.model.plan import SourceClass
+from steersman.model.ruleset import Ruleset
 from steersman.netfilter.firewall.read import read_firewall
 from steersman.operate.doctor.check import USUAL
 from steersman.operate.doctor.context import Question
@@ -167,7 +170,7 @@ def test_tools_that_are_missing_or_fail(tmp_path: Path) -> None:
     assert "rules of iptables-nft were not read" in notes
 
 
-@pytest.mark.parametrize("hangs", ["nft * list table inet fw", "iptables-legacy-save *"])
+@pytest.mark.parametrize("hangs", ["nft * list table inet fw", "iptables-legacy-save"])
 def test_a_tool_that_hangs_hides_no_rule_of_the_others(tmp_path: Path, hangs: str) -> None:
     (tmp_path / "proc/net").mkdir(parents=True)
     (tmp_path / "proc/net/ip_tables_names").write_text("filter\n")
@@ -175,7 +178,7 @@ def test_a_tool_that_hangs_hides_no_rule_of_the_others(tmp_path: Path, hangs: st
         saved(ACCEPTING, "-A FORWARD -j DROP"),
         (hangs, TimeoutError("it did not end within 2 s")),
         ("nft * list table inet fw", ""),
-        ("iptables-legacy-save *", ""),
+        ("iptables-legacy-save", ""),
     )
     found = results(FIREWALL, context(runs, root=tmp_path, tables=[("inet", "fw")]))
     assert [result.verdict for result in found] == [Verdict.ERROR, Verdict.UNKNOWN]
@@ -202,15 +205,38 @@ async def test_all_tools_together_take_less_time_than_the_check_has() -> None:
 def test_legacy_rules_are_read_if_a_table_exists(tmp_path: Path) -> None:
     (tmp_path / "proc/net").mkdir(parents=True)
     (tmp_path / "proc/net/ip_tables_names").write_text("nat\nfilter\n")
-    table = saved(ACCEPTING, "-A FORWARD -j DROP")
-    runs = programs(
-        saved(ACCEPTING),
-        ("iptables-legacy-save -t nat", ""),
-        ("iptables-legacy-save -t filter", table),
-    )
+    rules = saved(ACCEPTING, "-A FORWARD -j DROP")
+    runs = programs(saved(ACCEPTING), ("iptables-legacy-save", rules))
     (result,) = results(FIREWALL, context(runs, root=tmp_path))
     assert "table filter (iptables-legacy), chain FORWARD" in result.text
-    assert not any("legacy-save -t raw" in line for line in runs.ran)
+
+    (tmp_path / "proc/net/ip_tables_names").write_text("")
+    runs = programs(saved(ACCEPTING))
+    (result,) = results(FIREWALL, context(runs, root=tmp_path))
+    assert result.verdict is Verdict.OK
+
+
+def test_what_the_mode_has_read_is_not_read_again() -> None:
+    class Listing(Delivering):
+        def read(self) -> Ruleset:
+            assert self.listings is not None
+            self.listings["nft", Family.IPV4] = saved(ACCEPTING, "-A FORWARD -j DROP")
+            return super().read()
+
+    runs = Scripted(("ip6tables-nft-save", ""))
+    (result,) = results(FIREWALL, replace(context(runs), mode=Listing()))
+    assert "table filter (iptables-nft), chain FORWARD" in result.text
+    assert "iptables-nft-save" not in runs.ran
+
+
+def test_a_mode_that_cannot_read_hides_no_firewall() -> None:
+    class Failing(Delivering):
+        def read(self) -> Ruleset:
+            raise BusyError("the kernel is busy")
+
+    runs = programs(saved(ACCEPTING, "-A FORWARD -j DROP"))
+    (result,) = results(FIREWALL, replace(context(runs), mode=Failing()))
+    assert "table filter (iptables-nft), chain FORWARD" in result.text
 
 
 def test_a_service_without_endpoints_has_no_packets_to_drop() -> None:
