@@ -81,7 +81,7 @@ def _is_refused(lab: Lab, way: Way) -> bool:
     return lab.probe(*way, "UDP").kind == "refused"
 
 
-@pytest.mark.parametrize("mode", ["iptables", "nftables", "ebpf"])
+@pytest.mark.parametrize("mode", ["iptables", "nftables", "ebpf", "userspace"])
 def test_clients_follow_every_change_of_type_and_ports(lab: Lab, tmp_path: Path, mode: str) -> None:
     cluster = UdpCluster(lab, tmp_path, mode)
     flows = Flows(lambda source: lab.socket(source, "UDP"))
