@@ -115,6 +115,7 @@ def test_a_chain_that_stays_in_use_goes_as_soon_as_it_can(cluster: Cluster) -> N
     cluster.change(removed=[other])
     left = cluster.lab.run("nft", "list", "chains", "ip")
     assert [chain for chain in (*chains, *more) if f"chain {chain} " in left] == []
+    assert "affinity-postrouting" not in left, "no packet passes a hook that nobody needs"
 
 
 def is_chain(key: bytes) -> bool:

@@ -47,7 +47,6 @@ from steersman.modes.nftables.read import (
     read_table,
     text_hash,
 )
-from steersman.modes.nftables.rules import LAZY, needed_lazy
 from steersman.modes.nftables.sender import IN_USE_KINDS, InUseError, Sender
 from steersman.modes.nftables.skeleton import foundation, table_name
 from steersman.modes.nftables.text import interim_firewall, loadable, ruleset_text
@@ -105,8 +104,6 @@ class KernelTables:
         self._leftover: dict[bytes, Any] = {}
         """Chains and sets that could not be deleted yet. One leaves when it is deleted, is wanted
         again, or is found by `read`."""
-        self._active: set[tuple[Family, str]] = set()
-        """Lazy chains that are active."""
 
     # Reading
 
@@ -120,7 +117,6 @@ class KernelTables:
         before = generation(self.netlink)
         objects: dict[bytes, Any] = {}
         markers: dict[Family, Marker | None] = {}
-        active: set[tuple[Family, str]] = set()
         counts: Counts = {}
         for family in Family:
             ours = text_hash(foundation(family))
@@ -128,7 +124,6 @@ class KernelTables:
             if table is None:
                 continue
             markers[family] = table.marker
-            active |= {(family, chain) for chain in table.active}
             counts |= table.counts
             objects[prefix(Kind.SKELETON, family)] = UNKNOWN
             if table.marker:
@@ -137,7 +132,7 @@ class KernelTables:
                     table.marker.rules if table.intact else UNKNOWN
                 )
             objects.update(table.objects)
-        self._markers, self._active = markers, active
+        self._markers = markers
         self._leftover = {}  # the caller compares, and removes them
         self._derived.reset(counts)
         self.changes = (generation(self.netlink) - before) & 0xFFFFFFFF
@@ -171,6 +166,7 @@ class KernelTables:
                     script += interim_firewall(family, elements)
             scripts.append(script)
         derived = DerivedElements().load({key: new[key] for key in loaded})
+        lazy = {key: derived.pop(key) for key in [*derived] if kind_of(key) == Kind.LAZY}
         scripts.append(ruleset_text({**loaded, **derived}))
         # 2. One run of nft for all of them.
         try:
@@ -184,9 +180,7 @@ class KernelTables:
         for family in families:
             self._update_marker(family, new)
         self._derived.load(loaded)
-        if lazy := needed_lazy(loaded):
-            self.sender.send(_activation(lazy))
-            self._active |= lazy
+        self._send(Diff(lazy))
 
         # 4. The rest: all other objects, and elements with a final value that nft cannot load.
         added = dict(change.added)
@@ -231,7 +225,6 @@ class KernelTables:
     def _forget(self, families: set[Family]) -> None:
         """Forget what was in tables that are gone or new."""
         self._markers = {f: marker for f, marker in self._markers.items() if f not in families}
-        self._active = {each for each in self._active if each[0] not in families}
         self._leftover = {k: v for k, v in self._leftover.items() if family_of(k) not in families}
         self._derived.forget(families)
 
@@ -296,26 +289,26 @@ class KernelTables:
         for part in parts:
             counts = self._derived.counts_after(part)
             whole = self._derived.complete(part, counts)
-            lazy = needed_lazy(whole.added) - self._active
             # In force soon. If it is refused, the caller reads everything again.
             self._derived.commit(counts)
-            self._active |= lazy
-            yield [*_activation(lazy), *transaction(whole, destroy=self.sender.destroys)]
+            yield transaction(whole, destroy=self.sender.destroys)
 
     def _commit(self, drops: list[Operation], change: Diff) -> None:
         """Send a transaction; leave chains and sets that are still in use to later ones."""
         if self._leftover:
             self._delete_leftover()
         wanted_again = [key for key in self._leftover if key in change.added]
-        lazy = needed_lazy(change.added) - self._active
-        first = [*drops, *(_activation(lazy) if lazy else ())]
-        for key in wanted_again:
-            if kind_of(key) != Kind.CHAIN:  # a chain is flushed when it is refilled
-                first.append(Operation(wire.flush_set(family_of(key), name_of(key)), (key,)))
+        first = [
+            *drops,
+            *(
+                Operation(wire.flush_set(family_of(key), name_of(key)), (key,))
+                for key in wanted_again
+                if kind_of(key) != Kind.CHAIN  # a chain is flushed when it is refilled
+            ),
+        ]
         prepared, switch, removal = in_steps(change)
         if prepared:
             self._send(prepared, first)
-            self._active |= lazy
             first = []
         try:
             self._send_removing(switch, first)
@@ -326,7 +319,6 @@ class KernelTables:
         self._send_removing(removal, [])
         for key in wanted_again:
             self._leftover.pop(key, None)
-        self._active |= lazy
 
     def _send(self, change: Diff, first: Sequence[Operation] = ()) -> None:
         if operations := [*first, *transaction(change, destroy=self.sender.destroys)]:
@@ -359,12 +351,3 @@ class KernelTables:
         except (ApplyError, BusyError):
             return False
         return True
-
-
-def _activation(chains: Iterable[tuple[Family, str]]) -> list[Operation]:
-    """Return the operations that make lazy chains active."""
-    return [
-        Operation(request, ())
-        for family, chain in sorted(chains)
-        for request in LAZY[chain].rules(family)
-    ]

@@ -1,8 +1,9 @@
-"""Elements that are derived from others, with reference counts. Pure.
+"""Elements and rules that are derived from elements, with reference counts. Pure.
 
     service-ips or no-endpoint-services, of a clusterIP    ->  cluster-ips: its address
     service-endpoints or nodeport-endpoints, of a local    ->  hairpin-connections: the endpoint
     endpoint                                                   to itself
+    affinity-ips, affinity-nodeports, firewall-ips         ->  the lazy chains that look them up
 
 A clusterIP stays as long as a frontend has it, whichever port; an endpoint on this node as long
 as a ServicePort has it (behaviour 9; elsewhere no such packet passes here). Several ServicePorts
@@ -20,17 +21,27 @@ from steersman.model.ruleset import Diff, Ruleset
 from steersman.modes.nftables.layout import (
     CLUSTER_IP_SUFFIX,
     ENDPOINT_KINDS,
+    LEARN_CHAIN,
     Kind,
     cluster_ip_key,
     family_number,
+    family_of,
     hairpin_key,
     is_local,
     kind_of,
+    named,
 )
+from steersman.modes.nftables.rules import FIREWALL_CHECK
 
 Counts: TypeAlias = dict[bytes, int]
 """Reference counts of derived elements, by their keys."""
 
+_LAZY = {
+    int(Kind.AFFINITY_IPS): LEARN_CHAIN,
+    int(Kind.AFFINITY_NODEPORTS): LEARN_CHAIN,
+    int(Kind.FIREWALL_IPS): FIREWALL_CHECK,
+}
+"""The first of the lazy chains that elements need, by their kind."""
 _FRONTEND_KINDS = (int(Kind.SERVICE_IPS), int(Kind.NO_ENDPOINT_SERVICES))
 
 
@@ -43,6 +54,8 @@ def derived(objects: Iterable[tuple[bytes, bytes]]) -> Iterator[tuple[bytes, byt
                 yield key, hairpin_key(key, value)
         elif kind in _FRONTEND_KINDS and value.endswith(CLUSTER_IP_SUFFIX):
             yield key, cluster_ip_key(key)
+        elif kind in _LAZY:
+            yield key, named(Kind.LAZY, family_of(key), _LAZY[kind])
 
 
 def _count(objects: Iterable[tuple[bytes, bytes]], by: int, counts: Counts) -> None:

@@ -66,6 +66,7 @@ class Kind(enum.IntEnum):
     SKELETON = 36  # foundation of one family; value: its text
     RULES = 37  # rules that depend on the settings of one family; value: their text
     STALE_AFFINITY = 38  # entry for an endpoint that is gone: map, NUL, client; only ever read
+    LAZY = 40  # rules that only some elements need, with a base chain: name of the first chain
     RELAY = 39  # socket on loopback: protocol, port; value: its ListenerPlan (relay.py)
 
 

@@ -45,7 +45,7 @@ from steersman.modes.nftables.layout import (
     named,
     prefix,
 )
-from steersman.modes.nftables.rules import LAZY_CHAINS, active_lazy, in_force, rule_count
+from steersman.modes.nftables.rules import LAZY_CHAINS, active_lazy, rule_count
 from steersman.modes.nftables.skeleton import RULE_CHAINS
 from steersman.netfilter.nft import wire as nft
 
@@ -80,8 +80,6 @@ class TableState(NamedTuple):
     """None if the table is not ours, or its foundation is not as we made it."""
     intact: bool
     """True if the rules that depend on the settings are as we made them."""
-    active: set[str]
-    """Lazy chains that have their rules, by first chain (rules.py)."""
     objects: dict[bytes, bytes]
     """Everything but the skeleton and derived elements."""
     counts: Counts
@@ -153,7 +151,7 @@ def _read_table(netlink: Netlink, family: Family, foundation: str) -> TableState
     chains = _chains(netlink, family)
     if chains is None:
         return None
-    foreign = TableState(None, False, set(), {}, {})
+    foreign = TableState(None, False, {}, {})
     markers = (name.removeprefix(_MARKER) for name in chains if name.startswith(_MARKER))
     words = next(markers, "").split("-")
     if len(words) != 4 or words[0] != foundation:
@@ -175,7 +173,7 @@ def _read_table(netlink: Netlink, family: Family, foundation: str) -> TableState
         whole = bool(found and found[0]) and rule_count(found[0]) == len(found)
         objects[named(Kind.CHAIN, family, name)] = found[0].encode() if whole else b""
 
-    # Elements; those without their derived element, or their lazy chain, are not in force.
+    # Elements; those without what is derived from them are not in force.
     for name in names:
         try:
             objects.update(_elements(netlink, family, name))
@@ -184,13 +182,12 @@ def _read_table(netlink: Netlink, family: Family, foundation: str) -> TableState
         except NetlinkError as error:
             if error.errno != errno.ENOENT:  # it went with its Service
                 raise
-    counts = check_derived(objects)
     # A base chain of ours lets packets pass that it does not match.
     policies = {name: chain.get(nft.CHAIN_POLICY, nft.ACCEPT) for name, chain in chains.items()}
     accepting = [r.chain for r in rules if policies.get(r.chain, nft.ACCEPT) == nft.ACCEPT]
-    active = active_lazy(accepting)
-    intact = dependent == marker.rules_digest
-    return TableState(marker, intact, active, in_force(objects, active), counts)
+    objects |= {named(Kind.LAZY, family, chain): b"" for chain in active_lazy(accepting)}
+    counts = check_derived(objects)
+    return TableState(marker, dependent == marker.rules_digest, objects, counts)
 
 
 def _digests(chains: _Chains, sets: Iterable[str], rules: Iterable[_TableRule]) -> tuple[str, str]:

@@ -8,9 +8,9 @@ describes its rules (render.py), and is the comment of its first rule, to be rea
     lookup tcp mark-cluster cluster lb-4     mark; send a client with an entry on; else choose
     learn 10800 cluster local                write the client's entry in the map of each pool
 
-**Lazy chains** stay empty, or do not exist, until the first ServicePort needs them. Every packet,
+**Lazy chains** are empty, or do not exist, as long as no ServicePort needs them. Every packet,
 or every new connection, passes the chains of hooks, and each one costs it 0.1 us even if there is
-nothing to find. Once active, they stay.
+nothing to find.
 """
 
 from __future__ import annotations
@@ -22,15 +22,11 @@ from typing import NamedTuple
 
 from steersman.host.nlmsg import Request, attr, be32, text
 from steersman.model.names import Family, Protocol
-from steersman.model.ruleset import Ruleset
 from steersman.modes.nftables.layout import (
     LEARN_CHAIN,
     POOLS,
-    Kind,
     affinity_map_name,
     base_name_of,
-    family_of,
-    kind_of,
     members_set_name,
 )
 from steersman.modes.nftables.wire import OURS
@@ -62,6 +58,7 @@ from steersman.netfilter.nft.wire import (
     OUTPUT,
     POSTROUTING,
     PREROUTING,
+    delete_chain,
     flush_chain,
     new_base_chain,
     new_chain,
@@ -210,36 +207,36 @@ def _base_chains(
 class LazyChains(NamedTuple):
     """Lazy chains that become active together."""
 
-    kinds: tuple[Kind, ...]
-    """Kinds of elements that need them: their rules look these up."""
     rules: Callable[[Family], list[Request]]
     """Returns the requests that make them active."""
     sizes: Mapping[str, int]
     """Number of rules in each chain when active."""
+    bases: tuple[BaseChain, ...]
+    """Those of the chains that exist only then."""
 
 
 LAZY: Mapping[str, LazyChains] = {
     LEARN_CHAIN: LazyChains(
-        (Kind.AFFINITY_IPS, Kind.AFFINITY_NODEPORTS),
-        learning_rules,
-        {LEARN_CHAIN: 2, **{base.name: 1 for base in LEARN_BASES}},
+        learning_rules, {LEARN_CHAIN: 2, **{base.name: 1 for base in LEARN_BASES}}, LEARN_BASES
     ),
     FIREWALL_CHECK: LazyChains(
-        (Kind.FIREWALL_IPS,),
         firewall_rules,
         {FIREWALL_CHECK: 1, FIREWALL: 2, **{base.name: 1 for base in FIREWALL_BASES}},
+        FIREWALL_BASES,
     ),
 }
 """By the name of the first chain."""
 LAZY_CHAINS = frozenset(chain for lazy in LAZY.values() for chain in lazy.sizes)
 """Names of all these chains."""
-_NEEDED_BY = {int(kind): chain for chain, lazy in LAZY.items() for kind in lazy.kinds}
 
 
-def needed_lazy(objects: Ruleset) -> set[tuple[Family, str]]:
-    """Return the lazy chains that these objects need, by family and first chain."""
-    kinds = _NEEDED_BY
-    return {(family_of(key), kinds[kind]) for key in objects if (kind := kind_of(key)) in kinds}
+def removal_of_lazy(family: Family, first: str) -> list[Request]:
+    """Return the requests that make lazy chains inactive, given the first one."""
+    table, lazy = OURS[family], LAZY[first]
+    return [
+        *(flush_chain(table, chain) for chain in lazy.sizes),
+        *(delete_chain(table, base.name) for base in lazy.bases),
+    ]
 
 
 def active_lazy(chains: Iterable[str]) -> set[str]:
@@ -250,9 +247,3 @@ def active_lazy(chains: Iterable[str]) -> set[str]:
         for chain, lazy in LAZY.items()
         if all(counts[name] == size for name, size in lazy.sizes.items())
     }
-
-
-def in_force(objects: dict[bytes, bytes], active: Iterable[str]) -> dict[bytes, bytes]:
-    """Return the objects without those that only inactive chains look up."""
-    inactive = {kind for chain in LAZY.keys() - set(active) for kind in LAZY[chain].kinds}
-    return {key: value for key, value in objects.items() if kind_of(key) not in inactive}

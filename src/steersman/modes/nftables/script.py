@@ -13,6 +13,7 @@ from steersman.model.names import Family
 from steersman.model.ruleset import Diff, Ruleset, diff, patch
 from steersman.modes.nftables.derived import derived
 from steersman.modes.nftables.layout import (
+    SETS,
     Kind,
     family_number,
     family_of,
@@ -110,6 +111,6 @@ def _command(verb: int, key: bytes, have: Ruleset, want: Ruleset) -> str:
 
 
 def _derived(objects: Mapping[bytes, Any]) -> dict[bytes, bytes]:
-    """Return the elements that follow from these objects."""
+    """Return the elements that follow from these objects; lazy chains go in by netlink."""
     pairs: Iterable[tuple[bytes, Any]] = objects.items()
-    return {element: b"" for _, element in derived(pairs)}
+    return {element: b"" for _, element in derived(pairs) if kind_of(element) in SETS}

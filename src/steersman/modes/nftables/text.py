@@ -38,8 +38,8 @@ from steersman.modes.nftables.skeleton import HEADER, table_name
 
 _PROTOCOL = {Family.IPV4: "ip protocol", Family.IPV6: "ip6 nexthdr"}
 _HOOKS = {0: "prerouting", 3: "output"}
-NOUNS = {Kind.CHAIN: "chain", Kind.MEMBERS: "set", Kind.AFFINITY: "map"}
-"""What nft calls the objects of ServicePorts."""
+NOUNS = {Kind.CHAIN: "chain", Kind.LAZY: "chain", Kind.MEMBERS: "set", Kind.AFFINITY: "map"}
+"""What nft calls objects with a name."""
 
 
 def ruleset_text(ruleset: Ruleset) -> str:

@@ -40,7 +40,7 @@ from steersman.modes.nftables.layout import (
     split_element,
     without_size,
 )
-from steersman.modes.nftables.rules import chain_requests
+from steersman.modes.nftables.rules import LAZY, chain_requests, removal_of_lazy
 from steersman.netfilter.nft import wire as nft
 
 _Pairs: TypeAlias = list[tuple[bytes, Any]]
@@ -56,7 +56,10 @@ _BY_SOURCE = (
 )
 _DISPATCH = frozenset({*FRONTEND_KINDS, *_BY_SOURCE})
 _NEEDED_LATER = frozenset(
-    {*_BY_SOURCE, *ENDPOINT_KINDS, Kind.CHAIN, Kind.AFFINITY, Kind.MEMBERS, Kind.MEMBER}
+    {
+        *(*_BY_SOURCE, *ENDPOINT_KINDS),
+        *(Kind.CHAIN, Kind.AFFINITY, Kind.MEMBERS, Kind.MEMBER, Kind.LAZY),
+    }
 )
 """Kinds of what a packet needs after `service-ips` or `service-nodeports`."""
 _TOGETHER = 1000
@@ -94,6 +97,9 @@ def transaction(change: Diff, *, destroy: bool) -> list[Operation]:
     delete = nft.DESTROYSETELEM if destroy else nft.DELSETELEM
     operations = list(_elements(delete, old, gone_sets))
     # 2. Chains. Their rules first: these may go to other chains and look sets up.
+    for key in _keys(old, (Kind.LAZY,)):
+        requests = removal_of_lazy(family_of(key), name_of(key))
+        operations += [Operation(request, (key,)) for request in requests]
     for key in gone_chains:
         table, name = wire.OURS[family_of(key)], name_of(key)
         operations.append(Operation(nft.flush_chain(table, name), (key,)))
@@ -105,6 +111,9 @@ def transaction(change: Diff, *, destroy: bool) -> list[Operation]:
         for key, value in pairs if kind_of(start) == Kind.CHAIN else ():
             requests = chain_requests(family_of(key), name_of(key), value.decode())
             operations += [Operation(request, (key,)) for request in requests]
+    for key in _keys(new, (Kind.LAZY,)):
+        requests = LAZY[name_of(key)].rules(family_of(key))
+        operations += [Operation(request, (key,)) for request in requests]
     # 4. Sets, which a refilled chain may have looked up until now.
     operations += [Operation(wire.delete_set(family_of(k), name_of(k)), (k,)) for k in gone_sets]
     # 5. Elements, which go to chains and are members of sets.

@@ -182,6 +182,7 @@ _KINDS = {
     Kind.RULES: kinds.Kind(
         "rules of the node", _LAST, "what every packet passes", _text_words, passed_by="all"
     ),
+    Kind.LAZY: kinds.Kind("lazy chains", _LAST, "has its rules", _set_words),
     Kind.RELAY: kinds.Kind(
         "sockets on loopback", _LAST, "serves the node port on loopback", _socket_words
     ),

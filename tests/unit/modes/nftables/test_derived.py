@@ -4,19 +4,23 @@ from __future__ import annotations
 
 from typing import Any
 
+import pytest
 from msgspec.structs import replace
 
 from steersman.model.names import Family
-from steersman.model.plan import Endpoint, Frontend, FrontendKind
+from steersman.model.plan import Endpoint, Frontend, FrontendKind, ServicePlan
 from steersman.model.ruleset import Diff, diff
 from steersman.modes.nftables.derived import DerivedElements, check_derived, derived
-from steersman.modes.nftables.layout import Kind, prefix, without_locality
+from steersman.modes.nftables.layout import LEARN_CHAIN, Kind, named, prefix, without_locality
 from steersman.modes.nftables.render import Slots, render_service
+from steersman.modes.nftables.rules import FIREWALL_CHECK
 from steersman.modes.nftables.text import ruleset_text
 from tests.support.builders import nftables_plans as make
 from tests.support.builders.plans import PLAIN
 
 V4 = Family.IPV4
+NODE_PORT = Frontend(FrontendKind.NODE_PORT, "", 30080, *PLAIN)
+GUARDED = Frontend(FrontendKind.LOAD_BALANCER_IP, "192.0.2.80", 80, *PLAIN, ("198.51.100.0/24",))
 
 
 def test_a_cluster_ip_stays_as_long_as_one_port_has_it() -> None:
@@ -49,8 +53,7 @@ def test_other_addresses_are_no_cluster_ips() -> None:
 
 def test_derived_elements_are_loaded_with_their_sources() -> None:
     known = DerivedElements()
-    node_port = Frontend(FrontendKind.NODE_PORT, "", 30080, *PLAIN)
-    plan = make.port([0, 1], frontends=[make.cluster_ip(), node_port])  # 0 is local
+    plan = make.port([0, 1], frontends=[make.cluster_ip(), NODE_PORT])  # 0 is local
     rendered = render_service(plan, make.SETTINGS, {})
     assert ruleset_text(known.load(rendered)) == (
         "add element ip kube-proxy cluster-ips { 10.96.0.10 }\n"
@@ -81,6 +84,26 @@ def test_an_endpoint_in_the_place_of_another_has_a_hairpin_if_it_is_local() -> N
         assert len(change.changed) == 1
         assert (len(whole.added), len(whole.removed)) == (added, removed)
         have = want
+
+
+@pytest.mark.parametrize(
+    ("plan", "chain"),
+    [
+        (make.port(frontends=[GUARDED]), FIREWALL_CHECK),
+        (make.port(affinity=60), LEARN_CHAIN),
+        (make.port(frontends=[NODE_PORT], affinity=60), LEARN_CHAIN),
+    ],
+)
+def test_the_last_element_takes_the_chains_that_look_it_up(plan: ServicePlan, chain: str) -> None:
+    known, plain = DerivedElements(), render_service(make.port(()), make.SETTINGS, {})
+    lazy, objects = named(Kind.LAZY, V4, chain), render_service(plan, make.SETTINGS, {})
+    known.load(plain)
+    change = Diff(added=objects)
+    counts = known.counts_after(change)
+    assert lazy in known.complete(change, counts).added
+    known.commit(counts)
+    change = Diff(removed=objects)
+    assert lazy in known.complete(change, known.counts_after(change)).removed
 
 
 def test_a_source_without_its_derived_element_is_not_in_force() -> None:

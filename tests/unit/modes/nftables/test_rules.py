@@ -4,21 +4,17 @@ from __future__ import annotations
 
 import pytest
 
+from steersman.host.nlmsg import Request, attributes
 from steersman.model.names import Family
-from steersman.modes.nftables.layout import Kind, prefix
 from steersman.modes.nftables.rules import (
     LAZY,
     LAZY_CHAINS,
     active_lazy,
     chain_requests,
-    in_force,
-    needed_lazy,
+    removal_of_lazy,
     rule_count,
 )
 from steersman.netfilter.nft import wire as nft
-
-V4 = Family.IPV4
-AFFINITY, SOURCE_RANGES = LAZY
 
 
 @pytest.mark.parametrize("family", list(Family))
@@ -52,13 +48,16 @@ def test_lazy_chains_are_active_once_they_have_all_rules(family: Family, first: 
     assert set(chains) <= LAZY_CHAINS
 
 
-def test_objects_need_the_chains_that_look_them_up() -> None:
-    ranges = prefix(Kind.FIREWALL_IPS, V4) + b"key"
-    learned = prefix(Kind.AFFINITY_NODEPORTS, V4) + b"key"
-    other = prefix(Kind.SERVICE_IPS, V4) + b"key"
-    assert needed_lazy({ranges: b"", other: b""}) == {(V4, SOURCE_RANGES)}
-    assert needed_lazy({learned: b""}) == {(V4, AFFINITY)}
-    objects = {ranges: b"", learned: b"", other: b""}
-    assert in_force(objects, LAZY) == objects
-    assert in_force(objects, {AFFINITY}).keys() == {learned, other}
-    assert in_force(objects, ()).keys() == {other}
+@pytest.mark.parametrize("family", list(Family))
+@pytest.mark.parametrize("first", LAZY)
+def test_lazy_chains_become_empty_or_go(family: Family, first: str) -> None:
+    def chains(requests: list[Request], kind: int, name: int) -> set[bytes]:
+        found = [each for each in requests if each.kind & 0xFF == kind]
+        return {attributes(each.payload, 4)[name] for each in found}
+
+    made, ended = LAZY[first].rules(family), removal_of_lazy(family, first)
+    for come, go, name in (
+        (nft.NEWRULE, nft.DELRULE, nft.RULE_CHAIN),
+        (nft.NEWCHAIN, nft.DELCHAIN, nft.CHAIN_NAME),
+    ):
+        assert chains(ended, go, name) == chains(made, come, name)

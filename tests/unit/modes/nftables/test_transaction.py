@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 
 from steersman.model.plan import ServicePlan
 from steersman.model.ruleset import Diff, diff, patch
+from steersman.modes.nftables.derived import DerivedElements
 from steersman.modes.nftables.layout import Kind, element_key
 from steersman.modes.nftables.render import Slots, render_service
 from steersman.modes.nftables.transaction import in_steps, transaction
@@ -36,6 +37,18 @@ def test_order_elements_go_before_their_chains_and_come_after() -> None:
     gone = [operation.keys[0][0] for operation in transaction(Diff({}, rules), destroy=False)]
     assert gone.index(Kind.SERVICE_IPS) < gone.index(Kind.CHAIN) < gone.index(Kind.MEMBERS)
     assert Kind.MEMBER not in gone  # they go with their set
+
+
+def test_order_lazy_chains_get_rules_before_elements_need_them() -> None:
+    rules = render_service(make.port([1], affinity=60), make.SETTINGS, {})
+    rules |= DerivedElements().load(rules)
+    (lazy,) = (key for key in rules if key[0] == Kind.LAZY)
+    kinds = [operation.keys[0][0] for operation in transaction(Diff(rules), destroy=True)]
+    assert kinds.index(Kind.LAZY) < kinds.index(Kind.AFFINITY_IPS)
+    gone = transaction(Diff(removed=rules), destroy=True)
+    elements = next(n for n, each in enumerate(gone) if each.keys[0][0] == Kind.AFFINITY_IPS)
+    empty = [n for n, each in enumerate(gone) if each.keys == (lazy,)]
+    assert elements < min(empty)
 
 
 def test_a_chain_that_changes_lets_go_of_a_set_before_it_is_deleted() -> None:
