@@ -247,9 +247,6 @@ class NetlinkSocket:
     def setsockopt(self, _level: int, option: int, _value: object) -> None:
         self.subscribed = self.subscribed or option == _MEMBERSHIP
 
-    def settimeout(self, _seconds: float) -> None:
-        return
-
     def setblocking(self, _whether: bool) -> None:
         return
 

@@ -109,7 +109,9 @@ class Netlink(OfOneThread):
             timeout: seconds without an answer after which TimeoutError is raised.
         """
         self._socket = open_socket(protocol, buffer)
-        self._socket.settimeout(timeout)
+        # The kernel keeps this time. For one of Python's own, each message takes a poll as well.
+        timeval = struct.pack("@ll", int(timeout), int(timeout % 1 * 1_000_000))
+        self._socket.setsockopt(socket.SOL_SOCKET, socket.SO_RCVTIMEO, timeval)
         self._sequence = 0  # of the last message sent; 0 is for notifications
 
     def __enter__(self) -> Self:
@@ -232,6 +234,8 @@ class Netlink(OfOneThread):
         self._use()
         try:
             return messages(self._socket.recv(_RECEIVE))
+        except BlockingIOError:
+            raise TimeoutError(errno.ETIMEDOUT, "the kernel does not answer") from None
         except OSError as error:
             if error.errno == errno.ENOBUFS:
                 raise AnswersLostError(errno.ENOBUFS, "answers of the kernel were lost") from error

@@ -53,10 +53,7 @@ class Socket:
             raise datagram
         return datagram
 
-    def setsockopt(self, *_: int) -> None:
-        return
-
-    def settimeout(self, _seconds: float) -> None:
+    def setsockopt(self, *_: int | bytes) -> None:
         return
 
     def setblocking(self, _whether: bool) -> None:
@@ -176,6 +173,17 @@ async def test_a_queue_that_cannot_be_emptied_is_told(script: list[Socket]) -> N
     script.append(Socket(OSError(errno.ENOBUFS, ""), OSError(errno.EBADF, "bad")))
     with Subscription(netlink.NETLINK_ROUTE, ()) as news, pytest.raises(OSError, match="bad"):
         await news.receive()
+
+
+def test_a_silent_kernel_is_given_up(script: list[Socket]) -> None:
+    link = kernel(script, BlockingIOError(errno.EAGAIN, "nothing came in time"))
+    with pytest.raises(TimeoutError, match="does not answer"):
+        link.request(Request(OBJECT, b""))
+
+
+def test_the_kernel_keeps_the_time_of_an_answer() -> None:
+    with Netlink(netlink.NETLINK_ROUTE, timeout=0.01) as link, pytest.raises(BlockingIOError):
+        link.socket.recv(1)
 
 
 def test_lost_answers_are_an_error_of_their_own(script: list[Socket]) -> None:
