@@ -126,12 +126,25 @@ class _Awaited(_Job[T]):
     def __init__(self, steps: Generator[Pause | None, None, T]) -> None:
         super().__init__(steps)
         self.loop = asyncio.get_running_loop()
-        self.ended: asyncio.Future[None] = self.loop.create_future()
+        self.ended = False
+        self._waiter: asyncio.Future[None] | None = None
 
     def end(self) -> None:
         """Wake the task."""
         with suppress(RuntimeError):  # the loop is closed: nobody waits any more
-            self.loop.call_soon_threadsafe(self.ended.set_result, None)
+            self.loop.call_soon_threadsafe(self._has_ended)
+
+    def _has_ended(self) -> None:
+        self.ended = True
+        if self._waiter is not None and not self._waiter.done():
+            self._waiter.set_result(None)
+
+    async def wait(self) -> None:
+        """Wait for the end; after a cancellation the wait can begin again."""
+        if not self.ended:
+            # A future for each wait: with asyncio.shield the loop turns once more for each call.
+            self._waiter = self.loop.create_future()
+            await self._waiter
 
 
 class KernelWorker:
@@ -221,14 +234,14 @@ class KernelWorker:
         queue.append(job)
         self._wake()
         try:
-            await asyncio.shield(job.ended)
+            await job.wait()
         except asyncio.CancelledError:
             with self._lock:
                 job.cancelled = True
             self._wake()
-            while job.begun and not job.ended.done():
+            while job.begun and not job.ended:
                 with suppress(asyncio.CancelledError):  # once more
-                    await asyncio.shield(job.ended)
+                    await job.wait()
             raise
         if job.cancelled:
             raise asyncio.CancelledError
