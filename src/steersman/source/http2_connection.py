@@ -39,6 +39,7 @@ from steersman.source.http_connection import (
     MOST_INFORMATIONAL,
     Arrivals,
     HttpError,
+    Receiver,
     Request,
     UnansweredError,
 )
@@ -102,13 +103,14 @@ class _H2(H2Connection):
         return events
 
 
-class Http2Connection(asyncio.Protocol):
+class Http2Connection(Receiver):
     """A connection, which serves requests at the same time."""
 
     transport: asyncio.Transport
 
     def __init__(self, where: str) -> None:
         """Create the protocol; `where` is the server, for messages."""
+        super().__init__()
         self._where = where
         self._loop = asyncio.get_running_loop()
         self._h2 = _H2()

@@ -25,6 +25,8 @@ MAX_HEAD = 64 << 10
 KEPT = 15.0
 """Seconds that an idle connection is kept."""
 _MOST_HELD = 128 << 10
+_ARRIVAL = 64 << 10
+"""Bytes that are taken from the kernel, or from TLS, at once."""
 MOST_INFORMATIONAL = 10
 """Answers of 1xx before the answer."""
 _SHOWN = 60  # bytes of something that is not HTTP, for the message
@@ -95,12 +97,13 @@ class Arrivals:
     def __init__(self, patience: float = 0.0) -> None:
         """Set the seconds that the server may be silent."""
         self.patience = patience
-        self._waiter: asyncio.Future[None] | None = None
+        self._waiter: asyncio.Future[bool] | None = None
+        """Gets whether something arrived."""
 
     def wake(self) -> None:
         """End the wait."""
         if self._waiter is not None and not self._waiter.done():
-            self._waiter.set_result(None)
+            self._waiter.set_result(True)
 
     async def wait(self) -> None:
         """Wait for `wake`.
@@ -108,18 +111,47 @@ class Arrivals:
         Raises:
             HttpError: nothing came in time.
         """
-        self._waiter = asyncio.get_running_loop().create_future()
+        loop, patience = asyncio.get_running_loop(), self.patience
+        self._waiter = loop.create_future()
+        # Each event of a watch is waited for: asyncio.timeout takes several times as long.
+        timer = loop.call_later(patience, self._give_up)
         try:
-            async with asyncio.timeout(self.patience):
-                await self._waiter
-        except TimeoutError:
-            why = f"the server stopped sending: nothing came for {self.patience:g} s"
-            raise HttpError("timeout", why) from None
+            if not await self._waiter:
+                why = f"the server stopped sending: nothing came for {patience:g} s"
+                raise HttpError("timeout", why)
         finally:
+            timer.cancel()
             self._waiter = None
 
+    def _give_up(self) -> None:
+        if self._waiter is not None and not self._waiter.done():
+            self._waiter.set_result(False)
 
-class Connection(asyncio.Protocol):
+
+class Receiver(asyncio.BufferedProtocol):
+    """A protocol with a buffer for what arrives.
+
+    For one without, asyncio allocates 256 kB for each event of a watch, and gives them back: the
+    kernel maps, clears and unmaps them.
+    """
+
+    def __init__(self) -> None:
+        self._arriving = memoryview(bytearray(_ARRIVAL))
+
+    def get_buffer(self, _: int) -> memoryview:
+        """Return the buffer; the transport fills it and calls `buffer_updated` at once."""
+        return self._arriving
+
+    def buffer_updated(self, nbytes: int) -> None:
+        """Take what has arrived."""
+        self.data_received(bytes(self._arriving[:nbytes]))
+
+    def data_received(self, data: bytes) -> None:
+        """Take bytes."""
+        raise NotImplementedError
+
+
+class Connection(Receiver):
     """A connection, which serves one request at a time."""
 
     transport: asyncio.Transport
@@ -131,6 +163,7 @@ class Connection(asyncio.Protocol):
             where: the server, for messages.
             keep: takes the connection after each answer.
         """
+        super().__init__()
         self._where = where
         self._keep = keep
         self._connecting = True
@@ -208,7 +241,7 @@ class Connection(asyncio.Protocol):
         if self._received:
             self.close()  # nobody has asked for anything
 
-    def hand_over(self, other: asyncio.Protocol) -> None:
+    def hand_over(self, other: Receiver) -> None:
         """Give the connection to another protocol, with all that has happened on it."""
         self.transport.set_protocol(other)
         other.connection_made(self.transport)
@@ -363,6 +396,8 @@ class Exchange:
         self.headers: Sequence[tuple[bytes, bytes]] = list(head.headers)
         self._keep = keep
         self._connection: Connection | None = connection
+        self._taken = False
+        """Everything that has come was read."""
         self._failure: HttpError | None = None
 
     async def read(self) -> bytes:
@@ -370,15 +405,16 @@ class Exchange:
         pieces: list[bytes] = []
         try:
             while self._connection is not None:
+                if self._taken:
+                    if pieces:
+                        break
+                    await self._connection.receive()
                 event = self._connection.next_event()
+                self._taken = event is h11.NEED_DATA
                 if isinstance(event, h11.Data):
                     pieces.append(event.data)
                 elif isinstance(event, h11.EndOfMessage):
                     self._finish(self._connection)
-                elif pieces:
-                    break
-                else:
-                    await self._connection.receive()
         except HttpError as error:
             self.close()
             self._failure = error
