@@ -53,7 +53,7 @@ def now() -> Moment:
 def rfc3339(nanoseconds: int) -> str:
     """Format a time in UTC as Go does: without trailing zeros of the fraction."""
     seconds, fraction = divmod(nanoseconds, 10**9)
-    text = datetime.fromtimestamp(seconds, UTC).strftime("%Y-%m-%dT%H:%M:%S").rjust(19, "0")
+    text = datetime.fromtimestamp(seconds, UTC).isoformat().removesuffix("+00:00")
     return f"{text}.{fraction:09d}".rstrip("0").rstrip(".") + "Z"
 
 
