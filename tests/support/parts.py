@@ -17,7 +17,7 @@ ONLY_FULL = (
     "tests/e2e/test_resilience.py::test_half_an_hour_of_faults",
     *(
         f"tests/kernel/faults/test_planted_{name}.py"
-        for name in ("iptables", "ipv6", "nftables", "odd", "pod")
+        for name in ("ebpf", "iptables", "ipv6", "nftables", "odd", "pod")
     ),
     *(
         f"tests/kernel/test_{name}.py"

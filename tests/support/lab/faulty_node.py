@@ -20,7 +20,8 @@ from steersman.operate.client import Client
 from steersman.operate.world_reader import decode_world
 from tests.support.builders import kube
 from tests.support.lab.cluster import Lab, Layout, Pod
-from tests.support.lab.mounts import Mounts
+from tests.support.lab.mounts import Mounts, ebpf_mounts
+from tests.support.lab.sockets import CGROUPS
 from tests.support.processes.steersman import FLAGS, manifests
 
 NODE, OUTSIDE = "192.0.2.1", "203.0.113.9"
@@ -102,7 +103,9 @@ class FaultyNode:
         self.folder = folder
         self.healthy = healthy
         self.pod = pod
+        self.mode = mode
         self.flags = (f"--proxy-mode={mode}", *flags)
+        self.cgroup: Path | None = None
         self.ends = addresses.ends
         self.lab = Lab(replace(addresses.layout, bridge=bridge))
         self.process: subprocess.Popen[bytes] | None = None
@@ -111,9 +114,11 @@ class FaultyNode:
     def __enter__(self) -> Self:
         self.lab.__enter__()
         (self.folder / "lock").touch()
+        mounts = "mount -t tmpfs none /sys/fs/bpf"
+        if self.mode == "ebpf":
+            self.cgroup, mounts = ebpf_mounts(self.lab)
         self.mounts = Mounts(
-            "mount -t tmpfs none /sys/fs/bpf\n"
-            f"[ ! -e {LOCK} ] || mount --bind {self.folder / 'lock'} {LOCK}",
+            f"{mounts}\n[ ! -e {LOCK} ] || mount --bind {self.folder / 'lock'} {LOCK}",
             pid=self.pod,
         )
         self.serve()
@@ -124,11 +129,16 @@ class FaultyNode:
     def __exit__(self, *_: object) -> None:
         self.stop(signal.SIGKILL)
         self.mounts.close()
+        CGROUPS.pop(self.lab.node.path, None)
         self.lab.close()
 
     def exec_argv(self, argv: Sequence[str]) -> list[str]:
         """A command line that runs on the node."""
-        return self.lab.exec_argv(self.mounts.argv(*argv))
+        words = self.mounts.argv(*argv)
+        if self.cgroup is not None:
+            into = f'echo 0 > {self.cgroup}/cgroup.threads && exec "$@"'
+            words = ["sh", "-c", into, "sh", *words]
+        return self.lab.exec_argv(words)
 
     def start(self, *flags: str) -> None:
         program = [sys.executable, "-m", "steersman"]

@@ -1,0 +1,37 @@
+"""Some planted faults are named first in the ebpf mode, whose packets take another way."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import pytest
+
+from tests.kernel.faults.cluster import WAYS, Cluster
+from tests.kernel.faults.judge import PATIENCE, named_first
+from tests.kernel.faults.table import FAULTS
+from tests.support.lab.ebpf_node import MARKS
+
+pytestmark = [*MARKS, pytest.mark.slow(seconds=120)]
+
+NAMES = (
+    "a policy drops forwarded packets",
+    "a program at tc drops what goes to a pod",
+    "the device of a pod is down",
+    "the pod has no route back",
+)
+
+
+@pytest.fixture(scope="module")
+def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
+    with Cluster(tmp_path_factory.mktemp("ebpf"), "ebpf") as running:
+        for way in WAYS:
+            assert not running.wrong(way, seconds=PATIENCE), way
+        # A warning is that the lab's cgroup is not the root.
+        assert running.doctor("shop/web").status == 0
+        yield running
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_it_is_named_first(cluster: Cluster, name: str) -> None:
+    (fault,) = (each for each in FAULTS if each.name == name)
+    named_first(cluster, fault)
