@@ -48,6 +48,11 @@ class EndpointReport(Value, frozen=True):
     """The problems of the EndpointSlices."""
 
     @property
+    def ready(self) -> tuple[EndpointReason, ...]:
+        """The endpoints that are ready."""
+        return tuple(each for each in self.endpoints if each.ready)
+
+    @property
     def lines(self) -> tuple[str, ...]:
         """The report for people."""
         endpoints = (f"{each.endpoint}: {each.why}" for each in self.endpoints)

@@ -50,10 +50,12 @@ def world_of(
     **more: Any,
 ) -> World:
     """A World of these objects; further arguments are its fields."""
+    plan = plan_of(*things, config=config, traits=traits)
     fields: dict[str, Any] = {
         "origin": Origin("manifests", "test manifests"),
         "snapshot": snapshot(*things),
-        "plan": plan_of(*things, config=config, traits=traits),
+        "plan": plan,
+        "findings": plan.findings,
         "mode": "memory",
         "config": config,
         "facts": facts,

@@ -7,11 +7,13 @@ import sys
 import time
 from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import KW_ONLY, dataclass, field
+from functools import cached_property
 from pathlib import Path
 from typing import Any, NamedTuple, TypeVar
 
 import msgspec
 
+from steersman.compile.explain import EndpointReport
 from steersman.compile.trace import Flow
 from steersman.host.exec import Exec
 from steersman.host.link_state import Link, list_links
@@ -20,6 +22,8 @@ from steersman.model.plan import FrontendKind, ServicePlan
 from steersman.model.world import World
 from steersman.modes.base import Mode, Requirements
 from steersman.netfilter.nft.tables import list_tables
+from steersman.operate.explain_flow import FlowExplainer
+from steersman.operate.names import Names
 from steersman.operate.trace_lookups import look_up
 from steersman.operate.trace_loss import Hop
 
@@ -108,7 +112,7 @@ class Context:
             task.cancel()
         await asyncio.gather(*self._shared.values(), return_exceptions=True)
 
-    @property
+    @cached_property
     def plans(self) -> tuple[ServicePlan, ...]:
         """The plans that the question is about; all of them if it names no Service."""
         return self.plans_of(self.world)
@@ -125,14 +129,22 @@ class Context:
             and asked.port in (None, key.name.port, *(str(f.port) for f in plan.frontends))
         )
 
-    @property
+    @cached_property
+    def _explainer(self) -> FlowExplainer:
+        return FlowExplainer(self.world, Names(self.world))
+
+    def report(self, plan: ServicePlan) -> EndpointReport:
+        """Return all endpoints of a ServicePort, those that are not used included, and why."""
+        return self._explainer.report(plan.key, self._explainer.names.here)
+
+    @cached_property
     def families(self) -> tuple[Family, ...]:
         """The families that the question is about: a node may serve one that no Service has."""
         families = self.world.plan.settings.families
         used = {plan.key.family for plan in self.plans}
         return tuple(family for family in families if not used or family in used)
 
-    @property
+    @cached_property
     def node_ports(self) -> frozenset[int]:
         """Numbers of the node ports that the question is about."""
         return frozenset(

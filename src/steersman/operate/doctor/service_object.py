@@ -2,21 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from difflib import get_close_matches
 
 from msgspec.structs import replace
 
 from steersman.compile.conflicts import describe
-from steersman.compile.explain import EndpointReport, ServiceReports
-from steersman.compile.node import zone_of
 from steersman.model.findings import Severity, printable
-from steersman.model.kube import Service
-from steersman.model.names import ObjectName
+from steersman.model.kube import EndpointSlice, Service
+from steersman.model.names import ObjectName, PlanKey
 from steersman.model.plan import ServicePlan
 from steersman.model.world import World
 from steersman.operate.doctor.context import Context
 from steersman.operate.doctor.result import Cause, CheckResult, Found, error, ok, skipped, warning
+from steersman.operate.explain_service import findings_of
 
 
 async def service_exists(context: Context) -> Found:
@@ -99,18 +98,13 @@ async def service_findings(context: Context) -> Found:
     """Repeat the Findings about the Service and its EndpointSlices."""
     name = context.question.service
     assert name is not None
-    slices = context.world.snapshot.slices.get(name, {})
-    mine = {f"Service {name}"} | {f"EndpointSlice {name.namespace}/{each}" for each in slices}
-    # The plan's Findings are among those of a World of a process, and not twice in the answer.
-    found = dict.fromkeys((*context.world.findings, *context.world.plan.findings))
     out = [
         (error if finding.severity is Severity.ERROR else warning)(
             printable(str(replace(finding, code=""))),
             remedy="correct the object",
             code=finding.code,
         )
-        for finding in found
-        if finding.object in mine
+        for finding in findings_of(context.world, name)
     ]
     return out or ok(f"no Finding is about {name} or its EndpointSlices")
 
@@ -118,76 +112,61 @@ async def service_findings(context: Context) -> Found:
 # Endpoints
 
 
-class Endpoints:
-    """The endpoints of one ServicePort in one family, those that are not used included."""
-
-    def __init__(self, world: World, plan: ServicePlan) -> None:
-        self.name = plan.key.name.object_name
-        self.plan = plan
-        self.slices = tuple(world.snapshot.slices.get(self.name, {}).values())
-        report = EndpointReport()
-        if service := world.snapshot.services.get(self.name):
-            settings, zone = world.plan.settings, zone_of(world.snapshot.node)
-            ejections = world.snapshot.ejected.get(self.name, ())
-            reports = ServiceReports(service, self.slices, settings, zone, ejections=ejections)
-            report = reports.of(plan.key)
-        self.states = report.endpoints
-        self.ready = [state for state in self.states if state.ready]
-        self.why = report.lines
-
-
 async def service_endpoints(context: Context) -> Found:
     """Say for each port how many endpoints it has, and why others are out."""
-    out = [endpoints_of_port(Endpoints(context.world, plan)) for plan in context.plans]
+    out = [endpoints_of_port(context, plan) for plan in context.plans]
     return out or skipped("no port of the Service is served here")
 
 
-def endpoints_of_port(found: Endpoints) -> CheckResult:
+def endpoints_of_port(context: Context, plan: ServicePlan) -> CheckResult:
     """Judge the endpoints of one port by their readiness."""
-    key, states = found.plan.key, found.states
-    what = f"{key.name} ({key.family.kubernetes})"
-    if not states:
-        return no_endpoints(found, what)
-    out = [state for state in states if not state.ready]
-    if not found.ready:
-        used = found.plan.reachable
+    report = context.report(plan)
+    number, ready, why = len(report.endpoints), len(report.ready), report.lines
+    what = f"{plan.key.name} ({plan.key.family.kubernetes})"
+    if not number:
+        slices = context.world.snapshot.slices.get(plan.key.name.object_name, {})
+        return no_endpoints(plan.key, tuple(slices.values()), what, why)
+    if not ready:
+        used = plan.reachable
         if used:
             return warning(
                 f"no endpoint of {what} is ready; {len(used)} that terminate still serve",
-                *found.why,
+                *why,
                 remedy="see why no new pod becomes ready: kubectl describe pod",
             )
         return error(
-            f"none of the {len(states)} endpoints of {what} is ready",
-            *found.why,
+            f"none of the {number} endpoints of {what} is ready",
+            *why,
             remedy="the pods fail their readiness probe or do not start: kubectl describe pod",
         )
-    if out:
+    if ready < number:
         return warning(
-            f"{len(out)} of {len(states)} endpoints of {what} are not ready and get no traffic",
-            *found.why,
+            f"{number - ready} of {number} endpoints of {what} are not ready and get no traffic",
+            *why,
             remedy="normal during a rollout; otherwise see the pods' readiness probes",
             cause=Cause.ENDPOINTS + 5,
         )
-    return ok(f"all {len(states)} endpoints of {what} are ready", *found.why)
+    return ok(f"all {number} endpoints of {what} are ready", *why)
 
 
-def no_endpoints(found: Endpoints, what: str) -> CheckResult:
+def no_endpoints(
+    key: PlanKey, slices: Sequence[EndpointSlice], what: str, why: Sequence[str]
+) -> CheckResult:
     """Say why a port has no endpoint at all."""
-    key, slices = found.plan.key, found.slices
+    service = key.name.object_name
     entries = [entry for slice_ in slices for entry in slice_.endpoints or ()]
     if not slices:
         return error(
-            f"no EndpointSlice belongs to {found.name}: its selector matches no pod, or it has no "
+            f"no EndpointSlice belongs to {service}: its selector matches no pod, or it has no "
             "selector and nobody wrote one",
-            remedy=f"compare the selector with the pods' labels: kubectl -n {found.name.namespace} "
-            f"get pods --show-labels; kubectl describe service {found.name.name}",
+            remedy=f"compare the selector with the pods' labels: kubectl -n {service.namespace} "
+            f"get pods --show-labels; kubectl describe service {service.name}",
         )
     if not entries:
         return error(
-            f"the EndpointSlices of {found.name} are empty: its selector matches no pod",
+            f"the EndpointSlices of {service} are empty: its selector matches no pod",
             *(f"EndpointSlice {slice_.metadata.object_name}" for slice_ in slices),
-            remedy=f"compare the selector with the pods' labels: kubectl -n {found.name.namespace} "
+            remedy=f"compare the selector with the pods' labels: kubectl -n {service.namespace} "
             "get pods --show-labels",
         )
     names = sorted({port.name or "" for slice_ in slices for port in slice_.ports or ()})
@@ -196,12 +175,12 @@ def no_endpoints(found: Endpoints, what: str) -> CheckResult:
         return error(
             f"no endpoint of {what} has a port named {key.name.port!r}: the EndpointSlices have "
             f"{have}",
-            *found.why,
+            *why,
             remedy="targetPort must be a number, or the name of a containerPort of the pods; in "
             "EndpointSlices that you write, ports carry the Service port's name",
         )
     return error(
         f"{what} has no endpoint of this family and protocol",
-        *found.why,
+        *why,
         remedy="see addressType and ports of the EndpointSlices",
     )

@@ -11,7 +11,6 @@ from steersman.model.names import Family
 from steersman.model.plan import Frontend, FrontendKind, ServicePlan, SourceClass, Verdict
 from steersman.operate.doctor.context import Context
 from steersman.operate.doctor.result import CheckResult, Found, error, ok, skipped, warning
-from steersman.operate.doctor.service_object import Endpoints
 
 _NODE_PORT = FrontendKind.NODE_PORT
 
@@ -59,7 +58,7 @@ def _local_only(context: Context, plan: ServicePlan) -> Iterator[CheckResult]:
         for source in SourceClass:
             if frontend.action(source).verdict is Verdict.DROP:
                 dropped.setdefault(source.value, []).append(frontend)
-    ready = Endpoints(context.world, plan).ready
+    ready = context.report(plan).ready
     # Without any endpoint the endpoints' check has said it.
     if not dropped or not ready:
         return

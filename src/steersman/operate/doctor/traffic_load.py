@@ -13,15 +13,15 @@ from collections.abc import Mapping, Sequence
 from math import sqrt
 from typing import NamedTuple
 
-from steersman.compile.explain import EndpointReason
+from steersman.compile.explain import EndpointReason, EndpointReport
 from steersman.model.addresses import join_host_port
 from steersman.model.errors import ApplyError, BusyError
 from steersman.model.names import Family, PlanKey
+from steersman.model.plan import ServicePlan
 from steersman.netfilter.conntrack.flows import Tracked, tracked
 from steersman.operate.doctor.context import Context
 from steersman.operate.doctor.facts import support
 from steersman.operate.doctor.result import Cause, CheckResult, Found, ok, skipped, warning
-from steersman.operate.doctor.service_object import Endpoints
 
 _SIGMAS = 4.0
 """A share further from the fair one than this many standard deviations is not by chance."""
@@ -55,7 +55,7 @@ async def load(context: Context) -> Found:
         # A mode that does without conntrack has counters of its own, since it began to serve.
         counts = not context.world.plan.settings.traits.tracks_connections
         ever = (await context.once(counted_connections)).get(plan.key, {}) if counts else {}
-        out.append(judge(Endpoints(context.world, plan), load_of(entries, ever)))
+        out.append(judge(plan, context.report(plan), load_of(entries, ever)))
     return out or skipped("no port of the Service is served here")
 
 
@@ -121,9 +121,9 @@ def uneven(counts: Sequence[int]) -> bool:
     )
 
 
-def judge(found: Endpoints, load: Load) -> CheckResult:
+def judge(plan: ServicePlan, report: EndpointReport, load: Load) -> CheckResult:
     """Say whether the load of a port is even, and name the reason if it is not."""
-    plan, ready = found.plan, found.ready
+    ready = report.ready
     what = f"{plan.key.name} ({plan.key.family.kubernetes})"
     shown = [str(state.endpoint) for state in ready]
     new, now = ([counts.get(end, 0) for end in shown] for counts in (load.new, load.open))
@@ -137,11 +137,11 @@ def judge(found: Endpoints, load: Load) -> CheckResult:
         if not sum(new):
             return ok(f"no connection to {what} was seen here lately")
         return ok(f"{sum(new)} connections to {what} are spread as chance does", *evidence)
-    reason, remedy = reason_of(found, load, ready, (new, now))
+    reason, remedy = reason_of(plan, load, ready, (new, now))
     return warning(
         f"the load of {what} is uneven: {reason or 'no setting of the Service explains it'}",
         *evidence,
-        *found.why[:1],
+        *report.lines[:1],
         remedy=remedy,
         # Without a reason it is at best a consequence.
         cause=0 if reason else Cause.SYMPTOM + 7,
@@ -149,13 +149,12 @@ def judge(found: Endpoints, load: Load) -> CheckResult:
 
 
 def reason_of(
-    found: Endpoints,
+    plan: ServicePlan,
     load: Load,
     ready: Sequence[EndpointReason],
     counts: tuple[Sequence[int], Sequence[int]],
 ) -> tuple[str, str]:
     """Return why the load is uneven ("" if nothing explains it), and what to do."""
-    plan = found.plan
     used = {str(endpoint) for endpoint in plan.reachable}
     unused = [str(state.endpoint) for state in ready if str(state.endpoint) not in used]
     new, now = counts

@@ -8,26 +8,31 @@ from typing import Any
 
 import pytest
 
+from steersman.compile.explain import EndpointReport
 from steersman.model.names import Family, Protocol
-from steersman.model.plan import Traits
+from steersman.model.plan import ServicePlan, Traits
 from steersman.netfilter.conntrack.flows import Tracked
 from steersman.operate.doctor.result import CheckResult
-from steersman.operate.doctor.service_object import Endpoints
 from steersman.operate.doctor.traffic_load import Load, judge, load_of, uneven
-from tests.support.builders.doctor import world_of
+from tests.support.builders.doctor import context_of
 from tests.support.builders.objects import KEY, NODE, endpoint, node, port, service, slice_
 
 A, B, C = (f"10.0.0.{n}:8080" for n in (1, 2, 3))
 
 
-def found(*endpoints: dict[str, Any], zone: str | None = None, **spec: Any) -> Endpoints:
+Port = tuple[ServicePlan, EndpointReport]
+
+
+def found(*endpoints: dict[str, Any], zone: str | None = None, **spec: Any) -> Port:
     mine = endpoints or tuple(endpoint(f"10.0.0.{n}", NODE) for n in (1, 2, 3))
-    world = world_of(service(**spec), slice_(*mine), node(zone), traits=Traits())
-    return Endpoints(world, world.plan.services[KEY])
+    things = service(**spec), slice_(*mine), node(zone)
+    context = context_of(*things, world={"traits": Traits()})
+    plan = context.world.plan.services[KEY]
+    return plan, context.report(plan)
 
 
-def said(them: Endpoints, new: dict[str, int], now: dict[str, int] | None = None) -> CheckResult:
-    return judge(them, Load(new, now or {}, 7))
+def said(them: Port, new: dict[str, int], now: dict[str, int] | None = None) -> CheckResult:
+    return judge(*them, Load(new, now or {}, 7))
 
 
 def test_chance_is_not_called_uneven() -> None:
