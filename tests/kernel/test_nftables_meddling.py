@@ -61,13 +61,13 @@ class Meddled(Netlink):
         super().__init__(NETLINK_NETFILTER, buffer=1 << 24)
         self._meddler = meddler
 
-    def dump(self, request: Request, *, strict: bool = False) -> Iterator[Message]:
+    def dump(self, request: Request) -> Iterator[Message]:
         meddler = self._meddler
         now = meddler.lists == meddler.moment
         meddler.lists += 1
         if now and not meddler.amidst:
             meddler.act()
-        for number, reply in enumerate(super().dump(request, strict=strict)):
+        for number, reply in enumerate(super().dump(request)):
             yield reply
             if now and meddler.amidst and not number:
                 meddler.act()

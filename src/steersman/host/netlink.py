@@ -46,7 +46,6 @@ _SOL_NETLINK = 270
 _NETLINK_ADD_MEMBERSHIP = 1
 _NETLINK_CAP_ACK = 10
 _NETLINK_EXT_ACK = 11
-_NETLINK_GET_STRICT_CHK = 12
 _SO_ATTACH_FILTER = 26
 _SO_SNDBUFFORCE = 32
 _SO_RCVBUFFORCE = 33
@@ -135,21 +134,18 @@ class Netlink(OfOneThread):
         """The socket, for messages that are no answers (nfnetlink_log sends to one socket)."""
         return self._socket
 
-    def dump(self, request: Request, *, strict: bool = False) -> Iterator[Message]:
+    def dump(self, request: Request) -> Iterator[Message]:
         """Yield the objects of a listing; only one datagram of them is in memory.
 
         The iteration must be finished before the socket is used again.
 
         Args:
             request: the listing request; NLM_F_DUMP is added.
-            strict: make the kernel check and apply filters in the request (since 4.20).
 
         Raises:
             DumpInterruptedError: after the last object, if the list is inconsistent.
             NetlinkError: the request was refused.
         """
-        with suppress(OSError):
-            self._socket.setsockopt(_SOL_NETLINK, _NETLINK_GET_STRICT_CHK, strict)
         sequence = self._send([request._replace(flags=request.flags | NLM_F_DUMP)])
         interrupted = False
         while True:

@@ -75,14 +75,11 @@ _SILENT = frozenset({"counter", "log", "comment", "mangle", "ct helper", "nflog"
 """Statements that match everything."""
 
 
-def parse_ruleset(
-    objects: Iterable[Mapping[str, Json]], skip: Callable[[str, str], bool] = lambda *_: False
-) -> list[FilterTable]:
+def parse_ruleset(objects: Iterable[Mapping[str, Json]]) -> list[FilterTable]:
     """Return the tables of a listing.
 
     Args:
         objects: the list under `nftables`.
-        skip: whether to leave out a table, by its family and name.
     """
     chains: dict[tuple[str, str], dict[str, Chain]] = {}
     rules: dict[tuple[str, str, str], list[Rule]] = {}
@@ -92,8 +89,6 @@ def parse_ruleset(
             if kind not in ("chain", "rule") or value.get("family") not in _FAMILIES:
                 continue
             family, table = value["family"], value["table"]
-            if skip(family, table):
-                continue
             if kind == "rule":
                 where = family, table, value["chain"]
                 of_device = (devices[where],) if where in devices else ()

@@ -63,9 +63,9 @@ def load_meta(key: int, register: int = REGISTER) -> bytes:
     return expression("meta", be32(2, key), be32(1, register))
 
 
-def load_ct(key: int, register: int = REGISTER) -> bytes:
+def load_ct(key: int) -> bytes:
     """Load a property of the packet's connection."""
-    return expression("ct", be32(1, register), be32(2, key))
+    return expression("ct", be32(1, REGISTER), be32(2, key))
 
 
 def load_original(key: int, register: int = REGISTER) -> bytes:
@@ -121,10 +121,10 @@ def limit(packets: int, seconds: int, burst: int) -> bytes:
     return expression("limit", *rate, be32(3, burst), be32(4, 0))
 
 
-def lookup(name: str, source: int = REGISTER, destination: int | None = None) -> bytes:
-    """Match if a set or map has the key from a register on; load what a map has for it."""
+def lookup(name: str, destination: int | None = None) -> bytes:
+    """Match if a set or map has the key from the first register on; load what a map has for it."""
     into = () if destination is None else (be32(3, destination),)
-    return expression("lookup", text(1, name), be32(2, source), *into)
+    return expression("lookup", text(1, name), be32(2, REGISTER), *into)
 
 
 # Decide
