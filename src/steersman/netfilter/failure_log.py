@@ -23,14 +23,12 @@ import os
 import struct
 from collections.abc import Collection, Generator, Iterator, Sequence
 from contextlib import ExitStack
-from typing import NamedTuple
 
 from steersman.failover.watch import Failure, FailureWatch
 from steersman.host.netlink import NETLINK_NETFILTER, Netlink
 from steersman.host.nlmsg import be16, be32, messages, text
 from steersman.host.process import CAP_NET_ADMIN, NEEDS_NET_ADMIN, has_capability
 from steersman.host.worker import KernelWorker, Pause
-from steersman.model.addresses import canonical_ip
 from steersman.model.errors import BusyError
 from steersman.model.failover import Backend, Observation
 from steersman.model.names import PROTOCOL_BY_NUMBER
@@ -59,7 +57,7 @@ _AFTER_CONNTRACK = -150
 _AFTER_IPVS = 150  # which takes packets at 98 and 99; conntrack confirms connections last
 _RATE = 1000  # packets of each kind a second; more prove no more
 _TOO_BIG = 4  # code of ICMP destination unreachable: fragmentation needed (RFC 1191)
-_TCP, _ICMP, _ICMPV6 = 6, 1, 58
+_TCP = 6
 _STATE_NEW = struct.pack("=I", 8)
 _CONFIRMED, _DST_NAT = 1 << 3, 1 << 5  # IPS_*
 
@@ -160,7 +158,7 @@ def chains(group: int, translated: bool) -> list[Chain]:
             *meta_is(META_L4PROTO, number),
             *_logged(group, "icmp"),
         ]
-        for number, kind in ((_ICMP, 3), (_ICMPV6, 1))
+        for number, kind in ((nflog.ICMP, 3), (nflog.ICMP6, 1))
     ]
     return [
         Chain("postrouting", POSTROUTING, _AFTER_CONNTRACK, [retransmitted]),
@@ -194,17 +192,6 @@ def parse(data: bytes) -> Iterator[Failure]:
             yield found
 
 
-class _Ends(NamedTuple):
-    """Addresses, protocol and ports of a packet, and where its transport header begins."""
-
-    source: str
-    destination: str
-    protocol: int
-    source_port: int
-    destination_port: int
-    transport: int
-
-
 def parse_packet(prefix: str, packet: bytes) -> Failure | None:
     """Return the failure that a logged packet shows; None if it shows none.
 
@@ -212,39 +199,29 @@ def parse_packet(prefix: str, packet: bytes) -> Failure | None:
         prefix: of the rule: `syn`, `rst` or `icmp`.
         packet: its first bytes, from the network header on.
     """
-    ends = _ends(packet)
-    if ends is None:
+    header = nflog.ip_header(packet)
+    if header is None:
         return None
     if prefix == "syn":
-        return _failure(ends, Observation.SILENT)
+        return _failure(header, Observation.SILENT)
     if prefix == "rst":
-        backend = Backend(ends.source, ends.source_port, PROTOCOL_BY_NUMBER[_TCP])
+        backend = Backend(header.source, header.source_port, PROTOCOL_BY_NUMBER[_TCP])
         # Masqueraded connections all seem to be of this node.
-        return Failure(backend, Observation.REFUSED, ends.destination)
+        return Failure(backend, Observation.REFUSED, header.destination) if header.port else None
     # The error quotes the packet that it is about, behind a header of 8 bytes.
-    about = _ends(packet[ends.transport + 8 :])
+    about = nflog.ip_header(packet[header.size + 8 :])
     if about is None:
         return None
-    code = packet[ends.transport + 1]
-    if ends.protocol == _ICMP and code == _TOO_BIG:  # the connection goes on in smaller packets
+    code = packet[header.size + 1]
+    if header.protocol == nflog.ICMP and code == _TOO_BIG:  # it goes on in smaller packets
         return None
-    port_closed = code == (3 if ends.protocol == _ICMP else 4)
+    port_closed = code == (3 if header.protocol == nflog.ICMP else 4)
     return _failure(about, Observation.REFUSED if port_closed else Observation.UNREACHABLE)
 
 
-def _failure(ends: _Ends, observation: Observation) -> Failure | None:
-    protocol = PROTOCOL_BY_NUMBER.get(ends.protocol)
-    if protocol is None:
+def _failure(header: nflog.IpHeader, observation: Observation) -> Failure | None:
+    protocol = PROTOCOL_BY_NUMBER.get(header.protocol)
+    if protocol is None or not header.port:
         return None
-    backend = Backend(ends.destination, ends.destination_port, protocol)
-    return Failure(backend, observation, ends.source)
-
-
-def _ends(packet: bytes) -> _Ends | None:
-    """Read the headers; None if they are cut off."""
-    header = nflog.ip_header(packet)
-    if header is None or len(packet) < header.size + 4:
-        return None
-    source, destination = (canonical_ip(each) or "" for each in header[:2])
-    source_port, destination_port = struct.unpack_from("!HH", packet, header.size)
-    return _Ends(source, destination, header.protocol, source_port, destination_port, header.size)
+    backend = Backend(header.destination, header.port, protocol)
+    return Failure(backend, observation, header.source)

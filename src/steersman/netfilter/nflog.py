@@ -17,6 +17,8 @@ from steersman.host.nlmsg import Message, Request, attr, attributes, be32, strin
 PACKET = 4 << 8  # NFNL_SUBSYS_ULOG, NFULNL_MSG_PACKET
 BYTES = 128
 """Of each packet: enough for the headers, also of the packet in an ICMP error."""
+ICMP, ICMP6 = 1, 58
+_PORTS = struct.Struct("!HH")
 _CONFIG = 4 << 8 | 1  # NFULNL_MSG_CONFIG
 _COMMAND, _MODE, _TIMEOUT, _THRESHOLD = 1, 2, 4, 5  # NFULA_CFG_*
 _BIND, _COPY_PACKET = 1, 2  # NFULNL_CFG_CMD_BIND, NFULNL_COPY_PACKET
@@ -35,18 +37,26 @@ class Logged(NamedTuple):
 
 
 class IpHeader(NamedTuple):
-    """The header of a packet of IPv4, or of IPv6 without extension headers."""
+    """The headers of a packet of IPv4, or of IPv6 without extension headers."""
 
     source: str
+    source_port: int
+    """0 for ICMP, and if the ports are cut off."""
     destination: str
+    port: int
     protocol: int
     """IANA's number."""
     size: int
-    """In bytes; the transport header comes next."""
+    """Of the network header, in bytes; the transport header comes next."""
 
 
-def ip_header(packet: bytes) -> IpHeader | None:
-    """Read a packet's first header; None if it is none, or is cut off."""
+def ip_header(packet: bytes, transport: bytes = b"") -> IpHeader | None:
+    """Read a packet's headers; None if the first one is none, or is cut off.
+
+    Args:
+        packet: from the network header on.
+        transport: from the transport header on, if that does not follow.
+    """
     version = packet[0] >> 4 if packet else 0
     if version == 4 and len(packet) >= 20:
         protocol, size, addresses = packet[9], (packet[0] & 15) * 4, packet[12:20]
@@ -56,7 +66,10 @@ def ip_header(packet: bytes) -> IpHeader | None:
         return None
     half = len(addresses) // 2
     source, destination = (str(ip_address(each)) for each in (addresses[:half], addresses[half:]))
-    return IpHeader(source, destination, protocol, size)
+    ports, behind = (0, 0), transport or packet[size:]
+    if protocol not in (ICMP, ICMP6) and len(behind) >= _PORTS.size:
+        ports = _PORTS.unpack_from(behind)
+    return IpHeader(source, ports[0], destination, ports[1], protocol, size)
 
 
 def listen(request: Callable[[Request], object], groups: Sequence[int]) -> int:

@@ -8,14 +8,12 @@ NFTA_TRACE_*); iptables-legacy logs a line such as `TRACE: nat:KUBE-SERVICES:rul
 from __future__ import annotations
 
 import re
-import struct
 from typing import Literal, NamedTuple
 
 from steersman.host.nlmsg import Message, attributes, string
 from steersman.netfilter import nflog
 from steersman.netfilter.nft.wire import FAMILY_NAMES, HEAD, HOOKS, SUBSYSTEM, TRACE
 
-ICMP, ICMP6 = 1, 58
 TRACE_MESSAGE = SUBSYSTEM | TRACE
 """The kind of message about a traced packet."""
 
@@ -98,8 +96,7 @@ def parse_legacy(message: Message) -> TraceEvent | None:
     if logged is None or prefix is None:
         return None
     table, chain, kind, number = prefix.groups()
-    packet, hook = logged.packet, logged.hook
-    header = nflog.ip_header(packet)
+    hook = logged.hook
     return TraceEvent(
         "legacy",
         FAMILY_NAMES.get(message.payload[0], ""),
@@ -109,26 +106,29 @@ def parse_legacy(message: Message) -> TraceEvent | None:
         int(number) if kind == "rule" else 0,
         "",
         0,
-        parse_headers(packet, packet[header.size :]) if header else None,
+        parse_headers(logged.packet),
         HOOKS[hook] if hook < len(HOOKS) else "",
     )
 
 
-def parse_headers(network: bytes, transport: bytes) -> Headers | None:
-    """Read the headers of a packet of IPv4, or of IPv6 without extension headers."""
-    header = nflog.ip_header(network)
+def parse_headers(network: bytes, transport: bytes = b"") -> Headers | None:
+    """Read the headers of a packet of IPv4, or of IPv6 without extension headers.
+
+    Args:
+        network: from the network header on.
+        transport: from the transport header on, if that does not follow.
+    """
+    header = nflog.ip_header(network, transport)
     if header is None:
         return None
-    ports, what = (0, 0), ""
-    if header.protocol in (ICMP, ICMP6):
-        if len(transport) >= 2:
-            what = f"ICMP type {transport[0]} code {transport[1]}"
-    elif len(transport) >= 4:
-        ports = struct.unpack_from("!HH", transport)
-        if header.protocol == 6 and len(transport) >= 14:
-            flags = transport[13]
-            what = "RST" if flags & 4 else _TCP_ANSWERS.get(flags & 0x12, "")
-    return Headers(header.source, ports[0], header.destination, ports[1], header.protocol, what)
+    what, behind = "", transport or network[header.size :]
+    if header.protocol in (nflog.ICMP, nflog.ICMP6):
+        if len(behind) >= 2:
+            what = f"ICMP type {behind[0]} code {behind[1]}"
+    elif header.protocol == 6 and len(behind) >= 14:
+        flags = behind[13]
+        what = "RST" if flags & 4 else _TCP_ANSWERS.get(flags & 0x12, "")
+    return Headers(*header[:5], what)
 
 
 def _number(values: dict[int, bytes], kind: int) -> int:

@@ -14,8 +14,9 @@ from msgspec.structs import replace
 
 from steersman.model.addresses import join_host_port
 from steersman.model.tracing import STEERSMAN, TraceStep, WatchedFlow
+from steersman.netfilter.nflog import ICMP, ICMP6
 from steersman.netfilter.nft.wire import HOOKS
-from steersman.netfilter.trace.events import ICMP, ICMP6, Headers, TraceEvent
+from steersman.netfilter.trace.events import Headers, TraceEvent
 from steersman.netfilter.trace.owners import ANOTHER, owner_of
 from steersman.netfilter.trace.rules import LEGACY, BaseChain, RuleBook
 
