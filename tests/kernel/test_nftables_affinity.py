@@ -10,7 +10,7 @@ import pytest
 from steersman.model.errors import ApplyError
 from steersman.model.plan import Endpoint, Frontend, FrontendKind, ServicePlan
 from steersman.model.ruleset import Diff
-from steersman.modes.nftables.layout import Kind, affinity_map_name, base_name
+from steersman.modes.nftables.layout import Kind, base_name, own_set_name
 from tests.support.builders import nftables_plans as make
 from tests.support.builders.plans import EXTERNAL_LOCAL, MASQUERADED, Actions
 from tests.support.lab.cluster import Lab
@@ -19,7 +19,7 @@ from tests.support.lab.nft_cluster import ENDS, NODE, OUTSIDE, POD, Cluster, lab
 __all__ = ["lab"]  # a fixture
 
 pytestmark = pytest.mark.kernel
-MEMORY = affinity_map_name(base_name(make.key()), local=False)
+MEMORY = own_set_name(Kind.AFFINITY, base_name(make.key()), local=False)
 
 
 def frontends(actions: Actions) -> list[Frontend]:

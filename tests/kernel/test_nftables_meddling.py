@@ -19,7 +19,7 @@ from steersman.host.nlmsg import Message, Request
 from steersman.model.plan import ServicePlan
 from steersman.model.ruleset import Ruleset, diff
 from steersman.modes.nftables.apply import KernelTables
-from steersman.modes.nftables.layout import affinity_map_name, base_name
+from steersman.modes.nftables.layout import Kind, base_name, own_set_name
 from steersman.modes.nftables.mode import NftablesMode, subscribe
 from steersman.modes.nftables.read import learned_entries
 from steersman.netfilter.nft.generations import generation
@@ -32,7 +32,7 @@ from tests.support.lab.nft import elements, nft, program, render
 
 pytestmark = pytest.mark.kernel
 OTHER = "add table ip other; delete table ip other"
-MEMORY = affinity_map_name(base_name(make.key()), local=False)
+MEMORY = own_set_name(Kind.AFFINITY, base_name(make.key()), local=False)
 
 
 class Meddler:

@@ -31,12 +31,11 @@ from steersman.modes.nftables import wire
 from steersman.modes.nftables.derived import Counts, DerivedElements
 from steersman.modes.nftables.layout import (
     Kind,
-    affinity_map_of,
     family_number,
     family_of,
     kind_of,
     name_of,
-    named,
+    other_set,
     prefix,
     split_element,
 )
@@ -265,10 +264,8 @@ class KernelTables:
         self._send(Diff(removed=gone))
         removed = {key: value for key, value in change.removed.items() if key not in gone}
         for members, keys in leaving.items():
-            name = affinity_map_of(name_of(members))
-            map_key = named(Kind.AFFINITY, family_of(members), name)
             endpoints = {split_element(key)[1] for key in keys}
-            removed |= learned_entries(self.netlink, map_key, endpoints)
+            removed |= learned_entries(self.netlink, other_set(members), endpoints)
         return Diff(change.added, removed, change.changed)
 
     def write_parts(self, parts: Iterable[Diff]) -> None:

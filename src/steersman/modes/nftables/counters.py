@@ -32,8 +32,8 @@ from steersman.modes.nftables.layout import (
     Kind,
     counted_key,
     element_key,
-    is_members_set,
     named,
+    own_set_kind,
     prefix,
 )
 from steersman.modes.nftables.read import set_contents, set_names
@@ -83,7 +83,7 @@ def _family_counts(netlink: Netlink, family: Family) -> Iterator[tuple[bytes, Co
                 yield key, (counted_key(key, endpoint_in(content)), packets)
     key_in, behind = wire.key_getter(width + 4), wire.behind_key(width + 4)
     for name in set_names(netlink, family):
-        if is_members_set(name):
+        if own_set_kind(name) is Kind.MEMBERS:
             start = element_key(named(Kind.MEMBERS, family, name))
             for content in set_contents(netlink, family, name):
                 key = start + key_in(content)

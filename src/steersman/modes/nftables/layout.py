@@ -415,37 +415,30 @@ def base_name(key: PlanKey) -> str:
     return whole if len(whole) <= _NAME_LIMIT else whole[: _NAME_LIMIT - 4] + "/..."
 
 
-def affinity_map_name(base: str, local: bool) -> str:
-    """Return the name of the map from clients to endpoints, of a ServicePort's base name."""
-    return f"affinity-{'local-' if local else ''}{base}"
+def own_set_name(kind: Kind, base: str, local: bool) -> str:
+    """Return the name of a ServicePort's map from clients to endpoints, or set of endpoints.
+
+    Args:
+        kind: AFFINITY or MEMBERS.
+        base: base name of the ServicePort.
+        local: True for Pool.LOCAL.
+    """
+    return f"{kind.name.lower()}-{'local-' if local else ''}{base}"
 
 
-def members_set_name(base: str, local: bool) -> str:
-    """Return the name of the set of endpoints that may be learned."""
-    return f"members-{'local-' if local else ''}{base}"
+def own_set_kind(name: str) -> Kind | None:
+    """Return the kind of a ServicePort's map or set, by its name; None for all others."""
+    kind = {"affinity": Kind.AFFINITY, "members": Kind.MEMBERS}.get(name.partition("-")[0])
+    return kind if "/" in name else None
 
 
-def is_affinity_map(name: str) -> bool:
-    """Return whether a map holds the affinity entries of a ServicePort."""
-    return "/" in name and name.startswith("affinity-")
-
-
-def is_members_set(name: str) -> bool:
-    """Return whether a set holds the endpoints of a ServicePort."""
-    return "/" in name and name.startswith("members-")
+def other_set(key: bytes) -> bytes:
+    """Return the key of the set of endpoints that may be in a map, or the other way round."""
+    kind = Kind.MEMBERS if key[0] == Kind.AFFINITY else Kind.AFFINITY
+    return named(kind, family_of(key), f"{kind.name.lower()}-{name_of(key).partition('-')[2]}")
 
 
 def base_name_of(chain: str) -> str:
     """Return the ServicePort's base name in the name of one of its chains."""
     learns = chain.startswith(f"{LEARN_CHAIN}-")
     return chain.partition(f"{LEARN_CHAIN}-" if learns else "affinity-")[2]
-
-
-def members_of(affinity_map: str) -> str:
-    """Return the name of the set of members that may be in an affinity map."""
-    return f"members-{affinity_map.removeprefix('affinity-')}"
-
-
-def affinity_map_of(members: str) -> str:
-    """Return the name of the affinity map that may hold the members of a set."""
-    return f"affinity-{members.removeprefix('members-')}"

@@ -38,11 +38,10 @@ from steersman.modes.nftables.layout import (
     Kind,
     element_key,
     family_of,
-    is_affinity_map,
-    is_members_set,
-    members_of,
     name_of,
     named,
+    other_set,
+    own_set_kind,
     prefix,
 )
 from steersman.modes.nftables.rules import LAZY_CHAINS, active_lazy, rule_count
@@ -177,7 +176,7 @@ def _read_table(netlink: Netlink, family: Family, foundation: str) -> TableState
     for name in names:
         try:
             objects.update(_elements(netlink, family, name))
-            if is_affinity_map(name):
+            if own_set_kind(name) is Kind.AFFINITY:
                 objects.update(_stale_entries(netlink, family, name, names))
         except NetlinkError as error:
             if error.errno != errno.ENOENT:  # it went with its Service
@@ -303,7 +302,7 @@ def _elements(netlink: Netlink, family: Family, name: str) -> Iterable[tuple[byt
         key, value = wire.key_getter(size), wire.value_getter(spec.form, size, width)
         contents = set_contents(netlink, family, name)
         return ((start + key(content), value(content)) for content in contents)
-    if is_members_set(name):
+    if own_set_kind(name) is Kind.MEMBERS:
         set_key, key = named(Kind.MEMBERS, family, name), wire.key_getter(width + 4)
         start, contents = element_key(set_key), set_contents(netlink, family, name)
         return [(set_key, b""), *((start + key(content), b"") for content in contents)]
@@ -317,7 +316,7 @@ def _stale_entries(
     """Yield the entries of an affinity map for endpoints that are not members."""
     map_key = named(Kind.AFFINITY, family, name)
     entries = dict(_entries(netlink, map_key))
-    members, key = members_of(name), wire.key_getter(family.bits // 8 + 4)
+    members, key = name_of(other_set(map_key)), wire.key_getter(family.bits // 8 + 4)
     contents = set_contents(netlink, family, members) if entries and members in names else ()
     known = {key(content) for content in contents}
     return ((entry, endpoint) for entry, endpoint in entries.items() if endpoint not in known)

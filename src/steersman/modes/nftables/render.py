@@ -54,12 +54,11 @@ from steersman.modes.nftables.layout import (
     REJECT,
     SIZES,
     Kind,
-    affinity_map_name,
     base_name,
     element_key,
     lb_chain,
-    members_set_name,
     named,
+    own_set_name,
     pack_address,
     pack_endpoints,
     pack_port,
@@ -267,9 +266,11 @@ class _ServiceRender:
         family, base = self._family, self._base
         pools = {pool is _LOCAL: ends for pool, ends in self._pools.items()}
         for local, ends in sorted(pools.items()):
-            members = named(Kind.MEMBERS, family, members_set_name(base, local))
-            self.out[named(Kind.AFFINITY, family, affinity_map_name(base, local))] = b""
-            self.out[members] = b""
+            entries, members = (
+                named(kind, family, own_set_name(kind, base, local))
+                for kind in (Kind.AFFINITY, Kind.MEMBERS)
+            )
+            self.out[entries] = self.out[members] = b""
             start = element_key(members)
             self.out.update((start + without_locality(end), b"") for end in ends)
         if pools:

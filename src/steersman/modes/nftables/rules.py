@@ -25,9 +25,9 @@ from steersman.model.names import Family, Protocol
 from steersman.modes.nftables.layout import (
     LEARN_CHAIN,
     POOLS,
-    affinity_map_name,
+    Kind,
     base_name_of,
-    members_set_name,
+    own_set_name,
 )
 from steersman.modes.nftables.wire import OURS
 from steersman.netfilter.nft.expressions import (
@@ -83,7 +83,9 @@ def chain_requests(family: Family, chain: str, value: str) -> list[Request]:
             [
                 *meta_is(META_L4PROTO, Protocol(protocol.upper()).number),
                 load_field(family, "saddr"),
-                lookup(affinity_map_name(base, pool == POOLS[True]), destination=REGISTER),
+                lookup(
+                    own_set_name(Kind.AFFINITY, base, pool == POOLS[True]), destination=REGISTER
+                ),
                 dnat(family, REGISTER, REGISTER + width(family)),
             ]
         )
@@ -95,13 +97,13 @@ def chain_requests(family: Family, chain: str, value: str) -> list[Request]:
         for local in (pool == POOLS[True] for pool in pools):
             # ip daddr . th dport @members-...
             #     update @affinity-... { ip saddr timeout 3h : ip daddr . th dport }
-            entries = affinity_map_name(base, local)
+            entries = own_set_name(Kind.AFFINITY, base, local)
             learn = text(1, entries), be32(3, _UPDATE), be32(4, client), be32(5, REGISTER), timeout
             rules.append(
                 [
                     load_field(family, "daddr"),
                     load_field(family, "dport", REGISTER + width(family)),
-                    lookup(members_set_name(base, local)),
+                    lookup(own_set_name(Kind.MEMBERS, base, local)),
                     load_field(family, "saddr", client),
                     expression("dynset", *learn),
                 ]

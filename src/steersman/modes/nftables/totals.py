@@ -20,8 +20,8 @@ from steersman.modes.nftables.layout import (
     base_name,
     element_key,
     kind_of,
-    members_set_name,
     named,
+    own_set_name,
     pack_address,
     pack_port,
     prefix,
@@ -141,7 +141,8 @@ def _owners_of(plan: ServicePlan) -> Iterator[tuple[bytes, _Owner]]:
     if sticky:
         base = base_name(plan.key)
         cluster, local = (
-            named(Kind.MEMBERS, family, members_set_name(base, pool)) for pool in (False, True)
+            named(Kind.MEMBERS, family, own_set_name(Kind.MEMBERS, base, pool))
+            for pool in (False, True)
         )
         yield cluster, _Owner(name, None, sticky)
         yield local, _Owner(name, None, sticky, cluster)

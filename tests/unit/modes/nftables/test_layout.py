@@ -15,8 +15,6 @@ from steersman.modes.nftables.layout import (
     SETS,
     SIZES,
     Kind,
-    affinity_map_name,
-    affinity_map_of,
     base_name,
     base_name_of,
     cluster_ip_key,
@@ -26,16 +24,15 @@ from steersman.modes.nftables.layout import (
     family_of,
     fields_of,
     hairpin_key,
-    is_affinity_map,
     is_first_slot,
     is_local,
-    is_members_set,
     key_behind,
     kind_of,
-    members_of,
-    members_set_name,
     name_of,
     named,
+    other_set,
+    own_set_kind,
+    own_set_name,
     pack_address,
     pack_port,
     pool_key,
@@ -116,7 +113,7 @@ def test_a_counter_is_known_by_its_frontend_and_endpoint(family: Family) -> None
     for key, value in elements.items():
         expected = (frontend, without_locality(value))
         assert split_counted_key(counted_key(key, value)) == expected
-    members = named(Kind.MEMBERS, family, members_set_name("ABC-ns/svc/tcp/p", True))
+    members = named(Kind.MEMBERS, family, own_set_name(Kind.MEMBERS, "ABC-ns/svc/tcp/p", True))
     member = element_key(members, without_locality(value))
     assert split_counted_key(counted_key(member, b"")) == (members, without_locality(value))
     assert name_of(member) == name_of(members) == "members-local-ABC-ns/svc/tcp/p"
@@ -125,12 +122,14 @@ def test_a_counter_is_known_by_its_frontend_and_endpoint(family: Family) -> None
 @pytest.mark.parametrize("local", [False, True])
 def test_sets_of_a_service_port_lead_to_each_other_by_name(local: bool) -> None:
     base = base_name(make.key())
-    entries, members = affinity_map_name(base, local), members_set_name(base, local)
-    assert (members_of(entries), affinity_map_of(members)) == (members, entries)
-    assert is_affinity_map(entries)
-    assert is_members_set(members)
+    names = [own_set_name(kind, base, local) for kind in (Kind.AFFINITY, Kind.MEMBERS)]
+    assert [own_set_kind(name) for name in names] == [Kind.AFFINITY, Kind.MEMBERS]
+    entries, members = (
+        named(kind, Family.IPV4, name)
+        for kind, name in zip((Kind.AFFINITY, Kind.MEMBERS), names, strict=True)
+    )
+    assert (other_set(entries), other_set(members)) == (members, entries)
     assert base_name_of(f"{LEARN_CHAIN}-{base}") == base
     assert base_name_of(f"np-masquerade-affinity-{base}") == base
     for name in ("affinity-ips", "members-of-another-program"):
-        assert not is_affinity_map(name)
-        assert not is_members_set(name)
+        assert own_set_kind(name) is None
