@@ -29,7 +29,7 @@ from steersman.host.rtnetlink import (
 )
 from steersman.host.sysctl import SysctlError
 from steersman.model.addresses import in_cidr, is_loopback
-from steersman.model.tracing import Sighting, WatchedFlow
+from steersman.model.tracing import STEERSMAN, Sighting, WatchedFlow
 from steersman.netfilter.conntrack.usage import usage
 from steersman.netfilter.trace.owners import owner_of
 from steersman.operate.trace_compare import Observation, mark_of
@@ -104,10 +104,12 @@ def look_around(
         if back:
             backward = look_up(back, forward.address if forward.local else "")
         next_hop = backward if forward.local else forward
-        drops: Iterable[str] = ()
+        drops: list[str] = []
         if last.reason == NETFILTER:
-            families = ("netdev", "bridge") if here else ()
-            drops = dropping_rules(_printed("nft", "-a", "list", "ruleset"), families)
+            listing = _printed("nft", "-a", "list", "ruleset")
+            drops = [*dropping_rules(listing, ("netdev", "bridge") if here else ())]
+            # A trace reports other rules of this node, but not in every mode those for answers.
+            drops = drops or [each for each in dropping_rules(listing) if not _is_ours(each)]
         return Surroundings(
             name,
             "" if here else f"nsenter --net={path} ",
@@ -171,6 +173,11 @@ def dropping_rules(listing: str, families: tuple[str, ...] = ()) -> Iterator[str
             owner = owner_of(table, chain, rule, base=base)
             number = f" (handle {handle[1]})" if handle else ""
             yield f"a rule of {owner} in chain {chain} of table {family} {table}{number}: {rule}"
+
+
+def _is_ours(described: str) -> bool:
+    """Return whether dropping_rules describes a rule of ours."""
+    return described.startswith(f"a rule of {STEERSMAN} ")
 
 
 def _index(device: str) -> int:

@@ -66,7 +66,7 @@ class Surroundings(Value, frozen=True):
     rp_filter: str = ""
     """The sysctl that is on, as `net.ipv4.conf.eth0.rp_filter=1`."""
     drops: tuple[str, ...] = ()
-    """Rules of netfilter that drop, and that no trace reports."""
+    """Rules of netfilter that may have dropped it: first of all those that no trace reports."""
     programs: tuple[str, ...] = ()
     """Filters and programs of tc at the device, or its queueing disciplines."""
     full: str = ""

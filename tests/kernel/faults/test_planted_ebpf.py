@@ -17,6 +17,7 @@ NAMES = (
     "a policy drops forwarded packets",
     "a program at tc drops what goes to a pod",
     "the device of a pod is down",
+    "a rule drops the answers",
     "the pod has no route back",
 )
 

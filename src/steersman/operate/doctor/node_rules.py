@@ -25,7 +25,7 @@ from steersman.operate.doctor.result import (
     unknown,
     warning,
 )
-from steersman.operate.load import moved_objects
+from steersman.operate.load import moved_objects, render_services
 
 _LOOKS, _PAUSE = 8, 0.25
 """Looks at the lock, and the seconds between two: writers hold it for milliseconds."""
@@ -89,16 +89,10 @@ async def kernel_rules(context: Context) -> KernelRules:
 
 async def _compared(context: Context, mode: Mode, world: World, have: Ruleset) -> KernelRules:
     """Compare what was just read of the kernel with the plan of a World."""
-    plans, settings = context.plans_of(world), world.plan.settings
-    rendered = dict(mode.render_node(settings))
-    words = mode.words
-
-    def render() -> None:
-        for plan in plans:
-            rendered.update(mode.render_service(plan, settings))
-
-    await asyncio.to_thread(render)
-    wanted = words.wanted(rendered, have)
+    plans, words = context.plans_of(world), mode.words
+    keys = [plan.key for plan in plans]
+    services = await asyncio.to_thread(render_services, mode, world.plan, keys)
+    wanted = words.wanted({**mode.render_node(world.plan.settings), **services}, have)
     extra = set(words.of_services(have, plans)) - wanted.keys() if context.question.service else ()
 
     def differs(key: Any, value: Any) -> bool:

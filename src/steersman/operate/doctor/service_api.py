@@ -115,6 +115,12 @@ def _pod_name(pod: Object) -> str:
     return str(_get(pod, "metadata", "name"))
 
 
+def _addresses(pod: Object) -> set[str | None]:
+    """Return the addresses of a pod, of each family."""
+    listed = _get(pod, "status", "podIPs") or [{"ip": _get(pod, "status", "podIP")}]
+    return {canonical_ip(str(_get(each, "ip"))) for each in listed} - {None}
+
+
 # NetworkPolicies
 
 
@@ -135,7 +141,7 @@ async def network_policies(context: Context) -> Found:
     )
     out = []
     for pod in pods:
-        ip = str(_get(pod, "status", "podIP"))
+        addresses = _addresses(pod)
         selecting = [
             policy
             for policy in policies
@@ -143,7 +149,7 @@ async def network_policies(context: Context) -> Found:
             and selects(_get(policy, "spec", "podSelector"), pod)
         ]
         for address, port, protocol in endpoints:
-            if address == ip and selecting:
+            if address in addresses and selecting:
                 out.append(admission(context, pod, (port, protocol), selecting, pods))
     return out or ok(f"no NetworkPolicy of {name.namespace} selects an endpoint for ingress")
 
@@ -207,7 +213,7 @@ def admission(
     listed = [f"from {printable(str(peer))}" for peer in peers]
     if client is None:
         return ok(f"NetworkPolicy {names} lets only some clients in at {what}", *listed)
-    here = next((other for other in pods if _get(other, "status", "podIP") == client), None)
+    here = next((other for other in pods if client in _addresses(other)), None)
     if any(lets_in(peer, client, here) for peer in peers):
         return ok(f"NetworkPolicy {names} lets {client} in at {what}", *listed)
     return warning(

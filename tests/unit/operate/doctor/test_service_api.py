@@ -29,6 +29,11 @@ def pod(name: str, ip: str = "10.0.0.1", phase: str = "Running", **labels: str) 
     }
 
 
+def dual_stack(pod: dict[str, Any], *addresses: str) -> dict[str, Any]:
+    status = {**pod["status"], "podIPs": [{"ip": each} for each in addresses]}
+    return {**pod, "status": status}
+
+
 def selecting(**labels: str) -> dict[str, Any]:
     return {"spec": {"selector": labels}}
 
@@ -150,6 +155,12 @@ def test_network_policies_that_keep_clients_out(
     ]
     answers = {NETWORK_POLICIES: {"items": list(policies)}, PODS: {"items": pods}}
     assert asked(POLICIES, answers, client).verdict == verdict
+
+
+def test_an_endpoint_may_have_any_address_of_its_pod() -> None:
+    both = dual_stack(pod("cart-1", "fd00::1", app="cart"), "fd00::1", "10.0.0.1")
+    answers = {NETWORK_POLICIES: {"items": [policy()]}, PODS: {"items": [both]}}
+    assert asked(POLICIES, answers).verdict == "error"
 
 
 @pytest.mark.parametrize(
