@@ -6,7 +6,7 @@ all apply a Diff.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from typing import Any, NamedTuple, TypeAlias
 
 import msgspec
@@ -34,6 +34,15 @@ class Diff(msgspec.Struct, frozen=True):
     def parts(self) -> tuple[dict[Any, Any], dict[Any, Any], dict[Any, tuple[Any, Any]]]:
         """Added, removed and changed objects."""
         return self.added, self.removed, self.changed
+
+    def old_and_new(self) -> Iterator[tuple[Any, Any, Any]]:
+        """Yield each key with the present and the wanted value; None if there is none."""
+        for key, value in self.removed.items():
+            yield key, value, None
+        for key, value in self.added.items():
+            yield key, None, value
+        for key, (old, new) in self.changed.items():
+            yield key, old, new
 
     def include(self, other: Diff) -> None:
         """Add the steps of another Diff to the parts of this one."""

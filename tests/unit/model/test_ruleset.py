@@ -10,6 +10,7 @@ def test_diff_names_what_is_added_removed_and_changed() -> None:
     assert change == Diff({"d": 5}, {"a": 1}, {"c": (3, 4)})
     assert len(change) == 3
     assert patch({"a": 1, "b": 2, "c": 3}, change) == {"b": 2, "c": 4, "d": 5}
+    assert [*change.old_and_new()] == [("a", 1, None), ("d", None, 5), ("c", 3, 4)]
 
 
 def test_nothing_to_do_is_false() -> None:

@@ -33,14 +33,13 @@ from steersman.modes.iptables.script import write_runs
 from steersman.modes.specs import ModeOptions
 from steersman.modes.tracer import Tracer
 from steersman.netfilter.iptables.names import FILTER, RuleKey
-from steersman.netfilter.iptables.restore import LIMITS, UNCUT, Run
+from steersman.netfilter.iptables.restore import LIMITS, UNCUT, Run, restore_scripts
 from steersman.netfilter.iptables.saved import digest_rules
 from steersman.netfilter.iptables.tool import (
     LOCK,
     Iptables,
     choose_tool,
     legacy_left,
-    restore_scripts,
 )
 from steersman.netfilter.nfacct import PacketCounters
 from steersman.netfilter.nft.generations import ForeignChanges, WriterLog
@@ -160,7 +159,8 @@ class IptablesMode(Mode):
         """Write a Diff as input of iptables-restore, a run per family; counters come first."""
         del have
         runs = write_runs(change, UNCUT, self._spellings, self._referenced)
-        restores = restore_scripts(runs, self._iptables.tool if self._iptables else None)
+        command = self._iptables.tool.command if self._iptables else "iptables"
+        restores = restore_scripts(runs, command)
         if not needs_counters(change):
             return restores
         return (Script("nfacct", ("nfacct", "restore"), COUNTERS_TEXT), *restores)

@@ -24,7 +24,6 @@ from steersman.netfilter.iptables.restore import (
     Limits,
     Run,
     Step,
-    old_and_new,
     rule_lines,
     write_steps,
 )
@@ -64,7 +63,7 @@ def write_objects(
     """Return the Steps of each object of a Diff, by family; see `write_runs`."""
     steps: dict[int, list[Step]] = {}
     gone = {key[:3] for key in change.removed if key[3] == WHOLE}
-    for key, old_text, new_text in old_and_new(change):
+    for key, old_text, new_text in change.old_and_new():
         family, table, chain, part = key
         if new_text is None and is_kubelets(key):
             continue

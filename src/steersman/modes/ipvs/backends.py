@@ -11,6 +11,7 @@ import socket
 from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from functools import partial
+from itertools import chain
 from pathlib import Path
 from typing import NamedTuple
 
@@ -31,8 +32,7 @@ from steersman.model.addresses import canonical_ip
 from steersman.model.connections import ConnectionSearch
 from steersman.model.errors import TRANSIENT_ERRNOS, ApplyError, BusyError
 from steersman.model.hashes import blake2b
-from steersman.model.names import Protocol
-from steersman.modes.ipvs.changes import ServerChange
+from steersman.modes.ipvs.changes import ServerChange, target_changes
 from steersman.modes.ipvs.listings import RealServer, parse_connection, parse_servers, parse_sets
 from steersman.modes.ipvs.objects import MemberKey, Server, ServerKey, SetKey, Target
 from steersman.modes.ipvs.wire import (
@@ -70,8 +70,8 @@ class TolerantRequest(NamedTuple):
     request: Request
     harmless: tuple[int, ...] = ()
     """Errors that mean that the wanted state is reached already."""
-    instead: tuple[int, Callable[[], Request]] | None = None
-    """An error that means that the object exists, or does not, and the request to send then."""
+    change: Callable[[], Request] | None = None
+    """Returns the request to send if the object to make exists."""
 
 
 def send(netlink: Netlink, requests: Iterable[TolerantRequest]) -> None:
@@ -88,8 +88,8 @@ def send(netlink: Netlink, requests: Iterable[TolerantRequest]) -> None:
         others: list[TolerantRequest] = []
         for index, error in refused.items():
             sent = part[index]
-            if sent.instead is not None and error.errno == sent.instead[0]:
-                others.append(TolerantRequest(sent.describe, sent.instead[1]()))
+            if sent.change is not None and error.errno == errno.EEXIST:
+                others.append(TolerantRequest(sent.describe, sent.change()))
             elif error.errno not in sent.harmless:
                 failure = BusyError if error.errno in _BUSY else ApplyError
                 raise failure(f"{sent.describe()}: {error.strerror}") from error
@@ -121,7 +121,6 @@ class VirtualServers:
         self._netlink = netlink
         self._family = family
         self._drained: dict[ServerKey, list[RealServer]] = {}
-        self._draining: set[tuple[ServerKey, Target]] = set()
 
     def table(self) -> str:
         """Return /proc/net/ip_vs: virtual and real servers with their connections."""
@@ -151,9 +150,6 @@ class VirtualServers:
         """List all virtual servers, foreign ones included, without real servers of weight 0."""
         # Generic netlink lists the real servers of one virtual server per request, the file all.
         reals = parse_servers(self.table())
-        self._draining = {
-            (k, r.target) for k, group in reals.items() for r in group if not r.weight
-        }
         self._drained = {k: [r for r in group if r.is_drained] for k, group in reals.items()}
         found = {}
         for listed in list_services(self._netlink, self._family):
@@ -172,7 +168,6 @@ class VirtualServers:
     def end_drained(self, keys: Iterable[ServerKey]) -> None:
         """Delete real servers that had weight 0 and no connections at the last `read`."""
         drained = [(key, real.target) for key in keys for real in self._drained.pop(key, ())]
-        self._draining.difference_update(drained)
         send(self._netlink, [self._removal(*which) for which in drained])
 
     def write(self, changes: Iterable[ServerChange]) -> None:
@@ -182,7 +177,7 @@ class VirtualServers:
             ApplyError: the kernel rejected one.
             BusyError: see `send`.
         """
-        send(self._netlink, [each for change in changes for each in self._requests(*change)])
+        send(self._netlink, chain.from_iterable(map(self._requests, changes)))
 
     def delete(self, keys: Iterable[ServerKey]) -> None:
         """Delete virtual servers."""
@@ -190,43 +185,26 @@ class VirtualServers:
         pairs = [(key, service(self._family, command, key)) for key in keys]
         send(self._netlink, [TolerantRequest(_name(key), each, _GONE) for key, each in pairs])
 
-    def _requests(self, key: ServerKey, old: Server | None, new: Server) -> list[TolerantRequest]:
-        family = self._family
-        scheduled = f" with the scheduler {new.scheduler}"
-        out: list[TolerantRequest] = []
+    def _requests(self, change: ServerChange) -> Iterator[TolerantRequest]:
+        """Yield the requests for a virtual server and its real ones."""
+        key, old, new = change
+        family, name = self._family, _name(key, f" with the scheduler {new.scheduler}")
+        edit = partial(service, family, Command.SET_SERVICE, key, new)
         if old is None:
             make = service(family, Command.NEW_SERVICE, key, new)
-            change = partial(service, family, Command.SET_SERVICE, key, new)
-            out.append(TolerantRequest(_name(key, scheduled), make, (), (errno.EEXIST, change)))
+            yield TolerantRequest(name, make, change=edit)
         elif old.settings != new.settings:
-            request = service(family, Command.SET_SERVICE, key, new)
-            out.append(TolerantRequest(_name(key, scheduled), request))
-
-        # Real servers: add, change, let drain.
-        present, wanted = old.weight_of if old else {}, new.weight_of
-        for target, weight in wanted.items():
-            if target not in present:
-                # One that still drains gets its weight back. Either may have changed since.
-                drains = (key, target) in self._draining
-                self._draining.discard((key, target))
-                add = partial(destination, family, Command.NEW_DEST, key, target, weight)
-                change = partial(destination, family, Command.SET_DEST, key, target, weight)
-                instead = (errno.ENOENT, add) if drains else (errno.EEXIST, change)
-                request = change() if drains else add()
-                out.append(TolerantRequest(_name(key, " to ", target), request, (), instead))
-            elif present[target] != weight:
-                request = destination(family, Command.SET_DEST, key, target, weight)
-                out.append(TolerantRequest(_name(key, " to ", target), request))
-        for target in present:
-            if target in wanted:
-                continue
-            if key.protocol is Protocol.UDP:  # it has no connections to wait for
-                out.append(self._removal(key, target))
-                continue
-            self._draining.add((key, target))
-            request = destination(family, Command.SET_DEST, key, target, weight=0)
-            out.append(TolerantRequest(_name(key, " without ", target), request, (errno.ENOENT,)))
-        return out
+            yield TolerantRequest(name, edit())
+        for verb, target, weight in target_changes(change):
+            edit = partial(destination, family, Command.SET_DEST, key, target, weight)
+            if verb == "add":  # one that still drains gets its weight back
+                make = destination(family, Command.NEW_DEST, key, target, weight)
+                yield TolerantRequest(_name(key, " to ", target), make, change=edit)
+            elif verb == "delete":
+                yield self._removal(key, target)
+            else:
+                gone = () if weight else (errno.ENOENT,)
+                yield TolerantRequest(_name(key, " to ", target), edit(), gone)
 
     def _removal(self, key: ServerKey, target: Target) -> TolerantRequest:
         request = destination(self._family, Command.DEL_DEST, key, target)

@@ -3,23 +3,26 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable
-from typing import Any, TypeAlias
+from collections.abc import Iterable, Iterator
+from typing import Literal, NamedTuple, TypeAlias
 
 from steersman.model.addresses import family_of
+from steersman.model.names import Protocol
 from steersman.model.ruleset import Diff, Ruleset
 from steersman.modes.ipvs.objects import (
     ADDRESS_SETS,
     ADDRESSES,
+    DEVICE,
     DeviceKey,
     MemberKey,
     Server,
     ServerKey,
     SetKey,
+    Target,
     role_set,
 )
 from steersman.netfilter.iptables.names import WHOLE
-from steersman.netfilter.iptables.restore import Step, old_and_new, rule_lines
+from steersman.netfilter.iptables.restore import Step, rule_lines
 
 _CHAINS, _DROP_JUMPS, _ADD_JUMPS, _REMOVE = ((phase, 0) for phase in range(4))
 _MAX_ENTRIES = 1 << 20  # of a set; ipset's default of 65,536 is too small for large clusters
@@ -27,6 +30,32 @@ _MAX_ENTRIES = 1 << 20  # of a set; ipset's default of 65,536 is too small for l
 
 ServerChange: TypeAlias = tuple[ServerKey, Server | None, Server]
 """A virtual server: its present state (None: it does not exist), and the wanted one."""
+
+
+class TargetChange(NamedTuple):
+    """What happens to a real server of a virtual one."""
+
+    verb: Literal["add", "change", "delete"]
+    target: Target
+    weight: int = 0
+
+
+def target_changes(change: ServerChange) -> Iterator[TargetChange]:
+    """Yield what happens to the real servers of a virtual server.
+
+    One that goes gets weight 0: it keeps its connections, and gets no new ones. Those of UDP are
+    none to wait for, so there it is deleted.
+    """
+    key, old, new = change
+    present, wanted = old.weight_of if old else {}, new.weight_of
+    for target, weight in wanted.items():
+        if target not in present:
+            yield TargetChange("add", target, weight)
+        elif present[target] != weight:
+            yield TargetChange("change", target, weight)
+    for target in present:
+        if target not in wanted:
+            yield TargetChange("delete" if key.protocol is Protocol.UDP else "change", target)
 
 
 class ChangeSet:
@@ -47,54 +76,37 @@ class ChangeSet:
     sets_gone: list[str]
     """Lines for `ipset restore` after everything else."""
 
-    def __init__(self, change: Diff) -> None:  # noqa: PLR0912 - one branch for each kind of key
+    def __init__(self, change: Diff) -> None:
         """Sort a Diff."""
         self.servers, self.servers_gone = [], []
         self.usage, self.orphans = Counter(), set()
         self.sets, self.sets_gone = [], []
-        self.makes_device = self.drops_device = False
-        added: dict[Any, Any] = {}
-        removed: dict[Any, Any] = {}
-        changed: dict[Any, Any] = {}
-        for key, value in change.added.items():
-            kind = type(key)
-            if kind is ServerKey:
-                self.servers.append((key, None, value))
-                self._use(key.address, value.assigned)
-            elif kind is MemberKey:
-                self.sets.append(f"add {key.set} {key.entry}")
-            elif kind is SetKey:
-                limit = "" if value.startswith("bitmap:") else f" maxelem {_MAX_ENTRIES}"
-                self.sets.insert(0, f"create {key.set} {value}{limit}")  # before its entries
-            elif kind is DeviceKey:
-                self.makes_device = True
-            else:
-                added[key] = value
-        # The value of a set or the device never changes; that of an entry is always "".
-        for key, (old, new) in change.changed.items():
-            if type(key) is ServerKey:
-                self.servers.append((key, old, new))
-                self._use(key.address, new.assigned - old.assigned)
-            elif type(key) is tuple:
-                changed[key] = (old, new)
+        self.makes_device = DeviceKey(DEVICE) in change.added
+        self.drops_device = DeviceKey(DEVICE) in change.removed
         self.sets_made = {key.set for key in change.added if type(key) is SetKey}
         self.sets_destroyed = {key.set for key in change.removed if type(key) is SetKey}
-        for key, value in change.removed.items():
-            kind = type(key)
-            if kind is ServerKey:
-                self.servers_gone.append(key)
-                self._use(key.address, -value.assigned)
-            elif kind is MemberKey:
-                if key.set in ADDRESS_SETS:  # only `read` returns these, never rendering
+        self.rules = Diff(*({k: v for k, v in p.items() if type(k) is tuple} for p in change.parts))
+        for key, old, new in change.old_and_new():
+            if type(key) is ServerKey:
+                if new is None:
+                    self.servers_gone.append(key)
+                else:
+                    self.servers.append((key, old, new))
+                if number := bool(new and new.assigned) - bool(old and old.assigned):
+                    self.usage[key.address] += number
+            elif type(key) is MemberKey:
+                if old is None:
+                    self.sets.append(f"add {key.set} {key.entry}")
+                elif new is not None:
+                    continue  # it changed hands only: the value is always ""
+                elif key.set in ADDRESS_SETS:  # only `read` returns these, never rendering
                     self.orphans.add(key.entry)
                 elif key.set not in self.sets_destroyed:  # otherwise it goes with its set
                     self.sets_gone.append(f"del {key.set} {key.entry}")
-            elif kind is DeviceKey:
-                self.drops_device = True
-            elif kind is tuple:
-                removed[key] = value
+            elif type(key) is SetKey and old is None:
+                limit = "" if new.startswith("bitmap:") else f" maxelem {_MAX_ENTRIES}"
+                self.sets.insert(0, f"create {key.set} {new}{limit}")  # before its entries
         self.sets_gone += [f"destroy {name}" for name in sorted(self.sets_destroyed)]
-        self.rules = Diff(added, removed, changed)
 
     def addresses(self, usage: Counter[str]) -> tuple[list[str], list[str]]:
         """Return the addresses that the interface gets, and those that it loses.
@@ -106,10 +118,6 @@ class ChangeSet:
         bind = sorted(a for a, number in more.items() if number > 0 and not usage[a])
         fewer = {a for a, number in more.items() if number < 0} | self.orphans
         return bind, sorted(a for a in fewer if usage[a] + more[a] <= 0)
-
-    def _use(self, address: str, number: int) -> None:
-        if number:
-            self.usage[address] += number
 
 
 def assigned_addresses(objects: Ruleset) -> Counter[str]:
@@ -127,7 +135,7 @@ def address_entries(verb: str, addresses: Iterable[str]) -> list[str]:
 def rule_steps(change: Diff) -> dict[int, list[Step]]:
     """Return the steps of iptables-restore: chains before jumps to them, removals in reverse."""
     steps: dict[int, list[Step]] = {}
-    for (family, table, chain, part), old, new in old_and_new(change):
+    for (family, table, chain, part), old, new in change.old_and_new():
         own = steps.setdefault(family, [])
         if part != WHOLE:
             phase = _DROP_JUMPS if new is None else _ADD_JUMPS

@@ -31,7 +31,6 @@ from steersman.modes.ipvs.backends import (
     VirtualServers,
     busy,
 )
-from steersman.modes.ipvs.changes import rule_steps
 from steersman.modes.ipvs.counters import ServerCounters
 from steersman.modes.ipvs.kernel import IpvsKernel
 from steersman.modes.ipvs.objects import (
@@ -45,14 +44,13 @@ from steersman.modes.ipvs.objects import (
 )
 from steersman.modes.ipvs.probe import check_ipset, check_matches, check_scheduler, find_family
 from steersman.modes.ipvs.render import render_node, render_service
-from steersman.modes.ipvs.scripts import texts
+from steersman.modes.ipvs.scripts import scripts
 from steersman.modes.ipvs.tracer import IpvsTracer
 from steersman.modes.ipvs.wire import timeouts
 from steersman.modes.ipvs.words import IpvsWords
 from steersman.modes.specs import ModeOptions
 from steersman.modes.tracer import Tracer
-from steersman.netfilter.iptables.restore import UNCUT, write_steps
-from steersman.netfilter.iptables.tool import Iptables, choose_tool, restore_scripts
+from steersman.netfilter.iptables.tool import Iptables, choose_tool
 from steersman.netfilter.nft.tables import known_chains_left
 
 log = logging.getLogger(__name__)
@@ -176,18 +174,8 @@ class IpvsMode(Mode):
 
     def _scripts(self, have: Ruleset, change: Diff) -> tuple[Script, ...]:
         """Write a Diff as input of ipset, iptables-restore, ip and ipvsadm."""
-        parts = texts(have, change)
-        runs = write_steps(rule_steps(parts.rules), UNCUT, {})
         tool = self._kernel.iptables.tool if self._kernel else None
-        restore = ("ipset", "-exist", "restore")
-        scripts = (
-            Script("ipset", restore, "".join(f"{line}\n" for line in parts.sets)),
-            *restore_scripts(runs, tool),
-            Script("ip", ("ip", "-batch", "-"), "".join(f"{each}\n" for each in parts.addresses)),
-            Script("ipvsadm", ("ipvsadm", "-R"), "".join(f"{line}\n" for line in parts.servers)),
-            Script("ipset", restore, "".join(f"{line}\n" for line in parts.sets_gone)),
-        )
-        return tuple(each for each in scripts if each.text)
+        return scripts(have, change, tool.command if tool else "iptables")
 
     # The kernel
 

@@ -6,7 +6,7 @@ import re
 from typing import TypeAlias
 
 from steersman.model.hashes import sha256
-from steersman.model.names import ServicePortName
+from steersman.model.names import Family, ServicePortName
 
 FILTER, NAT, MANGLE = "filter", "nat", "mangle"
 BUILT_IN = frozenset({"PREROUTING", "INPUT", "FORWARD", "OUTPUT", "POSTROUTING"})
@@ -20,6 +20,12 @@ WHOLE = ""
 """The chain itself, with its rules unless several owners share it."""
 JUMPS = "jumps"
 """The rules of a built-in chain that lead to chains of the mode."""
+
+
+def command_of(command: str, family: int) -> str:
+    """Return the name of a command of iptables for a family, such as `ip6tables-nft`."""
+    return command if family == Family.IPV4 else command.replace("ip", "ip6", 1)
+
 
 _BASE32 = "ABCDEFGHIJKLMNOPQRSTUVWXYZ234567"
 _PAIRS = tuple(a + b for a in _BASE32 for b in _BASE32)

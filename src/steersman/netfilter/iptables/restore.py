@@ -9,8 +9,8 @@ from operator import itemgetter
 from typing import NamedTuple
 
 from steersman.model.names import Family
-from steersman.model.ruleset import Diff
-from steersman.netfilter.iptables.names import FILTER, MANGLE, NAT, RuleKey
+from steersman.model.ruleset import Diff, Script
+from steersman.netfilter.iptables.names import FILTER, MANGLE, NAT, RuleKey, command_of
 
 _TABLES = (MANGLE, FILTER, NAT)
 """Filter before nat: a Service that loses its last endpoint is rejected before its translation
@@ -62,16 +62,6 @@ class Run(NamedTuple):
 
     family: int
     text: str
-
-
-def old_and_new(change: Diff) -> Iterator[tuple[RuleKey, str | None, str | None]]:
-    """Yield each object of a Diff with its present and its wanted value; None if there is none."""
-    for key, value in change.removed.items():
-        yield key, value, None
-    for key, value in change.added.items():
-        yield key, None, value
-    for key, (old, new) in change.changed.items():
-        yield key, old, new
 
 
 def rule_lines(value: str | None) -> list[str]:
@@ -148,6 +138,16 @@ def _table_lines(steps: list[Step], spellings: Mapping[str, str]) -> list[str]:
     lines += [rule for step in others for rule in step.last]
     lines += [f"-X {step.remove}" for step in others if step.remove]
     return lines
+
+
+def restore_scripts(runs: Iterable[Run], command: str) -> tuple[Script, ...]:
+    """Return runs for people; `command`: the iptables to use, by its name for IPv4."""
+    scripts = []
+    for run in runs:
+        tool = command_of("iptables-restore", run.family)
+        argv = (f"{command_of(command, run.family)}-restore", "--noflush")
+        scripts.append(Script(tool, argv, run.text))
+    return tuple(scripts)
 
 
 Rules = Counter[tuple[str, Family]]

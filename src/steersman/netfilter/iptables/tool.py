@@ -19,7 +19,7 @@ from steersman.host.files import lock_holder
 from steersman.host.process import NEEDS_NET_ADMIN
 from steersman.model.errors import ApplyError, BusyError
 from steersman.model.names import Family
-from steersman.model.ruleset import Script
+from steersman.netfilter.iptables.names import command_of
 from steersman.netfilter.iptables.restore import Run
 
 _VERSION = re.compile(r"v(\d+)\.(\d+)(?:\.(\d+))?(?:.*\((\w+)\))?")
@@ -54,22 +54,12 @@ class Tool(NamedTuple):
 
     def of(self, family: int) -> str:
         """Return the name of the command for a family."""
-        return self.command if family == Family.IPV4 else self.command.replace("ip", "ip6", 1)
+        return command_of(self.command, family)
 
     @property
     def random_fully(self) -> bool:
         """Whether MASQUERADE has --random-fully."""
         return self.version >= (1, 6, 2)
-
-
-def restore_scripts(runs: Iterable[Run], tool: Tool | None) -> tuple[Script, ...]:
-    """Return runs for people; without a tool, for the machine's default."""
-    scripts = []
-    for run in runs:
-        command = (tool or Tool("iptables", "", (0, 0, 0))).of(run.family)
-        name = "iptables-restore" if run.family == Family.IPV4 else "ip6tables-restore"
-        scripts.append(Script(name, (f"{command}-restore", "--noflush"), run.text))
-    return tuple(scripts)
 
 
 class ToolChoice(NamedTuple):
