@@ -12,6 +12,8 @@ ServicePort. No policy here: the plan's Actions determine which chains exist and
 
 from __future__ import annotations
 
+import itertools
+from collections.abc import Iterator
 from functools import lru_cache
 
 import msgspec
@@ -35,7 +37,6 @@ from steersman.modes.iptables.names import (
     NODE_PORTS,
     PROXY_FIREWALL,
     SEP,
-    SERVICE_PREFIXES,
     SERVICES,
     SVC,
     SVL,
@@ -73,7 +74,6 @@ _BLOCK = {
     (Family.IPV6, Verdict.DROP): ("no local endpoints", "DROP"),
 }
 """Reason and target of the rules for destinations without usable endpoints."""
-_ORDER = {prefix[5:8]: order for order, prefix in enumerate(SERVICE_PREFIXES)}
 _ADDRESS_COMMENT = {
     FrontendKind.CLUSTER_IP: "cluster IP",
     FrontendKind.EXTERNAL_IP: "external IP",
@@ -113,6 +113,7 @@ class _ServicePort:
         "features",
         "groups",
         "hash",
+        "heads",
         "name",
         "plan",
         "pools",
@@ -130,7 +131,8 @@ class _ServicePort:
         self.hash = chain_hash(self.name + self.protocol)
         self.bits = _BITS[key.family]
         self.pools: set[Pool] = set()  # pools that some rule leads to
-        self.chains: dict[str, str] = {}  # chains of the nat table that are ours alone
+        self.heads: dict[str, str] = {}  # rules at the top of the chain of a pool
+        self.chains: dict[str, str] = {}  # KUBE-EXT, and KUBE-FW behind it
         self.groups: dict[tuple[str, str], list[str]] = {}  # our rules in shared chains
 
     def render(self) -> dict[RuleKey, str]:
@@ -146,11 +148,10 @@ class _ServicePort:
             comment = f'-m comment --comment "{self.name} health check node port"'
             port = f"-m tcp --dport {plan.health_check_node_port}"
             self._rule(FILTER, NODE_PORTS, f" -p tcp {comment} {port} -j ACCEPT")
-        self._endpoints()
         family = int(plan.key.family)
         out: dict[RuleKey, str] = {}
-        for chain in sorted(self.chains, key=lambda chain: _ORDER[chain[5:8]]):
-            out[family, NAT, chain, WHOLE] = self.chains[chain]
+        for chain, rules in itertools.chain(self._endpoint_chains(), self.chains.items()):
+            out[family, NAT, chain, WHOLE] = rules
         for (table, chain), lines in self.groups.items():
             # a health check is TCP whatever the ServicePort is, and script.py sees only the rule
             protocol = "tcp" if table == FILTER and chain == NODE_PORTS else self.protocol
@@ -174,7 +175,7 @@ class _ServicePort:
         detector = self.settings.family(self.plan.key.family).detector
         if detector and not frontend.pod.masquerade:
             before, after = local_source(detector, negate=True)
-        self.chains[chain] = (
+        self.heads[chain] = (
             f"-A {chain}{before} -d {frontend.address}{self.bits}{after} -p {self.protocol}"
             f' -m comment --comment "{self.name} cluster IP"'
             f" -m {self.protocol} --dport {frontend.port} -j {MARK_MASQ}"
@@ -282,8 +283,8 @@ class _ServicePort:
         self.chains[chain] = "\n".join(lines)
         return chain
 
-    def _endpoints(self) -> None:
-        """Write KUBE-SEP chains, and KUBE-SVC and KUBE-SVL if rules lead there."""
+    def _endpoint_chains(self) -> Iterator[tuple[str, str]]:
+        """Yield KUBE-SEP chains, then KUBE-SVC and KUBE-SVL if rules lead there."""
         plan, protocol, name = self.plan, self.protocol, self.name
         comments = not self.settings.large_cluster
         affinity, mask = plan.affinity_seconds, HOST_MASK[plan.key.family]
@@ -294,10 +295,11 @@ class _ServicePort:
         comment = f' -m comment --comment "{name}"' if comments else ""
         for endpoint, (chain, printed) in zip(plan.reachable, reachable, strict=True):
             recent = f" -m recent --set --name {chain} --mask {mask} --rsource" if affinity else ""
-            self.chains[chain] = (
+            yield (
+                chain,
                 f"-A {chain} -s {endpoint.ip}{self.bits}{comment} -j {MARK_MASQ}\n"
                 f"-A {chain} -p {protocol}{comment}{recent} -m {protocol}"
-                f" -j DNAT --to-destination {printed}"
+                f" -j DNAT --to-destination {printed}",
             )
 
         # One chain for each pool: the endpoint that the client had, or any, all equally likely.
@@ -312,7 +314,7 @@ class _ServicePort:
             if comments:
                 start = f'-A {chain} -m comment --comment "{name} -> '
                 heads = [f'{start}{printed}"' for _, printed in targets]
-            lines = [self.chains[chain]] if chain in self.chains else []  # of the cluster IP
+            lines = [self.heads[chain]] if chain in self.heads else []
             if affinity:
                 lines += [
                     f"{head} -m recent --rcheck --seconds {affinity} --reap --name {target}"
@@ -324,7 +326,7 @@ class _ServicePort:
                 chance = f" -m statistic --mode random --probability {probability(left)}"
                 lines.append(f"{head}{chance if left > 1 else ''} -j {target}")
                 left -= 1
-            self.chains[chain] = "\n".join(lines)
+            yield chain, "\n".join(lines)
 
 
 def _forwards(frontend: Frontend) -> bool:

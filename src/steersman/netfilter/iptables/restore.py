@@ -133,7 +133,7 @@ def _table_lines(steps: list[Step], spellings: Mapping[str, str]) -> list[str]:
     order = sorted(declared, reverse=True)
     lines = [f":{chain} - [0:0]" for chain in order]
     lines += [f"-N {step.create}" for step in others if step.create]
-    lines += [declared[chain] for chain in order if declared[chain]]
+    lines += filter(None, map(declared.get, order))
     lines += changes
     lines += [rule for step in others for rule in step.last]
     lines += [f"-X {step.remove}" for step in others if step.remove]
