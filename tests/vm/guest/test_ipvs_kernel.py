@@ -63,7 +63,7 @@ def test_every_scheduler(node: Node) -> None:
 def test_the_flags_of_a_scheduler(node: Node) -> None:
     node.again(IpvsOptions(scheduler="mh"))
     node.bring(of(ONE[0]))
-    assert (node.servers()[VIP].scheduler, node.servers()[VIP].flags) == ("mh", 0x10)
+    assert (node.servers()[VIP].scheduler, node.servers()[VIP].flags) == ("mh", 0x18)
 
 
 @only_with_all
