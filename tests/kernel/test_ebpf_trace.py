@@ -503,7 +503,7 @@ def exists(program: int) -> bool:
 async def test_the_mode_does_not_run(tmp_path: Path) -> None:
     mode = EbpfMode(SubprocessExec(), EbpfOptions(tmp_path / "nothing"))
     tracer = mode.tracer()
-    with pytest.raises(BusyError, match="the mode does not run here"):
+    with pytest.raises(BusyError, match="programs are not attached: "):
         await tracer.start(WatchedFlow(Protocol.TCP, VIP, 80))
     await tracer.aclose()
 
@@ -530,7 +530,9 @@ if __name__ == "__main__":  # trace for ever, and say which programs do it
         options = EbpfOptions(Path(sys.argv[1]), Path(sys.argv[2]))
         tracer = EbpfMode(SubprocessExec(), options).tracer()
         await tracer.start(WatchedFlow(Protocol.TCP, VIP, 80))
-        print(*tracer.program_ids(), flush=True)
+        assert tracer._watcher
+        programs = tracer._watcher.descriptors("program").values()
+        print(*(Object(number).id for number in programs), flush=True)
         await asyncio.get_running_loop().create_future()
 
     asyncio.run(main())

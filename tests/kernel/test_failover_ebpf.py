@@ -28,7 +28,7 @@ from steersman.model.names import Protocol
 from steersman.model.plan import Endpoint, NodePlan
 from steersman.modes.ebpf import failures as failures_of_mode
 from steersman.modes.ebpf import layout, loader
-from steersman.modes.ebpf.bpf import HashMap
+from steersman.modes.ebpf.bpf import HashMap, Object
 from steersman.modes.ebpf.datapath import EbpfOptions
 from steersman.modes.ebpf.failures import EbpfFailures
 from steersman.modes.ebpf.mode import EbpfMode
@@ -523,7 +523,7 @@ def program_exists(program: int) -> bool:
 
 def test_the_mode_does_not_run(tmp_path: Path) -> None:
     mode = EbpfMode(SubprocessExec(), EbpfOptions(tmp_path / "nothing"))
-    with pytest.raises(BusyError, match="programs are not attached yet"):
+    with pytest.raises(BusyError, match="programs are not attached: "):
         mode.watch_failures()
 
 
@@ -545,5 +545,6 @@ def test_the_maps_of_another_version(lab: Lab, monkeypatch: pytest.MonkeyPatch) 
 
 if __name__ == "__main__":  # watch for ever, and say which programs do it
     watching_failures = EbpfFailures(KernelWorker(), Path(sys.argv[1]) / "maps")
-    print(*watching_failures.program_ids(), flush=True)
+    programs = watching_failures._object.descriptors("program").values()
+    print(*(Object(number).id for number in programs), flush=True)
     threading.Event().wait()

@@ -67,14 +67,29 @@ class OpenedObject:
         fd_of = getattr(library(), f"bpf_{kind}__fd")
         return {name: fd_of(handle) for name, handle in self.each(kind)}
 
-    def attach_tracepoint(self, name: str) -> None:
-        """Attach a program that is loaded to its tracepoint, until `close`.
+    def attach_tracepoint(self, name: str) -> int:
+        """Attach a program that is loaded to its tracepoint, until `detach` or `close`.
 
         Raises:
             OSError: the kernel refused it.
         """
         descriptor = self.descriptors("program")[name]
         self._links.append(call("bpf_raw_tracepoint_open", None, descriptor))
+        return self._links[-1]
+
+    def attach_socket(self, name: str, cgroup: int, attach_type: int) -> None:
+        """Attach a program of sockets to a cgroup (a descriptor), behind those that are there.
+
+        Raises:
+            OSError: the kernel refused it.
+        """
+        descriptor = self.descriptors("program")[name]
+        self._links.append(call("bpf_link_create", descriptor, cgroup, attach_type, None))
+
+    def detach(self, link: int) -> None:
+        """Detach what `attach_tracepoint` has attached."""
+        self._links.remove(link)
+        os.close(link)
 
     def listen(self, name: str, take: Callable[[bytes], object]) -> None:
         """Read a ring buffer: `consume` gives each record to a function."""

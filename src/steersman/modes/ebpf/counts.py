@@ -6,10 +6,12 @@ ServicePort and endpoint. Entries of the last two appear with the first connecti
 
 from __future__ import annotations
 
+import logging
 from collections import Counter
 from collections.abc import Collection, Generator
 from typing import NamedTuple
 
+from steersman.host.netlink import NETLINK_NETFILTER, Netlink
 from steersman.model.connections import ConnectionSearch
 from steersman.model.conntrack import Stale
 from steersman.model.names import ServicePortName
@@ -27,10 +29,14 @@ from steersman.modes.ebpf.flows import (
     read_timeouts,
 )
 from steersman.modes.ebpf.loader import LoadedObject
+from steersman.modes.ebpf.ports import ports_in_use, reserve_ports
 from steersman.modes.ebpf.sockets import Peer, read_peers, stale_peers
 from steersman.modes.ebpf.sockets import find_connections as find_peers
 from steersman.modes.ebpf.tables import Tables
+from steersman.netfilter.conntrack.ports import hold_ports
 
+log = logging.getLogger("steersman.ebpf")
+_HOLD_SECONDS = 120  # the watcher prolongs it every 30
 # Plans that `stats` visits in a step: a millisecond.
 _PLANS_AT_ONCE = 256
 
@@ -147,6 +153,21 @@ class Tracking:
     def count_open(self) -> Generator[None, None, int]:
         """Count the connections that have not ended, in steps."""
         return count_open(self._flows, read_timeouts())
+
+    def reserve_ports(self) -> None:
+        """Keep programs from choosing ports of connections that netfilter masquerades."""
+        try:
+            with Netlink(NETLINK_NETFILTER) as netlink:
+                reserve_ports(self._flows, netlink)
+        except OSError as error:  # without conntrack, netfilter masquerades nothing
+            log.debug("ebpf: the connections of netfilter cannot be listed: %s", error)
+
+    def hold_ports(self) -> Generator[None, None, None]:
+        """Keep netfilter from choosing ports of masqueraded connections, in steps."""
+        for batch in self._flows.batches():
+            with Netlink(NETLINK_NETFILTER) as netlink:
+                hold_ports(netlink, ports_in_use(batch), _HOLD_SECONDS)
+            yield
 
     def find_connections(self, search: ConnectionSearch) -> Generator[None, None, None]:
         """Add the connections that a search wants, in steps."""

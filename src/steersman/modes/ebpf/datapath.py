@@ -12,7 +12,6 @@ connections survive:
 
 from __future__ import annotations
 
-import logging
 import threading
 from collections.abc import Callable, Collection, Generator, Iterable, Sequence
 from contextlib import closing
@@ -21,13 +20,13 @@ from typing import TypeVar
 
 import msgspec
 
-from steersman.host.netlink import NETLINK_NETFILTER, Netlink, Subscription
+from steersman.host.netlink import Subscription
 from steersman.host.nlmsg import Message
 from steersman.host.worker import Pause, apart
 from steersman.model.errors import BusyError
 from steersman.model.ruleset import Diff
 from steersman.modes.ebpf import PINS, loader
-from steersman.modes.ebpf.bpf import HashMap, wait_for_programs
+from steersman.modes.ebpf.bpf import wait_for_programs
 from steersman.modes.ebpf.counts import Tracking
 from steersman.modes.ebpf.devices import DeviceTracker
 from steersman.modes.ebpf.layout import Kind
@@ -35,13 +34,10 @@ from steersman.modes.ebpf.links import XDP_PROGRAM, attach_sockets, detach_socke
 from steersman.modes.ebpf.migration import Migration, load
 from steersman.modes.ebpf.netns import device_changes, netns_cookie, port_range
 from steersman.modes.ebpf.pins import Pins
-from steersman.modes.ebpf.ports import ports_in_use, reserve_ports
 from steersman.modes.ebpf.probe import cgroup_root, mount_bpffs
 from steersman.modes.ebpf.tables import Tables
-from steersman.netfilter.conntrack.ports import hold_ports
 
 T = TypeVar("T")
-log = logging.getLogger("steersman.ebpf")
 
 
 class EbpfOptions(msgspec.Struct, frozen=True):
@@ -63,9 +59,6 @@ class EbpfOptions(msgspec.Struct, frozen=True):
     """Whether to attach to devices by links, or by filters of tc; None chooses by the kernel."""
     file: Path = loader.FILE
     """The compiled object."""
-
-
-_HOLD_SECONDS = 120  # the watcher prolongs it every 30
 
 
 class Datapath:
@@ -175,7 +168,7 @@ class Datapath:
             self._migration.switch()
         self._attach_all_devices()
         if not self._migration:  # its programs have chosen ports already
-            self._reserve_ports()
+            self.tracking.reserve_ports()
         tables.presence.allow_new_flows(True)
 
         # Sockets, which send connections to endpoints from now on.
@@ -191,24 +184,6 @@ class Datapath:
         wait_for_programs()  # a replaced one may be about to open a flow that is not in the filter
         self.tracking.trust_filter()
         tables.node.programs = programs
-
-    def _reserve_ports(self) -> None:
-        """Keep programs from choosing ports of connections that netfilter masquerades."""
-        assert self._loaded
-        try:
-            with Netlink(NETLINK_NETFILTER) as netlink:
-                reserve_ports(HashMap(self._loaded.maps["flows"]), netlink)
-        except OSError as error:  # without conntrack, netfilter masquerades nothing
-            log.debug("ebpf: the connections of netfilter cannot be listed: %s", error)
-
-    def hold_ports(self) -> Generator[None, None, None]:
-        """Keep netfilter from choosing ports of masqueraded connections, in steps."""
-        if not self._loaded:
-            return
-        for batch in HashMap(self._loaded.maps["flows"]).batches():
-            with Netlink(NETLINK_NETFILTER) as netlink:
-                hold_ports(netlink, ports_in_use(batch), _HOLD_SECONDS)
-            yield
 
     def while_open(
         self, work: Callable[[Tracking], Generator[None, None, T]]

@@ -13,7 +13,6 @@ others, so no more than two of its silent connections are returned: three would 
 
 from __future__ import annotations
 
-import errno
 import sys
 import time
 from collections import Counter
@@ -27,8 +26,8 @@ from steersman.model.errors import BusyError
 from steersman.model.failover import Backend, Observation
 from steersman.model.names import PROTOCOL_BY_NUMBER, Protocol
 from steersman.modes.ebpf import layout
-from steersman.modes.ebpf.bpf import ArrayMap, HashMap, Object
-from steersman.modes.ebpf.loader import BesideObject, StaleMapsError
+from steersman.modes.ebpf.bpf import ArrayMap, HashMap
+from steersman.modes.ebpf.loader import BesideObject, StaleMapsError, explain
 from steersman.modes.ebpf.mover import Mover
 
 FILE = Path(__file__).with_name(f"failures-{'el' if sys.byteorder == 'little' else 'eb'}.o")
@@ -100,32 +99,33 @@ class EbpfFailures(FailureWatch):
         self._told: dict[bytes, int] = {}
         """The last answer of each endpoint that `receive` has returned."""
         self._last_read = 0
-        self._counting: Object | None = None
+        self._counting: int | None = None
+        """What counts answers, while they are counted."""
         self._counts_since = self._counts_until = 0.0
         self._silent: Counter[bytes] = Counter()
         """Silent connections by endpoint while it is not known who answers."""
         self._mover = Mover(maps)
         try:
             self._object = BesideObject(FILE, maps, layout.FAILURE_SIZES, layout.OFFSETS)
+            try:
+                self._begin()
+            except OSError:
+                self._object.close()
+                raise
         except (OSError, StaleMapsError) as error:
-            raise BusyError(
-                f"ebpf: connections cannot be seen to fail: {explain(error)}"
-            ) from error
-        try:
-            fds = self._object.maps
-            self._health, self._answers = HashMap(fds["health"]), HashMap(fds["answers"])
-            self._watching = ArrayMap(fds["watching"])
-            self._object.listen("failures", lambda data: self._events.append(Event.unpack(data)))
-            self._object.consume()  # what a killed process has left
-            self._events.clear()
-            self._object.attach("failure_repeat")
-            self._object.attach("failure_error")
-            self._renew()
-        except OSError as error:
-            self._object.close()
-            raise BusyError(
-                f"ebpf: connections cannot be seen to fail: {explain(error)}"
-            ) from error
+            why = explain(error, FILE)
+            raise BusyError(f"ebpf: connections cannot be seen to fail: {why}") from error
+
+    def _begin(self) -> None:
+        fds = self._object.maps
+        self._health, self._answers = HashMap(fds["health"]), HashMap(fds["answers"])
+        self._watching = ArrayMap(fds["watching"])
+        self._object.listen("failures", lambda data: self._events.append(Event.unpack(data)))
+        self._object.consume()  # what a killed process has left
+        self._events.clear()
+        self._object.attach_tracepoint("failure_repeat")
+        self._object.attach_tracepoint("failure_error")
+        self._renew()
 
     async def receive(self) -> list[Failure]:
         """Wait for failures, and say which endpoints answer meanwhile."""
@@ -139,7 +139,7 @@ class EbpfFailures(FailureWatch):
                 self._count_answers()
                 events, self._events = self._events, []
                 return [*self._answered(events), *self._failures(events)]
-            if self._counting and time.monotonic() > self._counts_until:
+            if self._counting is not None and time.monotonic() > self._counts_until:
                 self._stop_counting()
             # Not longer than the lease allows.
             yield Pause(self._object.fileno(), time.monotonic() + _RENEWAL)
@@ -148,15 +148,15 @@ class EbpfFailures(FailureWatch):
         """Count answers from now on, and for a while."""
         now = time.monotonic()
         if self._counting is None:
-            self._counting = self._object.attach("failure_answer")
+            self._counting = self._object.attach_tracepoint("failure_answer")
             self._counts_since = now
             self._silent.clear()
             self._store("answers", _LEASE)
         self._counts_until = now + _COUNTED
 
     def _stop_counting(self) -> None:
-        if self._counting:
-            self._counting.close()
+        if self._counting is not None:
+            self._object.detach(self._counting)
         self._counting = None
         self._store("answers", 0)
 
@@ -172,7 +172,7 @@ class EbpfFailures(FailureWatch):
 
     def _renew(self) -> None:
         self._store("until", _LEASE)
-        if self._counting:
+        if self._counting is not None:
             self._store("answers", _LEASE)
 
     def _store(self, field: str, lease: int) -> None:
@@ -209,10 +209,6 @@ class EbpfFailures(FailureWatch):
             self._last_read = max(self._last_read, at)
             yield Failure(_backend(endpoint, _TCP), Observation.ANSWERED)
 
-    def program_ids(self) -> list[int]:
-        """Return the kernel's ids of the programs at tracepoints."""
-        return self._object.program_ids()
-
     async def cut(self, backends: Collection[Backend]) -> int:
         """Let connections that wait for these endpoints begin again, or move them to others."""
         return await self._worker.do(self._mover.cut, frozenset(backends))
@@ -226,16 +222,3 @@ class EbpfFailures(FailureWatch):
             self._object.close()
 
         await self._worker.do(close)
-
-
-def explain(error: OSError | StaleMapsError) -> str:
-    """Say why connections cannot be seen to fail."""
-    if isinstance(error, StaleMapsError):
-        return f"the running programs are those of another version of steersman ({error})"
-    if isinstance(error, FileNotFoundError) and error.filename == str(FILE):
-        return f"the programs for that are not installed ({FILE.name} is missing)"
-    if isinstance(error, FileNotFoundError):
-        return "the mode's programs are not attached yet"
-    if error.errno in (errno.EPERM, errno.EACCES):
-        return f"it needs root (CAP_BPF, CAP_PERFMON and CAP_NET_ADMIN): {error}"
-    return f"it needs Linux 5.18 with BTF (/sys/kernel/btf/vmlinux): {error}"

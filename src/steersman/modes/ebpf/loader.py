@@ -20,7 +20,7 @@ from pathlib import Path
 from typing import NamedTuple, TypeAlias
 
 from steersman.host.bpf_object import OpenedObject
-from steersman.host.libbpf import MAP_ATTRIBUTES, call, library, load_error
+from steersman.host.libbpf import MAP_ATTRIBUTES, library, load_error
 from steersman.model.hashes import blake2b
 from steersman.modes.ebpf import bpf, layout
 
@@ -187,7 +187,6 @@ class BesideObject(OpenedObject):
             StaleMapsError: the mode's maps are those of another version.
         """
         super().__init__(path)
-        self._attached: list[bpf.Object] = []
         try:
             check_structs(self, sizes, offsets or {})
             use_pinned(self, maps)
@@ -195,30 +194,27 @@ class BesideObject(OpenedObject):
         except BaseException:
             self.close()
             raise
-        self.programs = self.descriptors("program")
-        """Descriptors by name."""
         self.maps = self.descriptors("map")
+        """Descriptors by name."""
 
-    def attach(self, name: str) -> bpf.Object:
-        """Attach a program to its tracepoint, until what this returns is closed, or all is."""
-        descriptor = call("bpf_raw_tracepoint_open", None, self.programs[name])
-        self._attached.append(bpf.Object(descriptor))
-        return self._attached[-1]
 
-    def attach_socket(self, name: str, cgroup: int, attach_type: int) -> None:
-        """Attach a program of sockets to a cgroup (a descriptor), behind those that are there."""
-        self._attached.append(bpf.Link.attach(self.programs[name], cgroup, attach_type))
-
-    def program_ids(self) -> list[int]:
-        """Return the kernel's ids of the programs."""
-        return [bpf.Object(number).id for number in self.programs.values()]
-
-    def close(self) -> None:
-        """Detach everything. Idempotent."""
-        for each in self._attached:
-            each.close()
-        self._attached = []
-        super().close()
+def explain(error: OSError | StaleMapsError, file: Path) -> str:
+    """Say why a BesideObject cannot be loaded from a file, and what to do."""
+    if isinstance(error, StaleMapsError):
+        return (
+            f"the running programs are those of another version of steersman ({error}): use the "
+            "same version"
+        )
+    if isinstance(error, FileNotFoundError) and error.filename == str(file):
+        return f"the programs for that are not installed ({file.name} is missing)"
+    if isinstance(error, FileNotFoundError):
+        return f"the mode's programs are not attached: {error}"
+    if error.errno in (errno.EPERM, errno.EACCES):
+        return (
+            "it needs root (CAP_BPF, CAP_PERFMON and CAP_NET_ADMIN), and a kernel that is not "
+            f"locked down for confidentiality: {error}"
+        )
+    return f"it needs Linux 5.18 with BTF (/sys/kernel/btf/vmlinux): {error}"
 
 
 def use_pinned(opened: OpenedObject, pins: Path) -> frozenset[str]:

@@ -22,7 +22,6 @@ from steersman.host.process import CAP_SYS_ADMIN, has_capability
 from steersman.model.errors import BusyError
 from steersman.modes.base import Support
 from steersman.modes.ebpf import bpf
-from steersman.modes.ebpf.netns import netns_cookie
 
 _MOUNTS = Path("/proc/self/mountinfo")
 _CGROUPS = "/sys/fs/cgroup"
@@ -99,14 +98,6 @@ def _can_refuse() -> bool:
     return _accepts(lambda: load(_SOCK_ADDR, _CONNECT4, code))
 
 
-def _has_netns_cookies() -> bool:
-    try:
-        netns_cookie()
-    except OSError:
-        return False
-    return True
-
-
 def tcx() -> bool:
     """Return whether devices take links (TCX); other kernels call the request invalid."""
     try:
@@ -123,16 +114,7 @@ def tcx() -> bool:
 
 
 FEATURES = (
-    Feature(
-        "the cookie of a network namespace for processes (SO_NETNS_COOKIE)",
-        "5.14",
-        _has_netns_cookies,
-    ),
-    Feature(
-        "bpf_set_retval, which refuses connections",
-        "5.18",
-        _can_refuse,
-    ),
+    Feature("bpf_set_retval, which refuses connections", "5.18", _can_refuse),
     Feature(
         "TCX, which attaches programs to devices",
         "6.6",

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import errno
 import os
 from collections.abc import Sequence
 
@@ -21,7 +20,7 @@ from steersman.model.errors import BusyError
 from steersman.model.tracing import TraceStep, TrackedConnection, WatchedFlow
 from steersman.modes.ebpf import layout
 from steersman.modes.ebpf.datapath import EbpfOptions
-from steersman.modes.ebpf.loader import StaleMapsError
+from steersman.modes.ebpf.loader import StaleMapsError, explain
 from steersman.modes.ebpf.pins import Pins
 from steersman.modes.ebpf.probe import cgroup_root
 from steersman.modes.ebpf.trace_events import FILE, FILTER, Kind, TraceEvent, Watcher
@@ -90,7 +89,7 @@ class EbpfTracer(Tracer):
             await self._worker.do(watch)
         except (OSError, StaleMapsError) as error:
             await self.aclose()
-            raise BusyError(f"ebpf: {explain(error)}") from error
+            raise BusyError(f"ebpf: nothing can be traced: {explain(error, FILE)}") from error
         assert self._watcher
         asyncio.get_running_loop().add_reader(self._watcher.fileno(), self._read)
 
@@ -155,10 +154,6 @@ class EbpfTracer(Tracer):
         """Count the events that were lost, as nobody read them in time."""
         return await self._worker.do(self._watcher.count_lost) if self._watcher else 0
 
-    def program_ids(self) -> list[int]:
-        """Return the kernel's ids of the programs that watch."""
-        return self._watcher.program_ids() if self._watcher else []
-
     async def aclose(self) -> None:
         """Detach the programs."""
         if self._watcher:
@@ -185,22 +180,3 @@ def with_rules(steps: Sequence[TraceStep], rules: Sequence[TraceStep]) -> tuple[
     if any(step.ends for step in rules):  # the kernel's own report of the drop says less
         rest = [step for step in rest if step.direction == "reply" or not step.ends]
     return (*steps[:place], *rules, *rest)
-
-
-def explain(error: OSError | StaleMapsError) -> str:
-    """Say why nothing can be traced, and what to do."""
-    if isinstance(error, StaleMapsError):
-        return (
-            f"the running programs are those of another version of steersman ({error}): trace with "
-            "the same version"
-        )
-    if isinstance(error, FileNotFoundError) and error.filename == str(FILE):
-        return f"the programs that trace are not installed ({FILE.name} is missing)"
-    if isinstance(error, FileNotFoundError):
-        return f"the mode does not run here: {error}"
-    if error.errno in (errno.EPERM, errno.EACCES):
-        return (
-            "tracing needs root (CAP_BPF, CAP_PERFMON and CAP_NET_ADMIN), and a kernel that is not "
-            f"locked down for confidentiality: {error}"
-        )
-    return f"tracing is not possible here: {error}"

@@ -105,10 +105,10 @@ class Watcher(BesideObject):
             self._filter = HashMap(self.maps["filter"])
             self._filter.put(_ONLY_KEY, wanted)
             self.listen("events", lambda data: self._events.append(TraceEvent.unpack(data)))
-            for name in self.programs:
+            for name, _ in self.each("program"):
                 attach_type = CGROUP_ATTACH_TYPES.get(name.replace("trace_", "sm_"))
                 if attach_type is None:
-                    self.attach(name)
+                    self.attach_tracepoint(name)
                 elif cgroup >= 0:
                     self.attach_socket(name, cgroup, attach_type)
         except BaseException:

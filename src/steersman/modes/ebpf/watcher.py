@@ -106,7 +106,7 @@ class DeviceWatcher:
         finish(self._try(self._hold_ports()))
 
     def _hold_ports(self) -> Generator[None, None, None]:
-        return self._datapath.while_open(lambda _: self._datapath.hold_ports())
+        return self._datapath.while_open(lambda tracking: tracking.hold_ports())
 
     def _try(
         self, work: Generator[Pause | None, None, object]

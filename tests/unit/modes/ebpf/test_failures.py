@@ -15,8 +15,8 @@ from steersman.model.failover import Backend, Observation
 from steersman.model.names import Protocol
 from steersman.modes.ebpf import failures, layout
 from steersman.modes.ebpf.bpf import HashMap
-from steersman.modes.ebpf.failures import EbpfFailures, Event, explain
-from steersman.modes.ebpf.loader import StaleMapsError
+from steersman.modes.ebpf.failures import EbpfFailures, Event
+from steersman.modes.ebpf.loader import StaleMapsError, explain
 
 SECOND = 1_000_000_000
 NOW = 1000 * SECOND
@@ -127,10 +127,10 @@ def test_a_client_that_is_not_bound_is_not_named() -> None:
     [
         (StaleMapsError(frozenset({"seats"})), "another version of steersman .*seats"),
         (FileNotFoundError(errno.ENOENT, "", str(failures.FILE)), "not installed"),
-        (FileNotFoundError(errno.ENOENT, "", "/pins"), "not attached yet"),
+        (FileNotFoundError(errno.ENOENT, "", "/pins"), "not attached: "),
         (PermissionError(errno.EPERM, "no"), "needs root"),
         (OSError(errno.EINVAL, "no"), "Linux 5.18 with BTF"),
     ],
 )
 def test_the_reason_is_said(error: OSError | StaleMapsError, said: str) -> None:
-    assert re.search(said, explain(error))
+    assert re.search(said, explain(error, failures.FILE))

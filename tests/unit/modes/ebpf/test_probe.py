@@ -97,8 +97,7 @@ def test_what_is_not_permitted_is_not_taken_for_missing(monkeypatch: pytest.Monk
         for module in (bpf, probe):
             monkeypatch.setattr(module, "call", call)
 
-    privileged = [each for each in FEATURES if "for processes" not in each.name]
     refuse(errno.EPERM)
-    assert not missing_features(privileged)
+    assert not missing_features()
     refuse(errno.EINVAL)
-    assert missing_features(privileged) == tuple(privileged)
+    assert missing_features() == FEATURES
