@@ -11,7 +11,6 @@ from steersman.model.plan import Verdict
 from steersman.model.ruleset import Diff
 from steersman.modes.kinds import Words, iptables_rules
 from steersman.modes.nftables import words as nftables_words
-from steersman.modes.userspace.render import StrayKey
 from steersman.modes.words import KernelWords
 from steersman.proxy.listeners import Decision, ListenerPlan
 from tests.support.builders import case_files
@@ -63,17 +62,6 @@ def test_objects_of_a_service_are_found_among_all(under_test: ModeUnderTest) -> 
             }, name
             if under_test.name != "userspace":  # sockets are found by the rules that lead there
                 assert own.keys() <= found, name
-
-
-def test_a_rule_that_is_in_force_is_wanted_as_the_tool_prints_it() -> None:
-    mode = MODES["userspace"].offline()
-    plan = case_files.world(case_files.names()[0], mode.traits).plan(mode.traits)
-    words, rendered = mode.words, render(plan, mode)
-    rules = [key for key in words.wanted(rendered, {}) if isinstance(key, StrayKey)]
-    assert rules
-    kernel = {key: f"-A {number}" for number, key in enumerate(rules)}
-    wanted = words.wanted(rendered, kernel)
-    assert {key: wanted[key] for key in rules} == kernel
 
 
 def test_a_diff_is_printed_by_line() -> None:

@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Mapping, Set
-from itertools import chain
+from collections.abc import Iterable
 
 from steersman.host.exec import Exec
 from steersman.model.names import Family
 from steersman.modes.base import Support, probed
-from steersman.modes.userspace import ALL_CHAINS, CHAINS
+from steersman.modes.userspace import ALL_CHAINS
 from steersman.modes.userspace.iptables_rules import (
     FoundRules,
     Rule,
@@ -16,7 +15,7 @@ from steersman.modes.userspace.iptables_rules import (
     portal_rules,
     write,
 )
-from steersman.modes.userspace.render import BASE, STRAY, BaseKey, Key, Portal, StrayKey
+from steersman.modes.userspace.render import STRAY, Portal, StrayKey
 from steersman.modes.userspace.rule_portals import RulePortals
 from steersman.netfilter.iptables.restore import Run
 from steersman.netfilter.iptables.tool import Iptables, choose_tool, legacy_left
@@ -42,7 +41,7 @@ class IptablesPortals(RulePortals[Rule]):
         self._iptables: Iptables | None = None
         """None before a successful `probe`."""
         self._found: dict[Family, FoundRules] = {}
-        """As of the last `read_rules`."""
+        """As of the last `read_family`."""
 
     def probe(self) -> Support:
         """Find the iptables to use."""
@@ -63,60 +62,45 @@ class IptablesPortals(RulePortals[Rule]):
         """Return the iptables to use. Raise BusyError if none works."""
         return probed(self.probe, lambda: self._iptables)
 
-    def read_rules(self) -> dict[Key, Portal | str]:
-        """Return the portals whose rules are all there, and other rules in our chains."""
-        found: dict[Key, Portal | str] = {}
-        iptables = self._probed()
-        for family in self.families:
-            kernel = self._found[family] = parse(iptables.save(int(family)))
-            if kernel.complete:
-                found[BaseKey(BASE, family)] = ""
-            elif kernel.chains or kernel.jumps:
-                found[StrayKey(STRAY, family, "", BASE)] = ""  # a part of the base is left
-            portals, strays = self.written.compare(family, kernel.rules)
-            found.update(portals.items())
-            for rule in sorted(strays):
-                found[self.stray(family, rule)] = rule.line
-        return found
+    def probed_families(self) -> tuple[Family, ...]:
+        """Find the iptables to use, unless that is done."""
+        self._probed()
+        return self.families
+
+    def read_family(self, family: Family) -> tuple[bool | None, frozenset[Rule]]:
+        """Read by iptables-save."""
+        kernel = self._found[family] = parse(self._probed().save(int(family)))
+        partial = bool(kernel.chains or kernel.jumps)
+        return kernel.complete or (None if partial else False), kernel.rules
 
     def parts_of(self, key: FrontendKey, portal: Portal, port: int) -> tuple[Rule, ...]:
         """Return the rules of a portal."""
         return portal_rules(key, portal, port)
 
-    def stray(self, family: Family, part: Rule) -> StrayKey:
+    def to_stray(self, family: Family, part: Rule) -> StrayKey:
         """Return the key of a rule whose portal is not known."""
         return StrayKey(STRAY, family, part.table, part.line)
 
-    def write_rules(
-        self,
-        family: Family,
-        gone: Set[Key],
-        new: Mapping[FrontendKey, Collection[Rule]],
-        *,
-        base: bool,
-    ) -> None:
-        """Write rules by iptables-restore."""
-        iptables = self._probed()
-        if family not in self.families:
-            return
-        kernel = self._found.get(family, FoundRules())
-        if base:
-            # Create or flush the chains, and write all portals.
-            kept = [key for key in self.written.of(family) if key not in gone and key not in new]
-            every = chain(self.written.all_parts(kept), *new.values())
-            text = write((), every, fresh=kernel.jumps)
-        elif gone & {BaseKey(BASE, family), StrayKey(STRAY, family, "", BASE)}:
-            text = write((), (), gone=kernel)
-        else:
-            # A rule cannot be replaced without its number: delete the old and append the new.
-            changed = {k: rules for k, rules in new.items() if self.written.parts(k) != rules}
-            old = self.written.among(gone | changed.keys())
-            strays = [
-                Rule(key.where, key.text)
-                for key in gone
-                if isinstance(key, StrayKey) and key.where in CHAINS
-            ]
-            removed = chain(self.written.all_parts(old), strays)
-            text = write(removed, chain.from_iterable(changed.values()))
+    def from_stray(self, key: StrayKey) -> Rule:
+        """Return the rule of such a key."""
+        return Rule(key.where, key.text)
+
+    def write_all(self, family: Family, parts: Iterable[Rule]) -> None:
+        """Create or flush the chains, and write all portals."""
+        self._restore(family, write((), parts, fresh=self._read(family).jumps))
+
+    def write_change(self, family: Family, removed: Iterable[Rule], added: Iterable[Rule]) -> bool:
+        """Delete rules and append others: none can be replaced without its number."""
+        self._restore(family, write(removed, added))
+        return True
+
+    def remove_all(self, family: Family) -> None:
+        """Remove our chains, and the jumps to them."""
+        self._restore(family, write((), (), gone=self._read(family)))
+
+    def _read(self, family: Family) -> FoundRules:
+        return self._found.get(family, FoundRules())
+
+    def _restore(self, family: Family, text: str) -> None:
         if text:
-            iptables.restore(Run(int(family), text))
+            self._probed().restore(Run(int(family), text))

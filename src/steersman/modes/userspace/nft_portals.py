@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Mapping, Set
-from itertools import chain
+from collections.abc import Iterable
 
 from steersman.host.exec import Result, RunTool, tool_result
 from steersman.model.errors import ApplyError, BusyError
@@ -22,7 +21,7 @@ from steersman.modes.userspace.nft_rules import (
     table_of,
     whole,
 )
-from steersman.modes.userspace.render import BASE, STRAY, BaseKey, Key, Portal, StrayKey
+from steersman.modes.userspace.render import STRAY, Portal, StrayKey
 from steersman.modes.userspace.rule_portals import RulePortals
 from steersman.netfilter.nft.tables import table_left
 from steersman.proxy.listeners import FrontendKey
@@ -62,62 +61,45 @@ class NftPortals(RulePortals[Object]):
         """Look for our tables."""
         return table_left(TABLE, families)
 
-    def read_rules(self) -> dict[Key, Portal | str]:
-        """Return the portals whose objects are all there, and other objects in our tables."""
-        found: dict[Key, Portal | str] = {}
-        for family in self.families:
-            result = self._nft("-nn", "list", "table", *table_of(family).split())
-            if result.returncode and _NO_TABLE not in result.message:
+    def read_family(self, family: Family) -> tuple[bool | None, frozenset[Object]]:
+        """Read our table by nft."""
+        result = self._nft("-nn", "list", "table", *table_of(family).split())
+        if result.returncode:
+            if _NO_TABLE not in result.message:
                 raise BusyError(f"nft cannot list the portals: {result.message}")
-            listed = "" if result.returncode else result.stdout.decode(errors="replace")
-            have = parse(listed)
-            if listed and base(family) <= have:
-                found[BaseKey(BASE, family)] = ""
-                portals, strays = self.written.compare(family, have - base(family))
-                found.update(portals.items())
-                for each in sorted(strays, key=str):
-                    found[self.stray(family, each)] = ""
-                continue
-            self.written.remove(self.written.of(family))
-            if listed:
-                found[StrayKey(STRAY, family, TABLE, BASE)] = ""
-        return found
+            return False, frozenset()
+        have = parse(result.stdout.decode(errors="replace"))
+        return base(family) <= have or None, have - base(family)
 
     def parts_of(self, key: FrontendKey, portal: Portal, port: int) -> frozenset[Object]:
         """Return the objects of a portal."""
         return objects(key, portal, port)
 
-    def stray(self, family: Family, part: Object) -> StrayKey:
+    def to_stray(self, family: Family, part: Object) -> StrayKey:
         """Return the key of an object whose portal is not known."""
         at = (part.map, part.text) if isinstance(part, Element) else ("", part.name)
         return StrayKey(STRAY, family, *at)
 
-    def write_rules(
-        self,
-        family: Family,
-        gone: Set[Key],
-        new: Mapping[FrontendKey, Collection[Object]],
-        *,
-        base: bool,
-    ) -> None:
-        """Write the changes; write the whole table if another program has changed it."""
-        if not base and gone & {BaseKey(BASE, family), StrayKey(STRAY, family, TABLE, BASE)}:
-            text = remove(family)
-        else:
-            if not base:
-                old = self.written.among(gone | new.keys())
-                strays = {
-                    Element(key.where, key.text) if key.where else Chain(key.text, ())
-                    for key in gone
-                    if isinstance(key, StrayKey)
-                }
-                removed = chain(strays, self.written.all_parts(old))
-                text = change(family, removed, chain.from_iterable(new.values()))
-                # A refusal means that the kernel does not have what this process wrote.
-                if not text or not (self._nft("-f", "-", stdin=text)).returncode:
-                    return
-            kept = [key for key in self.written.of(family) if key not in gone and key not in new]
-            text = whole(family, chain(self.written.all_parts(kept), *new.values()))
+    def from_stray(self, key: StrayKey) -> Object:
+        """Return the object of such a key."""
+        return Element(key.where, key.text) if key.where else Chain(key.text, ())
+
+    def write_all(self, family: Family, parts: Iterable[Object]) -> None:
+        """Replace the whole table."""
+        self._write(whole(family, parts))
+
+    def write_change(
+        self, family: Family, removed: Iterable[Object], added: Iterable[Object]
+    ) -> bool:
+        """Write elements and chains; a refusal means that another program has changed the table."""
+        text = change(family, removed, added)
+        return not text or not self._nft("-f", "-", stdin=text).returncode
+
+    def remove_all(self, family: Family) -> None:
+        """Remove our table."""
+        self._write(remove(family))
+
+    def _write(self, text: str) -> None:
         result = self._nft("-f", "-", stdin=text)
         if result.returncode:
             raise ApplyError(f"nft: {result.message or f'exit status {result.returncode}'}")

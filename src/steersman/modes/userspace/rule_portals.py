@@ -23,6 +23,8 @@ from steersman.modes.userspace import render
 from steersman.modes.userspace.core import Portals
 from steersman.modes.userspace.listeners import Listeners
 from steersman.modes.userspace.render import (
+    BASE,
+    STRAY,
     BaseKey,
     Key,
     Portal,
@@ -37,100 +39,53 @@ T = TypeVar("T", bound=Hashable)
 log = logging.getLogger(__name__)
 
 
-class WrittenPortals(Generic[T]):
-    """The portals that this process wrote, and the parts of each: rules or nft objects."""
-
-    def __init__(self) -> None:
-        self._written: dict[FrontendKey, tuple[Portal, Collection[T]]] = {}
-
-    def add(self, key: FrontendKey, portal: Portal, parts: Collection[T]) -> None:
-        """Note a portal that was written."""
-        self._written[key] = (portal, parts)
-
-    def remove(self, keys: Iterable[FrontendKey]) -> None:
-        """Forget portals; unknown ones are ignored."""
-        for key in keys:
-            self._written.pop(key, None)
-
-    def portal(self, key: FrontendKey) -> Portal | None:
-        """Return the portal of a destination."""
-        return self._written[key][0] if key in self._written else None
-
-    def parts(self, key: FrontendKey) -> Collection[T]:
-        """Return the parts of a destination's portal; () if it has none."""
-        return self._written[key][1] if key in self._written else ()
-
-    def all_parts(self, keys: Iterable[FrontendKey]) -> Iterator[T]:
-        """Return the parts of several portals."""
-        return chain.from_iterable(self.parts(key) for key in keys)
-
-    def of(self, family: Family) -> list[FrontendKey]:
-        """Return the destinations of a family."""
-        return [key for key in self._written if key.family is family]
-
-    def among(self, keys: Set[Key]) -> list[FrontendKey]:
-        """Return the destinations among these keys that have a portal, in order."""
-        return sorted(k for k in keys if isinstance(k, FrontendKey) and k in self._written)
-
-    def compare(self, family: Family, have: Set[T]) -> tuple[dict[FrontendKey, Portal], Set[T]]:
-        """Return the portals whose parts are all there, and the strays; forget the others."""
-        # Rules do not say which portal they belong to; this process remembers it. So after a
-        # start every rule is a stray, until the first sync has written the portals again.
-        found, known = {}, set[T]()
-        for key in self.of(family):
-            portal, parts = self._written[key]
-            if have >= set(parts):
-                found[key] = portal
-                known.update(parts)
-            else:  # its remaining parts are strays
-                del self._written[key]
-        return found, have - known
-
-
 class RulePortals(Portals, Generic[T]):
-    """Rules that lead Service addresses to listeners on an address of this node."""
+    """Rules that lead Service addresses to listeners on an address of this node.
+
+    A portal consists of parts: rules of iptables, or objects of nftables. They do not say which
+    portal they belong to; this process remembers it. So after a start every part is a stray, until
+    the first sync has written the portals again.
+    """
 
     tracks_connections = True
     families: tuple[Family, ...] = ()
     """Families whose rules can be written; () before `probe`."""
 
     def __init__(self) -> None:
-        self.written: WrittenPortals[T] = WrittenPortals()
+        self._written: dict[FrontendKey, tuple[Portal, Collection[T]]] = {}
+        """The portals that this process wrote, and the parts of each."""
+
+    def probed_families(self) -> tuple[Family, ...]:
+        """Return the families whose rules can be written, as `probe` finds them."""
+        return self.families
 
     @abstractmethod
-    def read_rules(self) -> Mapping[Key, Portal | str]:
-        """Return the portals in force, and strays. See `Mode.read`."""
+    def read_family(self, family: Family) -> tuple[bool | None, Set[T]]:
+        """Return whether all chains are there (None if only some are), and the parts of portals."""
 
     @abstractmethod
     def parts_of(self, key: FrontendKey, portal: Portal, port: int) -> Collection[T]:
         """Return the parts of a portal whose listener is bound to a port (0 for no listener)."""
 
     @abstractmethod
-    def stray(self, family: Family, part: T) -> StrayKey:
+    def to_stray(self, family: Family, part: T) -> StrayKey:
         """Return the key of a part whose portal is not known."""
 
-    def in_kernel(self, key: FrontendKey, portal: Portal | None, port: int) -> list[StrayKey]:
-        """Return the keys of a portal's parts, as of a process that did not write them."""
-        parts = () if portal is None else self.parts_of(key, portal, port)
-        return [self.stray(key.family, part) for part in parts]
+    @abstractmethod
+    def from_stray(self, key: StrayKey) -> T:
+        """Return the part of such a key."""
 
     @abstractmethod
-    def write_rules(
-        self,
-        family: Family,
-        gone: Set[Key],
-        new: Mapping[FrontendKey, Collection[T]],
-        *,
-        base: bool,
-    ) -> None:
-        """Write rules, in one transaction; do nothing for a family that is not in `families`.
+    def write_all(self, family: Family, parts: Iterable[T]) -> None:
+        """Create the chains, or empty them, and write all portals, in one transaction."""
 
-        Args:
-            family: the family of everything here.
-            gone: portals, strays and the base to remove.
-            new: the parts of portals, which may be written already.
-            base: create the chains and jumps, and write all portals.
-        """
+    @abstractmethod
+    def write_change(self, family: Family, removed: Iterable[T], added: Iterable[T]) -> bool:
+        """Write changes in one transaction; return False if other parts are in the kernel."""
+
+    @abstractmethod
+    def remove_all(self, family: Family) -> None:
+        """Remove the chains with all portals."""
 
     def render_node(self, settings: NodeSettings) -> Ruleset:
         """Render the chains that portals are in."""
@@ -143,9 +98,37 @@ class RulePortals(Portals, Generic[T]):
         families = self.families or settings.families
         return render.render_redirect(plan, settings) if plan.key.family in families else {}
 
+    def in_kernel(self, key: FrontendKey, portal: Portal | None, port: int) -> list[StrayKey]:
+        """Return the keys of a portal's parts, as of a process that did not write them."""
+        parts = () if portal is None else self.parts_of(key, portal, port)
+        return [self.to_stray(key.family, part) for part in parts]
+
     def read(self, listeners: Mapping[FrontendKey, ListenerPlan]) -> Ruleset:
-        """Return the listeners, the portals in force and strays."""
-        return {**listeners, **self.read_rules()}
+        """Return the listeners, the portals whose parts are all there, and other parts."""
+        found: dict[Key, ListenerPlan | Portal | str] = dict(listeners.items())
+        for family in self.probed_families():
+            complete, have = self.read_family(family)
+            if complete is not False:
+                found[BaseKey(BASE, family) if complete else _part_of_base(family)] = ""
+            known = set[T]()
+            for key in self._of(family):
+                portal, parts = self._written[key]
+                if complete and have >= set(parts):
+                    found[key] = portal
+                    known.update(parts)
+                else:  # no client came to it; its remaining parts are strays
+                    del self._written[key]
+            strays = [self.to_stray(family, part) for part in have - known]
+            found.update(dict.fromkeys(sorted(strays), ""))
+        return found
+
+    def _of(self, family: Family) -> list[FrontendKey]:
+        """Return the destinations of a family whose portals were written."""
+        return [key for key in self._written if key.family is family]
+
+    def _parts(self, keys: Iterable[FrontendKey]) -> Iterator[T]:
+        """Return the parts of written portals."""
+        return chain.from_iterable(self._written[key][1] for key in keys)
 
     def apply(self, change: Diff, listeners: Listeners) -> None:
         """Start listeners, lead the rules to them, stop the others."""
@@ -159,28 +142,28 @@ class RulePortals(Portals, Generic[T]):
             # Lead the rules to the listeners. A portal is written again if its listener is
             # changed, because its port may be another one now.
             portals = portals_of(change)
-            for key in started.wanted:
-                portal = self.written.portal(key.of(PORTAL))
-                if portal is not None and key.of(PORTAL) not in change.removed:
-                    portals.setdefault(key.of(PORTAL), portal)
+            for listener in started.wanted:
+                key = listener.of(PORTAL)
+                if key in self._written and key not in change.removed:
+                    portals.setdefault(key, self._written[key][0])
             gone = {key for key in change.removed if key[0] != LISTENER and key not in portals}
             new = {
                 key: self.parts_of(key, portal, listeners.port(key.of(LISTENER)))
                 for key, portal in portals.items()
             }
-            base = any(isinstance(key, BaseKey) for key in change.added)
-            self.write_rules(family, gone, new, base=base)
-            if family in self.families:
-                self.written.remove(key for key in gone if isinstance(key, FrontendKey))
-                for key, parts in new.items():
-                    self.written.add(key, portals[key], parts)
+            if family in self.probed_families():
+                base = any(isinstance(key, BaseKey) for key in change.added)
+                self._write_family(family, gone, new, base=base)
+                for key in gone:
+                    self._written.pop(key, None)
+                self._written |= {key: (portals[key], parts) for key, parts in new.items()}
         except Exception:
             listeners.go_back(started)
             raise
         listeners.finish(started, change)
         # UDP clients that never pause follow their conntrack entry, and not a new portal.
         opened = {key.of(PORTAL) for key in started.opened} | portals_of(change).keys()
-        in_force = {key: self.written.portal(key) for key in opened}
+        in_force = {key: self._written[key][0] for key in opened if key in self._written}
         ports = {key: listeners.port(key.of(LISTENER)) for key in opened}
         stale = stale_flows(family, in_force, ports)
         if stale:
@@ -191,15 +174,53 @@ class RulePortals(Portals, Generic[T]):
                     "UDP clients of new portals may still reach their former destination: %s", error
                 )
 
+    def _write_family(
+        self,
+        family: Family,
+        gone: Set[Key],
+        new: Mapping[FrontendKey, Collection[T]],
+        *,
+        base: bool,
+    ) -> None:
+        """Write rules.
+
+        Args:
+            family: the family of everything here.
+            gone: portals, strays and the base to remove.
+            new: the parts of portals, which may be written already.
+            base: create the chains and jumps, and write all portals.
+        """
+        if not base and gone & {BaseKey(BASE, family), _part_of_base(family)}:
+            self.remove_all(family)
+            return
+        if not base:
+            changed = {
+                key: parts
+                for key, parts in new.items()
+                if key not in self._written or self._written[key][1] != parts
+            }
+            strays = [self.from_stray(key) for key in gone if isinstance(key, StrayKey)]
+            old = [key for key in self._written if key in gone or key in changed]
+            removed = chain(strays, self._parts(old))
+            if self.write_change(family, removed, chain.from_iterable(changed.values())):
+                return
+        kept = [key for key in self._of(family) if key not in gone and key not in new]
+        self.write_all(family, chain(self._parts(kept), *new.values()))
+
+
+def _part_of_base(family: Family) -> StrayKey:
+    """Return the key of chains and jumps that are not all there; no chain has such a name."""
+    return StrayKey(STRAY, family, "", "a part of the chains and jumps")
+
 
 def stale_flows(
-    family: Family, portals: Mapping[FrontendKey, Portal | None], ports: Mapping[FrontendKey, int]
+    family: Family, portals: Mapping[FrontendKey, Portal], ports: Mapping[FrontendKey, int]
 ) -> Stale:
     """Describe the UDP entries of conntrack that bypass portals: their clients never see them.
 
     Args:
         family: the family.
-        portals: the portals in force, by destination; None for none.
+        portals: the portals in force, by destination.
         ports: the port of each portal's listener.
     """
     # An entry is stale if its replies do not come from the portal's listener.
@@ -207,6 +228,6 @@ def stale_flows(
     ways = {
         udp + pack_socket(key.address, key.port): frozenset({pack_socket(portal.host, ports[key])})
         for key, portal in portals.items()
-        if portal is not None and portal.host and key.protocol is Protocol.UDP
+        if portal.host and key.protocol is Protocol.UDP
     }
     return Stale(family, ways, {})

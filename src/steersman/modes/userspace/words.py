@@ -150,8 +150,7 @@ class UserspaceWords(KernelWords):
             else:
                 port = self._port(key, value, ports)
                 out.update(dict.fromkeys(self._portals.in_kernel(key, value, port), ""))
-        # The key of a rule has all of it; its value is what the tool printed.
-        return {k: kernel.get(k, v) if isinstance(k, StrayKey) else v for k, v in out.items()}
+        return out
 
     def _port(self, key: FrontendKey, portal: Portal | None, ports: Mapping[str, int]) -> int:
         """Return the port to which the kernel's rules lead a destination; 0 if none does."""

@@ -149,7 +149,7 @@ def test_nft_is_tried_without_reading_the_rules_of_others(status: int, usable: b
 def test_only_a_missing_table_means_that_there_are_no_portals() -> None:
     """Otherwise all portals would be written again after a moment of contention."""
     missing = Recorded(Result(1, b"", b"Error: No such file or directory\nlist table ip x"))
-    assert NftPortals(missing).read_rules() == {}
+    assert NftPortals(missing).read({}) == {}
     busy = Recorded(Result(1, b"", b"Error: cache initialization failed: Interrupted system call"))
     with pytest.raises(BusyError, match="Interrupted system call"):
-        NftPortals(busy).read_rules()
+        NftPortals(busy).read({})
