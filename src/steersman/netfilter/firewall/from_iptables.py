@@ -28,7 +28,7 @@ from steersman.netfilter.firewall.packet_filter import (
     unknown_match,
     with_mark,
 )
-from steersman.netfilter.iptables.names import BUILT_IN
+from steersman.netfilter.iptables.names import BUILT_IN, PRIORITIES
 from steersman.netfilter.iptables.saved import chains
 
 _FATES: dict[str, Fate] = {
@@ -38,7 +38,6 @@ _FATES: dict[str, Fate] = {
     "RETURN": "return",
 }
 _PROTOCOLS = {"tcp": 6, "udp": 17, "sctp": 132, "icmp": 1, "ipv6-icmp": 58, "all": 0}
-_PRIORITIES = {"raw": -300, "mangle": -150, "nat": -100, "filter": 0, "security": 50}
 _SOURCE_NAT = 100
 """The priority of nat where it changes sources."""
 _ALL_BITS = 0xFFFFFFFF
@@ -63,7 +62,7 @@ def parse_saved(
     rules: dict[tuple[str, str], list[Rule]] = {}
     for table, name, policy, lines in chains(text):
         nat = table == "nat"
-        if table not in _PRIORITIES or (nat and own_jumps and name.startswith(own_jumps)):
+        if table not in PRIORITIES or (nat and own_jumps and name.startswith(own_jumps)):
             continue
         own = rules.setdefault((table, name), [])
         parsed = map(parse_rule, lines)
@@ -73,7 +72,7 @@ def parse_saved(
             own += parsed
         if policy:
             hook = name.lower() if name in BUILT_IN else ""
-            priority = _PRIORITIES[table]
+            priority = PRIORITIES[table]
             if nat and name in ("POSTROUTING", "INPUT"):
                 priority = _SOURCE_NAT
             fate = _FATES.get(policy, "accept")

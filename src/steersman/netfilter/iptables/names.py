@@ -11,6 +11,8 @@ from steersman.model.names import Family, ServicePortName
 FILTER, NAT, MANGLE = "filter", "nat", "mangle"
 BUILT_IN = frozenset({"PREROUTING", "INPUT", "FORWARD", "OUTPUT", "POSTROUTING"})
 """Chains that netfilter itself calls."""
+PRIORITIES = {"raw": -300, "mangle": -150, "nat": -100, "filter": 0, "security": 50}
+"""The tables of iptables: lower ones see a packet first."""
 
 RuleKey: TypeAlias = tuple[int, str, str, str]
 """Family, table, chain and part of the chain. A plain tuple, because there are many."""

@@ -14,6 +14,7 @@ from contextlib import suppress
 from steersman.host.exec import Exec
 from steersman.host.netlink import NETLINK_NETFILTER, DumpInterruptedError, Netlink
 from steersman.host.nlmsg import Message, attributes, string
+from steersman.netfilter.iptables.names import PRIORITIES
 from steersman.netfilter.nft.wire import (
     ALL,
     CHAIN_HOOK,
@@ -31,7 +32,6 @@ from steersman.netfilter.nft.wire import (
 from steersman.netfilter.trace.events import TraceEvent
 from steersman.netfilter.trace.rules import BaseChain, RuleBook, RuleId, parse_nft, parse_save
 
-_IPTABLES_TABLES = frozenset({"raw", "mangle", "nat", "filter", "security"})
 _SAVE = {"ip": "iptables", "ip6": "ip6tables"}
 
 
@@ -50,7 +50,7 @@ async def read_rule_book(execute: Exec, events: Iterable[TraceEvent]) -> RuleBoo
     saved = {
         (backend, family): await _save(execute, family, backend)
         for backend, family, table in tables
-        if family in _SAVE and (backend == "legacy" or table in _IPTABLES_TABLES)
+        if family in _SAVE and (backend == "legacy" or table in PRIORITIES)
     }
     for (backend, family), text in saved.items():
         by_place, found = parse_save(text)
@@ -139,14 +139,14 @@ def read_places(
                     string(values.get(CHAIN_NAME, b"")),
                 )
                 bases[name] = BaseChain(HOOKS[number], priority)
-        if not any(table in _IPTABLES_TABLES for backend, _, table in tables if backend == "nft"):
+        if not any(table in PRIORITIES for backend, _, table in tables if backend == "nft"):
             return bases, places
         counts: dict[tuple[str, str, str], int] = {}
         for reply in _listed(netlink, GETRULE):
             values = attributes(reply.payload, HEAD.size)
             family = FAMILY_NAMES.get(reply.payload[0], "")
             name = family, string(values.get(TABLE_NAME, b"")), string(values.get(RULE_CHAIN, b""))
-            if ("nft", *name[:2]) in tables and name[1] in _IPTABLES_TABLES:
+            if ("nft", *name[:2]) in tables and name[1] in PRIORITIES:
                 counts[name] = counts.get(name, 0) + 1
                 places["nft", *name, int.from_bytes(values.get(RULE_HANDLE, b""), "big")] = counts[
                     name

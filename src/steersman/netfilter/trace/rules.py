@@ -11,13 +11,12 @@ from typing import NamedTuple
 
 import msgspec
 
-from steersman.netfilter.iptables.names import BUILT_IN
+from steersman.netfilter.iptables.names import BUILT_IN, PRIORITIES
 from steersman.netfilter.iptables.saved import chains
 from steersman.netfilter.trace.events import TraceEvent
 
 RuleId = tuple[str, str, str, str, int]
 """Backend, family, table, chain and number, as in a TraceEvent."""
-_LEGACY_PRIORITIES = {"raw": -300, "mangle": -150, "nat": -100, "filter": 0, "security": 50}
 LEGACY = " (legacy)"
 """End of the name of a table of iptables-legacy, in `TraceStep.table`."""
 _HANDLE_COMMENT = re.compile(r" # handle (\d+)$")
@@ -53,7 +52,7 @@ class RuleBook(msgspec.Struct, frozen=True):
             return self.bases.get((event.family, event.table, event.chain))
         if event.chain not in BUILT_IN:
             return None
-        return BaseChain(event.hook, _LEGACY_PRIORITIES.get(event.table, 0))
+        return BaseChain(event.hook, PRIORITIES.get(event.table, 0))
 
 
 def parse_save(text: str) -> tuple[dict[tuple[str, str, int], str], dict[tuple[str, str], str]]:
@@ -89,7 +88,7 @@ def parse_nft(text: str) -> dict[tuple[str, int], str]:
 def show_chain(table: str, chain: str) -> str:
     """Return the command that shows a chain, by its table as in `TraceStep.table`."""
     family, _, name = table.removesuffix(LEGACY).partition(" ")
-    if name not in _LEGACY_PRIORITIES or family not in ("ip", "ip6"):
+    if name not in PRIORITIES or family not in ("ip", "ip6"):
         return f"nft -a list chain {family} {name} {chain}"
     tool = "iptables" if family == "ip" else "ip6tables"
     tool += "-legacy" if table.endswith(LEGACY) else ""
