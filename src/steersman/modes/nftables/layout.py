@@ -132,8 +132,40 @@ SETS: Mapping[int, SetSpec] = {
 }
 """The fixed sets, by kind."""
 
-FRONTEND_KINDS = (int(Kind.SERVICE_IPS), int(Kind.SERVICE_NODEPORTS))
-ENDPOINT_KINDS = (int(Kind.SERVICE_ENDPOINTS), int(Kind.NODEPORT_ENDPOINTS))
+
+class MapGroup(NamedTuple):
+    """The maps for frontends on addresses, or for those on node ports."""
+
+    name: str
+    """"" or `np-`, as in the names of chains."""
+    dispatch: Kind
+    endpoints: Kind
+    refused: Kind
+    affinity: Kind
+    by_source: tuple[Kind, Kind, Kind]
+    """Of pods, this node, everyone else."""
+
+
+MAP_GROUPS = (
+    MapGroup(
+        "",
+        Kind.SERVICE_IPS,
+        Kind.SERVICE_ENDPOINTS,
+        Kind.NO_ENDPOINT_SERVICES,
+        Kind.AFFINITY_IPS,
+        (Kind.POD_SERVICE_IPS, Kind.NODE_SERVICE_IPS, Kind.EXTERNAL_SERVICE_IPS),
+    ),
+    MapGroup(
+        "np-",
+        Kind.SERVICE_NODEPORTS,
+        Kind.NODEPORT_ENDPOINTS,
+        Kind.NO_ENDPOINT_NODEPORTS,
+        Kind.AFFINITY_NODEPORTS,
+        (Kind.POD_NODEPORTS, Kind.NODE_NODEPORTS, Kind.EXTERNAL_NODEPORTS),
+    ),
+)
+FRONTEND_KINDS = tuple([int(group.dispatch) for group in MAP_GROUPS])
+ENDPOINT_KINDS = tuple([int(group.endpoints) for group in MAP_GROUPS])
 """As plain numbers: comparing with a member of an enum takes three times as long (Python 3.11)."""
 
 PROTOCOLS = {protocol: bytes((protocol.number, 0, 0, 0)) for protocol in Protocol}
@@ -340,11 +372,8 @@ def cluster_ip_key(key: bytes) -> bytes:
 # Identities of counters
 
 
-_FRONTEND_OF = {
-    Kind.SERVICE_ENDPOINTS: Kind.SERVICE_IPS,
-    Kind.NODEPORT_ENDPOINTS: Kind.SERVICE_NODEPORTS,
-    Kind.RELAY: Kind.SERVICE_NODEPORTS,
-}
+_FRONTEND_OF = {group.endpoints: group.dispatch for group in MAP_GROUPS}
+_FRONTEND_OF[Kind.RELAY] = Kind.SERVICE_NODEPORTS
 
 
 def counted_key(key: bytes, value: bytes) -> bytes:

@@ -41,6 +41,7 @@ from steersman.model.plan import (
     NodeSettings,
     Pool,
     ServicePlan,
+    SourceClass,
     Verdict,
 )
 from steersman.modes.nftables import skeleton
@@ -49,6 +50,7 @@ from steersman.modes.nftables.layout import (
     DROP,
     FIRST_SLOTS,
     LEARN_CHAIN,
+    MAP_GROUPS,
     POOLS,
     PROTOCOLS,
     REJECT,
@@ -94,43 +96,6 @@ _MARKINGS: Mapping[tuple[bool, ...], str] = {
 """Marking in the name of a chain, by who is masqueraded: pods, this node, everyone else."""
 
 
-class _MapGroup:
-    """The maps of one family for Frontends on addresses, or for those on node ports."""
-
-    def __init__(self, family: Family, name: str, kinds: Sequence[Kind]) -> None:
-        self.name = name
-        """"" or `np-`, as in the names of chains."""
-        self.by_source = f"{name}by-source".encode()
-        starts = [prefix(kind, family) for kind in kinds]
-        self.dispatch, self.endpoints, self.refused, self.affinity = starts[:4]
-        self.classes = tuple(starts[4:])
-        """Of pods, this node, everyone else."""
-
-
-_SERVICE_KINDS = (
-    Kind.SERVICE_IPS,
-    Kind.SERVICE_ENDPOINTS,
-    Kind.NO_ENDPOINT_SERVICES,
-    Kind.AFFINITY_IPS,
-    Kind.POD_SERVICE_IPS,
-    Kind.NODE_SERVICE_IPS,
-    Kind.EXTERNAL_SERVICE_IPS,
-)
-_NODEPORT_KINDS = (
-    Kind.SERVICE_NODEPORTS,
-    Kind.NODEPORT_ENDPOINTS,
-    Kind.NO_ENDPOINT_NODEPORTS,
-    Kind.AFFINITY_NODEPORTS,
-    Kind.POD_NODEPORTS,
-    Kind.NODE_NODEPORTS,
-    Kind.EXTERNAL_NODEPORTS,
-)
-_MAP_GROUPS = {
-    family: (_MapGroup(family, "", _SERVICE_KINDS), _MapGroup(family, "np-", _NODEPORT_KINDS))
-    for family in Family
-}
-
-
 def render_node(settings: NodeSettings) -> dict[bytes, object]:
     """Render the fixed part: two texts per family, and the addresses that serve node ports."""
     out: dict[bytes, object] = {}
@@ -165,7 +130,6 @@ class _ServiceRender:
         "_base",
         "_comment",
         "_family",
-        "_groups",
         "_has_pods",
         "_plan",
         "_pools",
@@ -181,7 +145,6 @@ class _ServiceRender:
         self._slots = slots
         self._pools: dict[Pool, tuple[bytes, ...]] = {}
         """Endpoints by slot, of the pools in use."""
-        self._groups = _MAP_GROUPS[self._family]
         self._protocol = PROTOCOLS[name.protocol]
         printed = printed_name(name)
         if len(printed) > _COMMENT_LIMIT:
@@ -193,7 +156,7 @@ class _ServiceRender:
     def add_frontend(self, frontend: Frontend) -> None:
         """Add the elements of one frontend."""
         out = self.out
-        group = self._groups[frontend.kind is _NODE_PORT]
+        group, family = MAP_GROUPS[frontend.kind is _NODE_PORT], self._family
         address = pack_address(frontend.address) if frontend.address else b""
         key = address + self._protocol + pack_port(frontend.port)
         comment = self._comment + _SUFFIXES[frontend.kind]
@@ -202,10 +165,10 @@ class _ServiceRender:
         verdicts = _verdict_plan(pod, frontend.node, external)
         # The filter chains meet packets that are not sent on.
         if verdicts.refused:
-            out[group.refused + key] = verdicts.refused + comment
+            out[prefix(group.refused, family) + key] = verdicts.refused + comment
         # Endpoints by slot, of each pool that some class is sent to.
         for pool in verdicts.pools:
-            local, start = pool is _LOCAL, group.endpoints + key
+            local, start = pool is _LOCAL, prefix(group.endpoints, family) + key
             ends = self._pools.get(pool)
             if ends is None:  # the first frontend assigns the slots, the others have the same
                 first = start + FIRST_SLOTS[local]
@@ -214,20 +177,25 @@ class _ServiceRender:
             for slot, end in zip(slot_keys(local, len(ends)), ends, strict=False):
                 out[start + slot] = end
         # The chain to go to, or one for each class of sources.
+        dispatch = prefix(group.dispatch, family) + key
         if verdicts.choice:
-            out[group.dispatch + key] = self._chain(group, verdicts.choice) + b"\0" + comment
+            out[dispatch] = self._chain(group.name, verdicts.choice) + b"\0" + comment
         elif verdicts.pools:
-            out[group.dispatch + key] = group.by_source + b"\0" + comment
-            for start, choice in zip(group.classes, verdicts.choices, strict=True):
-                if choice and (self._has_pods or start is not group.classes[0]):
-                    out[start + key] = self._chain(group, choice) + b"\0"
+            out[dispatch] = f"{group.name}by-source".encode() + b"\0" + comment
+            for kind, source, choice in zip(
+                group.by_source, SourceClass, verdicts.choices, strict=True
+            ):
+                if choice and (self._has_pods or source is not SourceClass.POD):
+                    out[prefix(kind, family) + key] = self._chain(group.name, choice) + b"\0"
         # Behind DNAT, the chain that learns the client's endpoint.
         if verdicts.pools and self._base:
-            out[group.affinity + key] = f"{LEARN_CHAIN}-{self._base}".encode() + b"\0"
+            out[prefix(group.affinity, family) + key] = (
+                f"{LEARN_CHAIN}-{self._base}".encode() + b"\0"
+            )
         # Before DNAT, the check of source ranges.
         if frontend.source_ranges:
-            out[prefix(Kind.FIREWALL_IPS, self._family) + key] = comment
-            allowed = prefix(Kind.FIREWALL_ALLOWED, self._family) + key
+            out[prefix(Kind.FIREWALL_IPS, family) + key] = comment
+            allowed = prefix(Kind.FIREWALL_ALLOWED, family) + key
             for cidr in skeleton.disjoint(frontend.source_ranges):
                 network = ipaddress.ip_network(cidr)
                 out[allowed + network.network_address.packed] = network.broadcast_address.packed
@@ -243,7 +211,7 @@ class _ServiceRender:
         self._slots[first] = joined
         return wanted
 
-    def _chain(self, group: _MapGroup, choice: _PoolChoice) -> bytes:
+    def _chain(self, group: str, choice: _PoolChoice) -> bytes:
         """Return the chain that marks and chooses; add it if it is the ServicePort's own.
 
         The value of such a chain describes its rules, and is kept in a comment: protocol, chain
@@ -252,11 +220,11 @@ class _ServiceRender:
         local = choice.pool is _LOCAL
         count = len(self._pools[choice.pool])
         if not self._base:
-            return _lb_chain(group.name, choice.marking, local, count)
+            return _lb_chain(group, choice.marking, local, count)
         protocol = self._plan.key.name.protocol.lower()
         mark = f"mark-{choice.marking.rstrip('-')}" if choice.marking else "-"
-        lb = lb_chain(group.name, "", local, size_for(count))
-        name = f"{group.name}{choice.marking}{'local-' if local else ''}affinity-{self._base}"
+        lb = lb_chain(group, "", local, size_for(count))
+        name = f"{group}{choice.marking}{'local-' if local else ''}affinity-{self._base}"
         value = f"lookup {protocol} {mark} {POOLS[local]} {lb}"
         self.out[named(Kind.CHAIN, self._family, name)] = value.encode()
         return name.encode()

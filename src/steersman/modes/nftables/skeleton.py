@@ -23,6 +23,7 @@ from steersman.model.names import Family
 from steersman.model.plan import FamilySettings, LocalDetector, NodeSettings
 from steersman.modes.nftables.layout import (
     LOCAL_SLOTS,
+    MAP_GROUPS,
     SETS,
     SIZES,
     TABLE,
@@ -122,7 +123,6 @@ foundation."""
 
 _TRIES = 4
 """Rules in a try- chain, and jumps to it: sixteen choices in all."""
-_MAP_GROUPS = (("", _SERVICE, "service-endpoints"), ("np-", _NODEPORT, "nodeport-endpoints"))
 
 
 def table_name(family: Family) -> str:
@@ -231,16 +231,16 @@ def disjoint(cidrs: Iterable[str]) -> list[str]:
 def _lb_chains(family: Family) -> Iterator[tuple[str, tuple[str, ...]]]:
     """Yield the chains that choose an endpoint, with their rules."""
     header = HEADER[family]
-    for (group, key, endpoints), local in product(_MAP_GROUPS, (False, True)):
-        below = ""
+    for group, local in product(MAP_GROUPS, (False, True)):
+        key, endpoints, below = _NODEPORT if group.name else _SERVICE, SETS[group.endpoints], ""
         for size in SIZES:
-            name = lb_chain(group, "", local, size)
+            name = lb_chain(group.name, "", local, size)
             slot = f"numgen random mod {size}{f' offset {LOCAL_SLOTS}' if local else ''}"
-            choose = f"dnat {header} to {key.replace('{A}', header)} . {slot} map @{endpoints}"
+            choose = f"dnat {header} to {key.replace('{A}', header)} . {slot} map @{endpoints.name}"
             if size == 1:
                 yield name, (choose,)
             else:
-                tries = lb_chain(group, "try-", local, size)
+                tries = lb_chain(group.name, "try-", local, size)
                 yield tries, (choose,) * _TRIES
                 yield name, (f"jump {tries}",) * _TRIES + (f"goto {below}",)
             below = name

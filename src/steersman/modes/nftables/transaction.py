@@ -28,6 +28,7 @@ from steersman.modes.nftables import wire
 from steersman.modes.nftables.layout import (
     ENDPOINT_KINDS,
     FRONTEND_KINDS,
+    MAP_GROUPS,
     SETS,
     Form,
     Kind,
@@ -50,10 +51,7 @@ _Groups: TypeAlias = Mapping[bytes, _Pairs]
 _ELEMENTS_BY_NAME = (Kind.MEMBER, Kind.STALE_AFFINITY)
 _SETS_BY_NAME = (Kind.AFFINITY, Kind.MEMBERS)
 _NEW_SETS = {int(Kind.AFFINITY): wire.new_affinity_map, int(Kind.MEMBERS): wire.new_members_set}
-_BY_SOURCE = (
-    *(Kind.POD_SERVICE_IPS, Kind.NODE_SERVICE_IPS, Kind.EXTERNAL_SERVICE_IPS),
-    *(Kind.POD_NODEPORTS, Kind.NODE_NODEPORTS, Kind.EXTERNAL_NODEPORTS),
-)
+_BY_SOURCE = tuple(kind for group in MAP_GROUPS for kind in group.by_source)
 _DISPATCH = frozenset({*FRONTEND_KINDS, *_BY_SOURCE})
 _NEEDED_LATER = frozenset(
     {
