@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from hashlib import blake2b
-from typing import Any, Literal, NamedTuple, TypeAlias
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple, TypeAlias
 
 import msgspec
 
@@ -27,6 +27,9 @@ from steersman.operate.answer import (
 from steersman.operate.node_trouble import Disagreement, Level, SeenNode, troubles_of
 from steersman.operate.remedies import about
 
+if TYPE_CHECKING:
+    from steersman.operate.doctor.result import CheckResult
+
 Kind: TypeAlias = Literal["node", "drift", "disagreement", "doctor", "finding", "trouble"]
 """The source of a Problem."""
 
@@ -41,7 +44,7 @@ _NAMED = 5
 """Nodes that are named in a text."""
 
 
-class DoctorResult(msgspec.Struct, frozen=True, rename="camel"):
+class DoctorResult(NamedTuple):
     """A result of a run of doctor that this server has started."""
 
     node: str
@@ -49,15 +52,7 @@ class DoctorResult(msgspec.Struct, frozen=True, rename="camel"):
     """What was asked, such as `shop/web`; "" for the node."""
     at: float
     """When, in seconds since 1970."""
-    check: str
-    title: str
-    verdict: str
-    """`error`, `warning`, `unknown`, `ok` or `skipped`."""
-    text: str
-    evidence: tuple[str, ...] = ()
-    remedy: str = ""
-    code: str = ""
-    """Of the result: see CheckResult."""
+    result: CheckResult
 
 
 class Problem(msgspec.Struct, frozen=True, rename="camel"):
@@ -80,7 +75,7 @@ class Problem(msgspec.Struct, frozen=True, rename="camel"):
     evidence: tuple[str, ...] = ()
     """Lines that prove it; the first ones, if there are many."""
     code: str = ""
-    """Of the kind of problem, such as `SM1003`; "" for a result of doctor."""
+    """Of the kind of problem, such as `SM1003`; "" for a result of doctor without one."""
     remedy: str = ""
     docs: str = ""
     """A page of the documentation."""
@@ -209,7 +204,7 @@ def find_problems(
     for each in disagreements:
         found.note_disagreement(each)
     for result in doctor:
-        if result.verdict in LEVELS:
+        if result.result.verdict in LEVELS:
             found.note_doctor(result)
     answer = _answer(found.problems(), nodes, asked, page_size)
     return msgspec.structs.replace(answer, trouble=trouble) if trouble else answer
@@ -334,15 +329,16 @@ class _Collector:
             key = _Key("error", "disagreement", "Nodes", "", text)
             self.add(key, each.nodes, code, lines)
 
-    def note_doctor(self, result: DoctorResult) -> None:
+    def note_doctor(self, found: DoctorResult) -> None:
         """Note a result of doctor that is not good."""
-        about_what = f"Service {result.question}" if "/" in result.question else "Node"
+        about_what = f"Service {found.question}" if "/" in found.question else "Node"
+        result = found.result
         level = next(level for level in LEVELS if level == result.verdict)
         key = _Key(level, "doctor", about_what, result.title, result.text)
-        same = self.add(key, (result.node,), result.code, result.evidence, result.at)
+        same = self.add(key, (found.node,), result.code, result.evidence, found.at)
         same.remedy, same.docs = result.remedy, "doctor.md"
         if about_what != "Node":
-            same.service = result.question.partition(":")[0]
+            same.service = found.question.partition(":")[0]
             same.namespace = same.service.partition("/")[0]
 
     def problems(self) -> Iterator[Problem]:

@@ -12,6 +12,7 @@ import msgspec
 from steersman.model.command_run import RunLine, RunRequest
 from steersman.operate.answer import Answer, QuestionError
 from steersman.operate.doctor.check import Diagnosis
+from steersman.operate.doctor.result import CheckResult
 from steersman.operate.problems import LEVELS, DoctorResult
 from steersman.ui.fleet import Fleet
 from steersman.ui.sampling import keep
@@ -49,19 +50,7 @@ class DoctorRuns:
         now = self._wall()
         bad = [each for each in diagnosis.results if each.verdict.value in LEVELS]
         results = tuple(
-            DoctorResult(
-                node,
-                question,
-                now,
-                each.check,
-                each.title,
-                each.verdict.value,
-                each.text,
-                tuple(line[:_LONGEST] for line in each.evidence[:_MOST_LINES]),
-                each.remedy,
-                each.code,
-            )
-            for each in bad[:_MOST_RESULTS]
+            DoctorResult(node, question, now, _bounded(each)) for each in bad[:_MOST_RESULTS]
         )
         keep(self._runs, (node, question), (now, results), _REMEMBERED)
 
@@ -74,6 +63,12 @@ class DoctorRuns:
     def __len__(self) -> int:
         since = self._wall() - _SECONDS
         return sum(at > since for at, _ in self._runs.values())
+
+
+def _bounded(result: CheckResult) -> CheckResult:
+    """Return a result with as much evidence as is kept."""
+    evidence = tuple(line[:_LONGEST] for line in result.evidence[:_MOST_LINES])
+    return msgspec.structs.replace(result, evidence=evidence)
 
 
 async def run_on(

@@ -8,6 +8,7 @@ from steersman.model.drift import Drift, Writer
 from steersman.model.findings import Finding, Severity
 from steersman.model.node_state import Condition, NodeState
 from steersman.operate.answer import Line, QuestionError
+from steersman.operate.doctor.result import CheckResult, Verdict
 from steersman.operate.node_trouble import Disagreement, SeenNode
 from steersman.operate.problems import (
     PER_PAGE,
@@ -203,20 +204,18 @@ def test_nodes_that_disagree() -> None:
 
 
 def test_results_of_doctor_are_problems_unless_they_are_good() -> None:
-    bad = DoctorResult(
-        "a",
-        "shop/web:http",
-        NOW,
-        "selector",
-        "Selector",
-        "error",
-        "matches no pod",
-        ("x",),
-        "fix",
-        "SM5104",
+    result = CheckResult(
+        verdict=Verdict.ERROR,
+        title="Selector",
+        text="matches no pod",
+        evidence=("x",),
+        remedy="fix",
+        code="SM5104",
     )
-    fine = msgspec.structs.replace(bad, verdict="ok")
-    node = msgspec.structs.replace(bad, question="", verdict="unknown", remedy="")
+    bad = DoctorResult("a", "shop/web:http", NOW, result)
+    fine = bad._replace(result=msgspec.structs.replace(result, verdict=Verdict.OK))
+    unknown = msgspec.structs.replace(result, verdict=Verdict.UNKNOWN, remedy="")
+    node = bad._replace(question="", result=unknown)
     answer = find_problems([seen()], doctor=(bad, fine, node), now=NOW)
     first, second = answer.problems
     assert (first.object, first.service, first.namespace) == (
