@@ -129,7 +129,7 @@ def test_the_rules_of_an_upstream_proxy_go_or_are_replaced(tmp_path: Path) -> No
         assert counts(out)["iptables", "rules by destination"][2] == 1
         code, out, _ = await command("plan", "--proxy-mode=nftables", *flags)
         assert "from iptables mode to nftables mode" in out
-        assert counts(out)["iptables mode (nft)", "chains of Services"] == (0, 0, 2)
+        assert counts(out)["iptables (nft)", "chains of Services"] == (0, 0, 2)
         code, out, _ = await command("plan", "--cleanup", *flags)
         assert code == 1
         assert "to no rules" in out

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from steersman.operate.answer import Answer
 
 _COMMANDS: Final = "steersman.cli.commands"
-_DEFAULTS: Final = {"string": "", "strings": "", "bool": "false", "int32": "0"}
+_DEFAULTS: Final = {"string": "", "strings": "", "bool": "false", "uint32": "0"}
 
 
 def option(

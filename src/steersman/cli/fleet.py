@@ -38,7 +38,7 @@ NODE_FLAGS: Final = (
     option(
         "state-port",
         "State port of steersman's pods (default: their container port named state).",
-        kind="int32",
+        kind="uint32",
     ),
     option(
         "direct",

@@ -57,7 +57,7 @@ def _dispatch(words: Sequence[str]) -> int:
         print(f"steersman {__version__}")
         return 0
     import_msgspec()
-    from steersman.cli.command import command_help, find_command  # noqa: PLC0415
+    from steersman.cli.command import command_help, command_names, find_command  # noqa: PLC0415
     from steersman.modes.specs import SPECS  # noqa: PLC0415
 
     if words[:1] == ["__complete"]:
@@ -78,8 +78,13 @@ def _dispatch(words: Sequence[str]) -> int:
     except KeyError:
         if name in SPECS and SPECS[name].dumps:
             return _dump_table(SPECS[name], words[1:])
-        print(f"steersman: unknown command {name!r}\n\n{usage()}", file=sys.stderr)
-        return 2
+        from difflib import get_close_matches  # noqa: PLC0415 - only a failure needs them
+
+        from steersman.config import UsageError  # noqa: PLC0415
+
+        close = get_close_matches(name, command_names(), 1)
+        hint = f"did you mean {close[0]}?" if close else "steersman --help lists them all"
+        raise UsageError(f"unknown command {name!r}; {hint}") from None
     if command.main is not None:
         if set(words[1:]) & {"--help", "-h"} and not command.own_help:
             print(command_help(command))
@@ -120,11 +125,11 @@ def usage() -> str:
     lines = ["Usage: steersman COMMAND [flags]"]
     for group in ("Run", "Ask", "Change", "Tools"):
         lines += ["", f"{group}:"]
-        lines += [f"  {c.name:12}{c.summary}" for c in commands if c.group == group]
+        lines += [f"  {c.name:14}{c.summary}" for c in commands if c.group == group]
     dumps = [spec for spec in SPECS.values() if spec.dumps]
     for spec in dumps:
         *first, last = spec.dumps
-        lines.append(f"  {spec.name:12}dump {', '.join(first)} or {last} of the {spec.name} mode")
+        lines.append(f"  {spec.name:14}dump {', '.join(first)} or {last} of the {spec.name} mode")
     lines += ["", "steersman COMMAND --help shows flags and examples."]
     return "\n".join(lines)
 

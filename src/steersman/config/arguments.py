@@ -99,7 +99,11 @@ def _nearest(name: str, flags: Mapping[str, Flag]) -> str:
 def read_value(flag: Flag, shown: str, text: str) -> Value:
     """Return the typed value of a flag; raise UsageError if its form is wrong."""
     try:
-        return split_list(text) if flag.repeatable else READERS[flag.kind](text)
+        value = split_list(text) if flag.repeatable else READERS[flag.kind](text)
+        # Those of the configuration are checked with it, wherever they are from.
+        if flag.choices and not flag.target and value not in flag.choices:
+            raise ValueError(f"give one of {', '.join(flag.choices)}")
+        return value
     except ValueError as error:
         raise UsageError(f'invalid argument "{text}" for "{shown}" flag: {error}') from error
 
@@ -139,6 +143,7 @@ READERS: Final[Mapping[str, Callable[[str], Value]]] = {
     "strings": split_list,
     "bool": parse_bool,
     "int32": parse_int,
+    "uint32": _level,
     "float32": _float32,
     "duration": Duration.parse,
     "ip": _ip,

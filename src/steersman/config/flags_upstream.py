@@ -48,7 +48,7 @@ class Flag(msgspec.Struct, frozen=True):
     deprecated: str = ""
     """What to do instead; such a flag is missing in `--help`, and its use is a warning."""
     choices: tuple[str, ...] = ()
-    """Values for shell completion."""
+    """All values that it can have."""
     completes: str = ""
     """Kind of names that completion asks the running process for: service, endpoint, pod, node or
     namespace; `file` for paths, `mode` for modes."""

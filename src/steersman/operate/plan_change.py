@@ -336,7 +336,8 @@ async def read_present(wanted: Wanted, mode: Mode) -> Present:
         try:
             if (await each.mode.worker.do(each.mode.probe)).usable:
                 if found := await each.mode.words.leftovers():
-                    others.append(_part(each.mode, str(each), found, {}))
+                    label = each.spec.name + (f" ({each.variant})" if each.variant else "")
+                    others.append(_part(each.mode, label, found, {}))
             elif left := await each.mode.worker.do(leftovers_of, each.mode, tuple(Family)):
                 problems.append(f"{each}: {left}, which cannot be counted")
         except FileNotFoundError:  # it does not run here
@@ -397,7 +398,7 @@ def _part(mode: Mode, label: str, have: Ruleset, want: Ruleset) -> Part:
 async def summarize(change: Change, running: World | None = None) -> PlanAnswer:
     """Return the summary of a change; `running` is the process whose plan is present, if any."""
     before, before_mode = change.before, change.before_mode
-    others = [part.label for part in change.parts if part.mode is not change.mode]
+    others = [f"{part.label} mode" for part in change.parts if part.mode is not change.mode]
     if change.kernel_read:
         source = "the kernel"
     elif running is not None:

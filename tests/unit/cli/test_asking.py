@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import pytest
 
 from steersman import __version__
@@ -23,3 +25,35 @@ def test_who_asks_for_help_or_the_version_gets_only_that(
     out, err = capsys.readouterr()
     asked = f"steersman {__version__}\n" if flag == "--version" else "Usage: steersman "
     assert (out.startswith(asked), err, done) == (True, "", [])
+
+
+@pytest.mark.parametrize(
+    ("words", "says"),
+    [
+        (("services", "-o", "xml"), "give one of text, wide, json, yaml"),
+        (("nodes", "--sort=size"), "give one of health, name, sync, lag, findings, cpu, memory"),
+        (("top", "--once", "--sort", "size"), "give one of rate, connections, failures"),
+        (("problems", "--severity=fatal"), "give one of error, warning, unknown"),
+        (("config", "show", "-o", "text"), "give one of yaml, json"),
+        (("drift", "--lines=-3"), "'-3' is not between 0 and"),
+        (("connections", "shop/web", "--limit", "x"), "'x' is not a whole number"),
+    ],
+)
+def test_a_value_that_a_flag_cannot_have_is_an_error_of_usage(
+    words: Sequence[str], says: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(words) == 2
+    out, err = capsys.readouterr()
+    assert out == ""
+    assert says in err
+
+
+@pytest.mark.parametrize(
+    ("word", "hint"),
+    [("servces", "did you mean services?"), ("frobnicate", "steersman --help lists them all")],
+)
+def test_an_unknown_command_is_an_error_of_usage(
+    word: str, hint: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main([word]) == 2
+    assert capsys.readouterr().err == f"steersman: unknown command '{word}'; {hint}\n"

@@ -25,7 +25,7 @@ def named(command: Command) -> str:
 
 @pytest.mark.parametrize("command", COMMANDS, ids=named)
 def test_a_command_is_named_as_its_module_and_listed(command: Command) -> None:
-    assert f"  {command.name:12}{command.summary}" in usage()
+    assert f"  {command.name:14}{command.summary}" in usage()
     assert command.group in ("Run", "Ask", "Change", "Tools")
     assert (command.answer is None) != (command.main is None)
     assert command.summary[0].islower()

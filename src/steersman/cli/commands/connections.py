@@ -50,7 +50,9 @@ ended    over; the entry is kept for a while (--all)""",
     ),
     flags=(
         NAMESPACE,
-        option("limit", "Connections to list; the counts are of all.", kind="int32", default="100"),
+        option(
+            "limit", "Connections to list; the counts are of all.", kind="uint32", default="100"
+        ),
         option("all", "List those that have ended, too.", kind="bool"),
     ),
     examples=(

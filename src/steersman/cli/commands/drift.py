@@ -34,7 +34,7 @@ COMMAND = Command(
         "change, and repairs what differs."
     ),
     flags=(
-        option("lines", "Kernel objects to show of what differs now.", kind="int32", default="10"),
+        option("lines", "Kernel objects to show of what differs now.", kind="uint32", default="10"),
     ),
     examples=(
         Example("steersman drift", "what differs now, and who changed what so far"),

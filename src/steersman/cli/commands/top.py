@@ -6,7 +6,7 @@ import sys
 from typing import TYPE_CHECKING
 
 from steersman.cli.command import Argument, Command, Example, option
-from steersman.operate.answer import Answer, QuestionError
+from steersman.operate.answer import Answer
 
 if TYPE_CHECKING:
     from steersman.config import Parsed
@@ -21,14 +21,11 @@ async def _answer(parsed: Parsed) -> Answer:
 
     values = parsed.values
     text = parsed.arguments[0] if parsed.arguments else ""
-    sort = str(values.get("sort") or "rate")
-    if sort not in _SORTS:
-        raise QuestionError(f"--sort {sort}: give one of {', '.join(_SORTS)}")
-    model = TopModel(text, sort)
+    model = TopModel(text, str(values.get("sort", "rate")))
     interactive = sys.stdin.isatty() and sys.stdout.isatty()
     if values.get("once") or not interactive or str(values.get("output", "text")) != "text":
         return await top_once(model.question)
-    from steersman.cli.top_view import show_top  # noqa: PLC0415 - takes rich
+    from steersman.cli.top_view import show_top  # noqa: PLC0415 - a terminal
 
     seconds = float(getattr(values.get("delay"), "seconds", 1.0))
     await show_top(model, max(0.2, seconds))
