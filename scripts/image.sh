@@ -52,10 +52,8 @@ root_filesystem() {
     local arch=$1
     say "$arch: Python packages"
     rm -rf "$out/python-$arch"
-    # rich highlights source code and Markdown with these; nothing here asks it to.
     "$python" scripts/runtime_tree.py "$out/python-$arch" --minor 11 --machine "$(machine "$arch")" \
-        --without pygments --without markdown-it-py --without mdurl ${WHEELS:+--wheels "$WHEELS"} \
-        >/dev/null
+        ${WHEELS:+--wheels "$WHEELS"} >/dev/null
     say "$arch: root filesystem from Debian packages ($suite)"
     mmdebstrap --quiet --variant=extract --components=main --include="$packages" \
         --architectures="$arch" --skip=check/qemu \

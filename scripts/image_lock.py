@@ -43,10 +43,10 @@ def runtime() -> set[str]:
     return needed(project["dependencies"], (), set())
 
 
-def text(without: frozenset[str] = frozenset()) -> str:
-    """The entries of what steersman needs, but for some packages."""
+def text() -> str:
+    """The entries of what steersman needs."""
     locked = entries(LOCK.read_text())
-    return "".join(locked[name] for name in sorted(runtime() - without))
+    return "".join(locked[name] for name in sorted(runtime()))
 
 
 if __name__ == "__main__":

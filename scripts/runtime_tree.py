@@ -1,7 +1,7 @@
 """Unpack steersman's wheel and the locked wheels of what it needs into one directory.
 
     python scripts/runtime_tree.py DIRECTORY [--machine aarch64] [--minor 11 --minor 13]
-                                   [--wheels FOLDER] [--without NAME ...]
+                                   [--wheels FOLDER]
 
 The Debian package and the image have that directory on their Python's path. Compiled modules carry
 the version of Python in their names, and all else is the same in the wheels of each version, so one
@@ -21,7 +21,6 @@ from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
 
-from packaging.utils import canonicalize_name
 
 import hatch_build
 from scripts import image_lock
@@ -34,11 +33,11 @@ SOURCES = {".c", ".h", ".hash", ".pxd", ".pxi", ".pyi", ".pyx", ".typed"}
 """What only compilers and type checkers read; ours are kept."""
 
 
-def download(minor: int, machine: str, into: Path, without: frozenset[str] = frozenset()) -> None:
+def download(minor: int, machine: str, into: Path) -> None:
     """Download the locked wheels of what steersman needs, with their hashes checked."""
     lock = into / "requirements.txt"
     lock.parent.mkdir(parents=True, exist_ok=True)
-    lock.write_text(image_lock.text(without))
+    lock.write_text(image_lock.text())
     argv = [sys.executable, "-m", "pip", "download", "--quiet", "--disable-pip-version-check"]
     argv += ["--no-deps", "--require-hashes", "--only-binary", ":all:", "--implementation", "cp"]
     argv += ["--python-version", f"3.{minor}", "--dest", str(into), "-r", str(lock)]
@@ -96,15 +95,13 @@ def main() -> None:
     parser.add_argument("--machine", default=os.uname().machine)
     parser.add_argument("--minor", type=int, action="append")
     parser.add_argument("--wheels", type=Path, help="a folder with ours; built otherwise")
-    parser.add_argument("--without", action="append", default=[], help="a package to leave out")
     given = parser.parse_args()
     if shutil.which("llvm-strip") is None:
         sys.exit("llvm-strip is missing (Debian: llvm)")
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
-        without = frozenset(map(canonicalize_name, given.without))
         for minor in given.minor or MINORS:
-            download(minor, given.machine, folder, frozenset(without))
+            download(minor, given.machine, folder)
         given.directory.mkdir(parents=True)
         if given.wheels:
             own = find_wheel(given.wheels, given.machine)

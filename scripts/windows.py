@@ -27,9 +27,9 @@ PYTHON = (
 )
 PACKAGES = (
     *("aiohappyeyeballs", "aiohttp", "aiosignal", "attrs", "colorama", "frozenlist", "h11"),
-    *("hypothesis", "idna", "iniconfig", "jinja2", "markdown-it-py", "markupsafe", "mdurl"),
-    *("msgspec", "multidict", "packaging", "pluggy", "propcache", "pygments", "pytest"),
-    *("pytest-asyncio", "pyyaml", "rich", "sortedcontainers", "typing-extensions", "yarl"),
+    *("hypothesis", "idna", "iniconfig", "jinja2", "markupsafe", "msgspec"),
+    *("multidict", "packaging", "pluggy", "propcache", "pygments", "pytest"),
+    *("pytest-asyncio", "pyyaml", "sortedcontainers", "typing-extensions", "yarl"),
 )
 _PRELOAD = "wineserver_preload"
 COMPILER = "x86_64-w64-mingw32-gcc"

@@ -2,24 +2,25 @@
 
 from __future__ import annotations
 
+import os
+import shutil
 import sys
+import textwrap
 from collections.abc import Iterable, Iterator
 from itertools import chain
-from typing import TYPE_CHECKING, TextIO
+from typing import TextIO
 
 import msgspec
 
 from steersman.model.findings import printable
-from steersman.operate.answer import Answer, Block, Cell, Line, Table
+from steersman.operate.answer import Answer, Block, Cell, Line, Span, Style, Table
 
-if TYPE_CHECKING:
-    from rich.console import Console, RenderableType
-
-STYLES = {"good": "green", "warn": "yellow", "bad": "red", "dim": "dim", "title": "bold", "": ""}
+_CODES: dict[Style, str] = {"good": "32", "warn": "33", "bad": "31", "dim": "2", "title": "1"}
+"""Parameters of SGR, by style."""
 _GAP = "   "
 _CLEAR = "\x1b[H\x1b[2J"
-_SHORT = 12
-"""Characters of a column that is never broken."""
+_NARROWEST = 16
+"""Columns of a terminal below which the last column of a table is not broken into lines."""
 
 
 def print_answer(answer: Answer, output: str, out: TextIO | None = None) -> None:
@@ -40,11 +41,7 @@ def print_answer(answer: Answer, output: str, out: TextIO | None = None) -> None
 
             out.writelines(f"{line}\n" for line in yaml_lines(msgspec.to_builtins(answer.data)))
         case _:
-            blocks = chain(answer.blocks(output == "wide"), _origin(answer))
-            if out.isatty():
-                print_blocks(blocks, terminal(out))
-            else:
-                out.writelines(f"{line}\n" for line in plain_lines(blocks))
+            print_blocks(chain(answer.blocks(output == "wide"), _origin(answer)), out)
 
 
 def print_next(answer: Answer, output: str) -> None:
@@ -66,72 +63,84 @@ def _origin(answer: Answer) -> Iterator[Block]:
         yield Line(f"from {answer.source}", "dim")
 
 
+def print_blocks(blocks: Iterable[Block], out: TextIO) -> None:
+    """Print blocks; on a terminal in colour, and with lines that fit."""
+    if not out.isatty():
+        out.writelines(f"{line}\n" for line in plain_lines(blocks))
+        return
+    for spans in lines_of(blocks, shutil.get_terminal_size().columns):
+        out.write(f"{on_terminal(spans)}\n")
+
+
+def on_terminal(spans: Iterable[Span]) -> str:
+    """Return a line as a terminal takes it: in colour, unless the user wants none."""
+    # https://no-color.org
+    if os.environ.get("NO_COLOR") or os.environ.get("TERM", "dumb") == "dumb":
+        return "".join(text for text, _ in spans)
+    return "".join(
+        f"\x1b[{_CODES[style]}m{text}\x1b[0m" if style and text else text for text, style in spans
+    )
+
+
 def plain_lines(blocks: Iterable[Block]) -> Iterator[str]:
     """Yield the lines of blocks as plain text, for pipes."""
+    for spans in lines_of(blocks):
+        yield "".join(text for text, _ in spans)
+
+
+def lines_of(blocks: Iterable[Block], width: int = 0) -> Iterator[list[Span]]:
+    """Yield the lines of blocks; control characters are shown, not sent.
+
+    Args:
+        blocks: the blocks.
+        width: columns of a terminal, to which tables are fitted; 0 for none.
+    """
     for block in blocks:
         if isinstance(block, Line):
-            yield " " * block.indent + printable(block.text)
-        else:
-            yield from _plain_table(block)
-
-
-def _plain_table(table: Table) -> Iterator[str]:
-    if table.title:
-        yield table.title
-    if not table.rows:
-        if table.empty:
-            yield table.empty
-        return
-    rows = [[printable(_text(cell)) for cell in row] for row in (table.columns, *table.rows)]
-    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
-    for row in rows:
-        cells = (cell.ljust(width) for cell, width in zip(row, widths, strict=True))
-        yield _GAP.join(cells).rstrip()
-
-
-def _text(cell: Cell) -> str:
-    return cell if isinstance(cell, str) else cell[0]
-
-
-def terminal(out: TextIO) -> Console:
-    """Return a console for a terminal."""
-    from rich.console import Console  # noqa: PLC0415 - takes 30 ms, and pipes need none
-
-    return Console(file=out, highlight=False, markup=False, emoji=False, soft_wrap=True)
-
-
-def print_blocks(blocks: Iterable[Block], console: Console) -> None:
-    """Print blocks on a terminal."""
-    for each in renderables(blocks):
-        console.print(each)
-
-
-def renderables(blocks: Iterable[Block]) -> Iterator[RenderableType]:
-    """Yield the blocks in the form that rich prints; control characters are shown, not sent."""
-    from rich.table import Table as RichTable  # noqa: PLC0415
-    from rich.text import Text  # noqa: PLC0415
-
-    for block in blocks:
-        if isinstance(block, Line):
-            yield Text(" " * block.indent + printable(block.text), STYLES[block.style])
+            yield [(" " * block.indent + printable(block.text), block.style)]
             continue
-        if not block.rows:
-            if block.empty:
-                yield Text(block.empty, "dim")
-            continue
-        table = RichTable(
-            title=block.title or None,
-            title_justify="left",
-            box=None,
-            pad_edge=False,
-            padding=(0, 3, 0, 0),
-            header_style="bold",
-        )
-        # If the terminal is too narrow, long columns are broken into lines; nothing is cut off.
-        for number, column in enumerate(block.columns):
-            widest = max(len(column), *(len(_text(row[number])) for row in block.rows))
-            table.add_column(column, no_wrap=widest <= _SHORT, overflow="fold")
-        for row in block.rows:
-            cells = ((cell, "") if isinstance(cell, str) else cell for cell in row)
-            table.add_row(*(Text(printable(text), STYLES[style]) for text, style in cells))
-        yield table
+        if block.title:
+            yield [(block.title, "title")]
+        if block.rows:
+            yield from _table_lines(block, width)
+        elif block.empty:
+            yield [(block.empty, "dim")]
+
+
+def _table_lines(table: Table, width: int) -> Iterator[list[Span]]:
+    """Yield the lines of a table that has rows.
+
+    On a narrow terminal, the last column is broken into lines. That is where tables have sentences;
+    a name or an address that is broken could not be copied.
+    """
+    head: list[Cell] = [(column, "title") for column in table.columns]
+    rows = [[_span(cell) for cell in row] for row in (head, *table.rows)]
+    widths = [max(len(text) for text, _ in column) for column in zip(*rows, strict=True)]
+    before = sum(widths[:-1]) + len(_GAP) * (len(widths) - 1)
+    room = width - before
+    for *cells, (last, style) in rows:
+        pieces = [last]
+        if _NARROWEST <= room < len(last):
+            pieces = textwrap.wrap(last, room)
+        spans = [
+            (text.ljust(size) + _GAP, look)
+            for (text, look), size in zip(cells, widths[:-1], strict=True)
+        ]
+        yield _stripped([*spans, (pieces[0], style)])
+        yield from ([(" " * before, ""), (piece, style)] for piece in pieces[1:])
+
+
+def _span(cell: Cell) -> Span:
+    if isinstance(cell, str):
+        return printable(cell), ""
+    return printable(cell[0]), cell[1]
+
+
+def _stripped(spans: list[Span]) -> list[Span]:
+    """Return a line without spaces at its end."""
+    while spans and not spans[-1][0].strip():
+        spans.pop()
+    if spans:
+        text, style = spans[-1]
+        spans[-1] = text.rstrip(), style
+    return spans

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import os
+import shutil
 import signal
 import sys
 import termios
@@ -11,16 +12,14 @@ import tty
 from collections.abc import AsyncIterator, Iterator, Sequence
 from contextlib import contextmanager
 
-from rich.console import Console
-from rich.live import Live
-from rich.text import Text
-
-from steersman.cli.output import STYLES
-from steersman.operate.answer import Style
+from steersman.cli.output import on_terminal
+from steersman.operate.answer import Span
 
 _ESCAPE = 0.05
 """Seconds until a lone escape byte is a key and not the beginning of a sequence."""
-
+_ENTER, _LEAVE = "\x1b[?1049h\x1b[?25l", "\x1b[?25h\x1b[?1049l"
+"""The alternate screen without a cursor, and the usual one with it."""
+_HOME, _ERASE_LINE = "\x1b[H", "\x1b[K"
 
 _QUIT = b"\x03"  # as Ctrl-C
 _ENDS = (signal.SIGTERM, signal.SIGHUP)
@@ -29,23 +28,20 @@ _ENDS = (signal.SIGTERM, signal.SIGHUP)
 class Screen:
     """The alternate screen of a terminal; the usual one is back when the block ends."""
 
-    def __init__(self, console: Console, live: Live) -> None:
-        self._console = console
-        self._live = live
+    def __init__(self) -> None:
         self._events: asyncio.Queue[bytes] = asyncio.Queue()
 
     @property
     def size(self) -> tuple[int, int]:
         """Columns and lines, as they are now."""
-        size = self._console.size
-        return size.width, size.height
+        return shutil.get_terminal_size()
 
-    def draw(self, lines: Sequence[Sequence[tuple[str, Style]]]) -> None:
+    def draw(self, lines: Sequence[Sequence[Span]]) -> None:
         """Show these lines, which must not be more or longer than `size`."""
-        text = Text("\n", no_wrap=True, overflow="crop").join(
-            Text.assemble(*((part, STYLES[style]) for part, style in line)) for line in lines
-        )
-        self._live.update(text, refresh=True)
+        # Erased before it is written: behind a line that fills the screen, its end would go, too.
+        shown = "\n".join(_ERASE_LINE + on_terminal(line) for line in lines)
+        sys.stdout.write(_HOME + shown)
+        sys.stdout.flush()
 
     def wake(self) -> None:
         """Let `keys` yield b"" now: something else has to be drawn."""
@@ -95,13 +91,13 @@ def full_screen() -> Iterator[Screen]:
     """
     number = sys.stdin.fileno()
     before = termios.tcgetattr(number)
-    console = Console(highlight=False, markup=False, emoji=False)
-    live = Live(console=console, screen=True, auto_refresh=False, redirect_stderr=False)
-    screen = Screen(console, live)
+    screen = Screen()
     with screen.signals():
         try:
             tty.setcbreak(number)
-            with live:
-                yield screen
+            sys.stdout.write(_ENTER)
+            yield screen
         finally:
             termios.tcsetattr(number, termios.TCSADRAIN, before)
+            sys.stdout.write(_LEAVE)
+            sys.stdout.flush()

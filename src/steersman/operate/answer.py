@@ -16,7 +16,9 @@ T = TypeVar("T")
 _DAY, _HOUR, _MINUTE = 86400, 3600, 60
 
 Style: TypeAlias = Literal["", "good", "warn", "bad", "dim", "title"]
-Cell: TypeAlias = "str | tuple[str, Style]"
+Span: TypeAlias = tuple[str, Style]
+"""A part of a line."""
+Cell: TypeAlias = str | Span
 
 
 class QuestionError(Exception):

@@ -5,7 +5,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from typing import Any
 
 import msgspec
@@ -47,10 +47,6 @@ class _Listing(Answer, frozen=True, kw_only=True, rename="camel"):
         """1 if a filter selected nothing."""
         return int(self.filtered and not self.ports)
 
-    @property
-    def _counted(self) -> bool:
-        return any(port.counts.connections is not None for port in self.ports)
-
 
 class ServiceList(_Listing, frozen=True, kw_only=True, rename="camel"):
     """Services by port and family."""
@@ -74,9 +70,8 @@ class ServiceList(_Listing, frozen=True, kw_only=True, rename="camel"):
         """Yield a row for each ServicePort, and one for each Service that is not served."""
         # Columns that would have the same or no value in every row are left out.
         dual = len({port.family for port in self.ports}) > 1
-        counted = self._counted
-        columns = ["SERVICE", "PORT", "FRONTENDS", "ENDPOINTS"]
-        columns += ["FAMILY"] * dual + ["CONNECTIONS", "PER SECOND"] * counted
+        counted = _count_columns(port.counts for port in self.ports)
+        columns = ["SERVICE", "PORT", "FRONTENDS", "ENDPOINTS", *["FAMILY"] * dual, *counted]
         if wide:
             columns += ["TYPE", "INTERNAL", "EXTERNAL", "AFFINITY", "HEALTH CHECK", "AGE", "KERNEL"]
         columns.append("STATUS")
@@ -87,7 +82,7 @@ class ServiceList(_Listing, frozen=True, kw_only=True, rename="camel"):
             share = f"{port.used} in" + (f", {out} out" if out else "")
             row: list[Cell] = [port.service, port.port_text, shown]
             row.append((share, "good" if port.used else "bad"))
-            row += [port.family] * dual + _counts(port.counts) * counted
+            row += [*[port.family] * dual, *_counts(port.counts, counted)]
             if wide:
                 row += [port.type, port.internal_policy, port.external_policy]
                 row.append(f"{port.affinity_seconds} s" if port.affinity_seconds else "-")
@@ -119,10 +114,9 @@ class EndpointList(_Listing, frozen=True, kw_only=True, rename="camel"):
 
     def blocks(self, wide: bool) -> Iterator[Block]:
         """Yield a row for each endpoint, and the notes of each ServicePort."""
-        counted = self._counted
+        counted = _count_columns(port.counts for port in self.ports)
         pods = any(endpoint.pod for port in self.ports for endpoint in port.endpoints)
-        columns = ["SERVICE", "PORT", "ENDPOINT", *["POD"] * pods, "NODE", "USED"]
-        columns += ["CONNECTIONS", "PER SECOND"] * counted
+        columns = ["SERVICE", "PORT", "ENDPOINT", *["POD"] * pods, "NODE", "USED", *counted]
         columns += [*["FAMILY", "ZONE"] * wide, "WHY"]
         rows: list[list[Cell]] = []
         for port in self.ports:
@@ -131,7 +125,7 @@ class EndpointList(_Listing, frozen=True, kw_only=True, rename="camel"):
                 node = f"{each.node or '-'}{' (here)' if each.local else ''}"
                 row: list[Cell] = [port.service, port.port_text, each.address]
                 row += [*[each.pod or "-"] * pods, node, used]
-                row += _counts(each.counts) * counted
+                row += _counts(each.counts, counted)
                 why = each.why.removeprefix("in: ").removeprefix("out: ")
                 row += [*[port.family, each.zone or "-"] * wide, why]
                 rows.append(row)
@@ -178,9 +172,8 @@ class NodePortList(Answer, frozen=True, kw_only=True, rename="camel"):
 
     def blocks(self, wide: bool) -> Iterator[Block]:
         """Yield a row for each node port."""
-        counted = any(each.counts.connections is not None for each in self.node_ports)
-        columns = ["PORT", "KIND", "SERVICE", "ADDRESSES", "OUTSIDE CLIENTS", "ENDPOINTS"]
-        columns += ["CONNECTIONS", "PER SECOND"] * counted
+        counted = _count_columns(each.counts for each in self.node_ports)
+        columns = ["PORT", "KIND", "SERVICE", "ADDRESSES", "OUTSIDE CLIENTS", "ENDPOINTS", *counted]
         dual = len({each.family for each in self.node_ports}) > 1
         columns += ["FAMILY"] * (wide or dual) + ["LOOPBACK"] * wide
         rows: list[list[Cell]] = []
@@ -190,7 +183,7 @@ class NodePortList(Answer, frozen=True, kw_only=True, rename="camel"):
             row: list[Cell] = [f"{each.port}/{each.protocol}", each.kind]
             row += [f"{each.service}:{each.service_port}".rstrip(":"), some]
             row += [(each.external, bad), str(each.endpoints)]
-            row += _counts(each.counts) * counted
+            row += _counts(each.counts, counted)
             row += [each.family] * (wide or dual) + ["yes" if each.loopback else "no"] * wide
             rows.append(row)
         yield Table(columns, rows, empty=_nothing(self.filtered, "node ports"))
@@ -204,9 +197,17 @@ def _some(texts: Sequence[str], most: int) -> str:
     return ", ".join(texts[:most]) + more
 
 
-def _counts(counts: Counts) -> list[Cell]:
+def _count_columns(all_counts: Iterable[Counts]) -> list[str]:
+    """Return the columns of counts that have a value in some row."""
+    known = list(all_counts)
+    columns = ["CONNECTIONS"] * any(each.connections is not None for each in known)
+    return columns + ["PER SECOND"] * any(each.rate is not None for each in known)
+
+
+def _counts(counts: Counts, columns: Sequence[str]) -> Sequence[str]:
+    """Return the cells of these columns."""
     known = "-" if counts.connections is None else str(counts.connections)
-    return [known, "-" if counts.rate is None else f"{counts.rate:.1f}"]
+    return (known, "-" if counts.rate is None else f"{counts.rate:.1f}")[: len(columns)]
 
 
 def _nothing(filtered: bool, what: str) -> str:

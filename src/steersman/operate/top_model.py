@@ -14,12 +14,11 @@ from typing import Literal, NamedTuple, TypeAlias, TypeVar
 
 from steersman.model.findings import Finding, Severity, printable
 from steersman.model.top import TopRow, TopSample
-from steersman.operate.answer import Style
+from steersman.operate.answer import Span, Style
 from steersman.operate.process_lines import process_lines
 from steersman.run.pages.conditions import count_words
 
 T = TypeVar("T")
-Span: TypeAlias = tuple[str, Style]
 Shown: TypeAlias = "list[Span]"
 """A line of the screen."""
 View: TypeAlias = Literal["services", "endpoints", "findings", "text", "help"]

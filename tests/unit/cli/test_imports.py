@@ -114,7 +114,7 @@ def test_the_whole_program_needs_nothing_but_its_dependencies() -> None:
     done = subprocess.run(code, capture_output=True, text=True, check=True)
     imported = set(done.stdout.split())
     shipped = {*image_lock.runtime(), "steersman"}
-    assert {"h11", "h2", "jinja2", "msgspec", "rich", "steersman", "yaml"} <= imported
+    assert {"h11", "h2", "jinja2", "msgspec", "steersman", "yaml"} <= imported
     others = {
         module
         for module, packages in packages_distributions().items()

@@ -39,6 +39,7 @@ SHOPS = Shops(source="the manifests in demo", shop_names=("a", "long-one"))
 @pytest.fixture(autouse=True)
 def colours(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("TERM", "xterm")
+    monkeypatch.delenv("NO_COLOR", raising=False)
 
 
 def test_a_pipe_gets_aligned_plain_text() -> None:
@@ -63,19 +64,36 @@ def test_a_terminal_gets_colour_and_the_same_words() -> None:
     assert "from the manifests in demo" in text
 
 
-def test_a_narrow_terminal_breaks_long_columns_and_cuts_nothing(
+class Long(Shops, frozen=True, kw_only=True):
+    def blocks(self, wide: bool) -> Iterator[Block]:
+        yield Table(("NAME", "MESSAGE"), [("a-long-name", "word " * 12), ("b", "all is well")])
+
+
+def test_a_narrow_terminal_breaks_the_last_column_and_cuts_nothing(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setenv("COLUMNS", "30")
+    monkeypatch.setenv("COLUMNS", "34")
+    monkeypatch.setenv("NO_COLOR", "1")
+    assert printed(Long(shop_names=()), "text", Terminal()).splitlines() == [
+        "NAME          MESSAGE",
+        "a-long-name   word word word word",
+        "              word word word word",
+        "              word word word word",
+        "b             all is well",
+    ]
 
-    class Long(Shops, frozen=True, kw_only=True):
-        def blocks(self, wide: bool) -> Iterator[Block]:
-            yield Table(("NAME", "MESSAGE"), [("a-long-name", "word " * 12)])
 
+def test_a_terminal_that_is_too_narrow_breaks_lines_itself(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("COLUMNS", "20")
     lines = printed(Long(shop_names=()), "text", Terminal()).splitlines()
-    assert "a-long-name" in lines[1]
-    assert len(lines) > 3
-    assert sum(line.count("word") for line in lines) == 12
+    assert len(lines) == 3
+    assert lines[1].count("word") == 12
+
+
+@pytest.mark.parametrize(("name", "value"), [("NO_COLOR", "1"), ("TERM", "dumb")])
+def test_a_terminal_without_colour(name: str, value: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv(name, value)
+    assert "\x1b" not in printed(SHOPS, "text", Terminal())
 
 
 def test_json_and_yaml_have_the_same_data() -> None:

@@ -366,7 +366,8 @@ def sample(at: float, connections: int) -> Sample:
 def test_one_sample_gives_connections_and_two_give_rates() -> None:
     things = service(**WEB), slice_(HERE)
     once = lister(*things, samples=(sample(1.0, 10),)).services()
-    assert (rows(once)["CONNECTIONS"], rows(once)["PER SECOND"]) == ("11", "-")
+    assert rows(once)["CONNECTIONS"] == "11"
+    assert "PER SECOND" not in rows(once)
     twice = lister(*things, samples=(sample(1.0, 10), sample(3.0, 30)))
     assert rows(twice.services())["PER SECOND"] == "10.0"
     assert rows(twice.endpoints())["CONNECTIONS"] == "31"
@@ -374,7 +375,7 @@ def test_one_sample_gives_connections_and_two_give_rates() -> None:
     again = lister(*things, samples=(sample(1.0, 10), sample(3.0, 3)))
     assert rows(again.services())["PER SECOND"] == "0.0"  # counted from zero again
     at_once = lister(*things, samples=(sample(1.0, 10), sample(1.0, 10)))
-    assert rows(at_once.services())["PER SECOND"] == "-"
+    assert "PER SECOND" not in rows(at_once.services())
 
 
 @pytest.mark.parametrize(

@@ -17,7 +17,7 @@ async def _answer(parsed: Parsed) -> Answer:
     """Switch; as text, each step is shown as soon as it is done."""
     from msgspec.structs import replace  # noqa: PLC0415 - not for --help, as the others
 
-    from steersman.cli.output import plain_lines, print_blocks, terminal  # noqa: PLC0415
+    from steersman.cli.output import print_blocks  # noqa: PLC0415
     from steersman.config import UsageError  # noqa: PLC0415
     from steersman.model.switch import SwitchRequest  # noqa: PLC0415
     from steersman.operate.switch import step_line, switch  # noqa: PLC0415
@@ -42,10 +42,8 @@ async def _answer(parsed: Parsed) -> Answer:
         return await switch(request)
 
     def show(step: SwitchStep) -> None:
-        if sys.stdout.isatty():
-            print_blocks([step_line(step)], terminal(sys.stdout))
-        else:
-            print(*plain_lines([step_line(step)]), flush=True)
+        print_blocks([step_line(step)], sys.stdout)
+        sys.stdout.flush()
 
     done = await switch(request, show)
     return replace(done, steps=())  # they have been shown
