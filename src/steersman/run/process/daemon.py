@@ -37,7 +37,7 @@ from steersman.run.process.machine import Machine
 from steersman.run.process.mode_transition import other_modes, remove_leftovers
 from steersman.run.process.node_watcher import NodeWatcher
 from steersman.run.process.startup import StartError, new_mode, node_config
-from steersman.run.process.switching import Switcher
+from steersman.run.process.switcher import Switcher
 from steersman.run.serve.servers import Servers
 from steersman.run.sync.engine import Engine
 from steersman.run.sync.runner import MonotonicClock, Runner

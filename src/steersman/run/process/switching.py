@@ -30,7 +30,7 @@ from collections.abc import Awaitable, Callable
 from contextlib import suppress
 from dataclasses import dataclass
 from functools import partial
-from typing import NamedTuple, Protocol, TypeVar
+from typing import Protocol, TypeVar
 
 from steersman.config import ConfigError
 from steersman.model import codes
@@ -48,7 +48,6 @@ from steersman.model.switch import (
 from steersman.modes.base import Mode, release
 from steersman.modes.specs import SPECS
 from steersman.run.process.canary import Canary, Dial, dial, targets_of
-from steersman.run.process.mode_transition import remove_leftovers
 from steersman.run.process.startup import StartError
 from steersman.run.sync.engine import Engine, setting_changes
 from steersman.run.sync.state import SyncReport
@@ -74,15 +73,6 @@ class SwitchError(Exception):
 _EXPECTED = (SwitchError, ApplyError, BusyError, OSError)
 
 
-class Retiring(NamedTuple):
-    """A mode that has been left, and still carries connections."""
-
-    mode: Mode
-    drain: float
-    """Seconds that its connections get."""
-    task: asyncio.Task[None]
-
-
 class Switchable(Protocol):
     """What a switch needs of the daemon; see there."""
 
@@ -106,114 +96,26 @@ class Switchable(Protocol):
         """Compare the kernel with the plan, and repair what differs."""
 
 
-class Switcher:
-    """Switches the mode, one switch at a time."""
-
-    def __init__(self, daemon: Switchable) -> None:
-        self._daemon = daemon
-        self.dial: Dial = dial
-        """Opens the connections that are watched."""
-        self.running = ""
-        """The mode of the switch that is under way; "" if none is."""
-        self.began = asyncio.Event()
-        """A switch is under way: nothing else may remove objects of modes."""
-        self.ended = asyncio.Event()
-        """No switch is under way."""
-        self._retiring: dict[str, Retiring] = {}
-        self._closing: dict[asyncio.Task[None], Mode] = {}
-
-    @property
-    def retiring(self) -> frozenset[str]:
-        """Modes that were left, and are removed once their connections have ended."""
-        return frozenset(self._retiring)
-
-    async def switch(self, request: SwitchRequest, tell: Tell) -> SwitchResult:
-        """Switch as asked for, and `tell` each step as soon as it is done.
-
-        Raises:
-            BusyError: another switch is under way.
-        """
-        if self.running:
-            raise BusyError(
-                f"a switch to {self.running} mode is under way; wait until it has ended"
-            )
-        self.running = request.to
-        self.ended.clear()
-        self.began.set()
-        try:
-            left = False
-            if (retiring := self._retiring.pop(request.to, None)) is not None:
-                # It is to serve again: nobody removes it any more. Connections that it carries in
-                # this process go on beside those of its successor.
-                retiring.task.cancel()
-                await asyncio.gather(retiring.task, return_exceptions=True)
-                left = bool(await retiring.mode.worker.do(retiring.mode.read))
-                closing = asyncio.create_task(self._close(retiring.mode, retiring.drain))
-                self._closing[closing] = retiring.mode
-                closing.add_done_callback(self._closing.pop)
-            plan = self._daemon.engine.sync.state.plan
-            proxied = plan.settings.traits.terminates_connections
-            canary = Canary(targets_of(plan), self.dial, proxied=proxied)
-            return await _Switch(self._daemon, request, tell, canary, self.retire, left).run()
-        finally:
-            self.running = ""
-            self.began.clear()
-            self.ended.set()
-
-    def retire(
-        self,
-        old: Mode,
-        current: Mode,
-        drain: float,
-        in_force: Callable[[], bool] = lambda: True,
-    ) -> None:
-        """Remove a mode in the background once its connections have ended.
-
-        Args:
-            drain: seconds that connections get.
-            in_force: whether the rules of the mode that serves are: nothing is removed before.
-        """
-
-        async def retire() -> None:
-            while not in_force():  # noqa: ASYNC110 - a Sync does not notify
-                await asyncio.sleep(_PAUSE)
-            await remove_leftovers([(old.name, old)], drain, current)
-            await self._close(old, drain)
-            self._retiring.pop(old.name, None)
-
-        self._retiring[old.name] = Retiring(old, drain, asyncio.create_task(retire()))
-
-    async def _close(self, mode: Mode, drain: float) -> None:
-        if cut := await release(mode, drain):
-            log.warning("%d connections through %s mode were cut", cut, mode.name)
-
-    async def aclose(self, drain: float) -> int:
-        """Release all modes that were left, whose connections get some seconds to end.
-
-        Returns:
-            The number of connections that were cut.
-        """
-        left = dict(self._closing) | {each.task: each.mode for each in self._retiring.values()}
-        for task in left:
-            task.cancel()
-        await asyncio.gather(*left, return_exceptions=True)
-        return sum(await asyncio.gather(*(release(mode, drain) for mode in left.values())))
-
-
 @dataclass
-class _Switch:
+class Switch:
+    """A switch to another mode."""
+
     daemon: Switchable
     request: SwitchRequest
     tell: Tell
-    canary: Canary
     retire: Callable[..., None]
     """As `Switcher.retire`."""
     left_before: bool
     """The mode has left objects that still carry connections."""
+    dial: Dial | None = None
+    """As `Switcher.dial`."""
 
     def __post_init__(self) -> None:
         self._old = self.daemon.engine
         self._began = time.monotonic()
+        plan = self._old.sync.state.plan
+        proxied = plan.settings.traits.terminates_connections
+        self.canary = Canary(targets_of(plan), self.dial or dial, proxied=proxied)
 
     def _say(self, name: str, text: str, state: StepState = "ok") -> None:
         at = round(time.monotonic() - self._began, 3)
@@ -235,6 +137,7 @@ class _Switch:
         )
 
     async def run(self) -> SwitchResult:
+        """Carry out the steps."""
         request, old = self.request, self._old.mode
         if request.to == old.name:
             return self._result("unchanged", f"{old.name} mode serves already")
