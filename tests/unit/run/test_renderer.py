@@ -84,6 +84,19 @@ async def test_after_a_flush_each_service_is_written_whole(world: World) -> None
     assert world.sync.drift is None, "it was reported"
 
 
+async def test_a_flush_is_drift_of_everything_that_was_in_force(world: World) -> None:
+    await world.run()
+    number = len(world.mode.kernel)
+    world.mode.kernel.clear()
+    world.store.upsert(slice_("s1-x", "s1", ("10.1.0.1", "10.1.0.99")))  # ours, not written yet
+    report = await world.sync.check()
+    assert report is not None
+    assert report.drift is not None
+    assert (report.drift.missing, report.drift.foreign, report.drift.changed) == (number, 0, 0)
+    assert report.drift.examples
+    assert world.mode.kernel == world.fresh()
+
+
 async def test_a_part_that_is_refused_costs_the_others_nothing(world: World) -> None:
     assert isinstance(world.mode, PartsMode)
     await world.run()

@@ -315,7 +315,7 @@ class Sync:
                 change, parts = Diff(), None
                 if not kernel and self.mode.fill is not None:
                     parts = await self.mode.worker.compute(lambda: ledger.parts(_PARTS_FROM), size)
-                if parts is None or looks_for_drift:
+                if parts is None:
                     change = await self.mode.worker.compute(
                         lambda: diff(kernel, ledger.effective()), size
                     )
@@ -330,9 +330,11 @@ class Sync:
                     parts or (change,), partial=False
                 )
             finally:
-                if looks_for_drift and change:
-                    # Note which part of the Diff repairs what others changed: the rest was owed.
-                    # It takes as long as a part of the repair, so clients need not wait for it.
+                # Clients wait for the repair, so what others did is noted behind it.
+                if looks_for_drift and parts:
+                    self.drift = self._loss(writers[-_WRITERS:]) or self.drift
+                elif looks_for_drift and change:
+                    # Part of the Diff repairs what others changed: the rest was owed.
                     have = await self.mode.worker.compute(
                         lambda: dict(ledger.in_force()), ledger.objects
                     )
@@ -367,6 +369,13 @@ class Sync:
             examples=tuple(clipped(printable(line), _EXAMPLE_LENGTH) for line in lines),
             writers=writers,
         )
+
+    def _loss(self, writers: tuple[Writer, ...]) -> Drift | None:
+        """Describe that others have removed everything; None if nothing was in force."""
+        ledger = self._ledger
+        some = Diff(dict(islice(ledger.in_force(), _EXAMPLES)))
+        drift = self.drift_of(some, writers, _EXAMPLES)
+        return drift and msgspec.structs.replace(drift, missing=ledger.objects)
 
     async def _accepts(self, parts: Iterable[Diff], *, partial: bool) -> bool:
         """Apply a whole batch; return whether the kernel accepted it.
