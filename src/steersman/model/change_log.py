@@ -17,6 +17,7 @@ nothing.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Hashable
 from itertools import takewhile
 from typing import Generic, TypeVar
@@ -57,10 +58,13 @@ class ChangeLog(Generic[Name]):
 
     def drop_passed(self) -> None:
         """Drop the names that no cursor needs any more; `Cursor.move` calls it."""
+        oldest = next(iter(self._revisions.values()), math.inf)
         passed = self.revision
         for each in self._cursors:
             if (cursor := each()) is not None and cursor.at < passed:
                 passed = cursor.at
+            if passed < oldest:  # of many followers, all but the last one end here
+                return
         if passed == self.revision:
             self._revisions = {}  # an emptied one would keep its size
             return
