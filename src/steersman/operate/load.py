@@ -11,9 +11,10 @@ otherwise                      the running process of this network namespace; if
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable
 from pathlib import Path
 from typing import Any
+from urllib.parse import urlencode
 
 import msgspec
 
@@ -24,7 +25,7 @@ from steersman.host.facts import read_facts
 from steersman.host.process import words_of
 from steersman.model import codes
 from steersman.model.findings import Finding
-from steersman.model.names import PlanKey
+from steersman.model.names import ObjectName, PlanKey
 from steersman.model.plan import NodePlan
 from steersman.model.ruleset import Diff, Ruleset, diff
 from steersman.model.world import Origin, World
@@ -67,15 +68,22 @@ async def load_world(parsed: Parsed, client: Client | None = None) -> World:
         return await _from_api_server(config)
 
 
-async def world_of_process(client: Client | None = None) -> World:
+async def world_of_process(
+    client: Client | None = None, services: Iterable[ObjectName] = ()
+) -> World:
     """Return the World of the running process.
+
+    Args:
+        client: asks the process.
+        services: those that are needed; all without any.
 
     Raises:
         NotRunningError: no steersman process runs in this network namespace.
         HungError: it does not answer.
         QuestionError: it is another version.
     """
-    data = await asyncio.to_thread((client or Client()).get, "/world")
+    query = urlencode([("service", str(name)) for name in services])
+    data = await asyncio.to_thread((client or Client()).get, f"/world?{query}".rstrip("?"))
     try:
         with understood():
             world = await asyncio.to_thread(decode_world, data, Origin("process", ""))
@@ -86,18 +94,22 @@ async def world_of_process(client: Client | None = None) -> World:
     return msgspec.structs.replace(world, origin=Origin("process", text))
 
 
-async def world_again(world: World) -> World:
+async def world_again(world: World, services: Collection[ObjectName] = ()) -> World:
     """Return the World as a running process has it now; the same one if it is of something else.
 
     Looking at the kernel takes seconds, in which a busy node has changed some of its Services: what
     differs from the plan counts only if the plan has not changed meanwhile.
+
+    Args:
+        world: as it was.
+        services: those that are needed; all without any, or if they have been deleted.
     """
     if world.origin.kind != "process":
         return world
     try:
-        return await world_of_process()
+        return await world_of_process(services=services)
     except QuestionError:  # it has ended, or does not answer: there is no later plan
-        return world
+        return await world_again(world) if services else world
 
 
 def moved_objects(mode: Mode, have: Ruleset, before: NodePlan, now: NodePlan) -> Diff:

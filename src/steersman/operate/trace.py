@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable, Iterator
+from collections.abc import Awaitable, Callable, Collection, Iterator
 from contextlib import nullcontext, suppress
 from functools import partial
 from pathlib import Path
@@ -16,7 +16,7 @@ from steersman.compile.trace import Flow, TraceResult, trace
 from steersman.host.exec import SubprocessExec
 from steersman.host.netns import HERE, find_namespace
 from steersman.host.packet_watch import PacketWatch
-from steersman.model.names import Protocol
+from steersman.model.names import ObjectName, Protocol
 from steersman.model.plan import SourceClass
 from steersman.model.tracing import Sighting, TraceStep, TrackedConnection, WatchedFlow
 from steersman.model.world import World
@@ -175,7 +175,7 @@ async def trace_packet(
     world: World,
     question: TraceQuestion,
     tracer: Callable[[], Tracer] | None = None,
-    renew: Callable[[World], Awaitable[World]] = world_again,
+    renew: Callable[[World, Collection[ObjectName]], Awaitable[World]] = world_again,
 ) -> TraceAnswer:
     """Follow one packet through the kernel of this machine, and compare with the plan.
 
@@ -186,7 +186,7 @@ async def trace_packet(
         world: the plan to compare with.
         question: the packet.
         tracer: makes one; None for that of the World's mode.
-        renew: returns the World as it is now.
+        renew: returns the World as it is now, as far as it is about some Services.
 
     Raises:
         QuestionError: the packet cannot be sent, or did not come in time.
@@ -213,7 +213,8 @@ async def trace_packet(
         if any(each.code == "rules" for each in compare(predicted, seen)):
             seen = seen._replace(drifted=await _has_drifted(world))
         # The plan may have changed since it was asked for, with --wait long ago.
-        later = await renew(world)
+        service = predicted.plan
+        later = await renew(world, [service.name.object_name] if service else ())
         now = predict(later, flow)
         if len(compare(now, seen)) < len(compare(predicted, seen)):
             world, predicted = later, now

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Collection
 from typing import Any
 
 import msgspec
@@ -11,7 +12,7 @@ from msgspec.structs import replace
 
 from steersman.compile.trace import TraceResult
 from steersman.model.drift import Drift, DriftState
-from steersman.model.names import Family, PlanKey, Protocol, ServicePortName
+from steersman.model.names import Family, ObjectName, PlanKey, Protocol, ServicePortName
 from steersman.model.plan import Endpoint
 from steersman.model.tracing import Sighting, TraceStep, TrackedConnection, WatchedFlow
 from steersman.model.world import Origin, World
@@ -31,7 +32,7 @@ from steersman.operate.trace_compare import (
 )
 from steersman.operate.trace_loss import Hop, Surroundings
 from steersman.operate.trace_question import TraceQuestion
-from tests.support.builders.doctor import world_of
+from tests.support.builders.doctor import CART, world_of
 from tests.support.builders.objects import endpoint, service, slice_
 
 A, B = Endpoint("10.1.0.5", 8080), Endpoint("10.1.1.7", 8080)
@@ -179,7 +180,8 @@ def test_a_packet_is_compared_with_the_plan_of_its_time() -> None:
     before, later = (world_of(service(), slice_(endpoint(f"10.1.0.{n}"))) for n in (5, 6))
 
     def traced(now: World) -> TraceAnswer:
-        async def renew(_: World) -> World:
+        async def renew(_: World, services: Collection[ObjectName]) -> World:
+            assert [*services] == [CART]
             return now
 
         question = TraceQuestion("10.96.0.10", 80, wait=True, timeout=60.0)
@@ -561,7 +563,7 @@ def test_only_the_process_says_whether_rules_have_drifted(
     monkeypatch.setattr("steersman.operate.trace.find_drift", find)
     before = world_of(service(), slice_(endpoint("10.1.0.5")))
 
-    async def renew(world: World) -> World:
+    async def renew(world: World, _: object) -> World:
         return world
 
     question = TraceQuestion("10.96.0.10", 80, wait=True)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from msgspec.structs import replace
 
 from steersman import __version__
 from steersman.compile.planner import compile_all
@@ -15,9 +16,10 @@ from steersman.model.names import ObjectName, Protocol
 from steersman.model.node_state import NodeState
 from steersman.model.plan import Traits
 from steersman.model.world import Origin, World
+from steersman.operate import load
 from steersman.operate.answer import QuestionError
 from steersman.operate.client import Client
-from steersman.operate.load import world_of_process
+from steersman.operate.load import world_again, world_of_process
 from steersman.operate.world_reader import VersionError, decode_world
 from steersman.run.pages.world_wire import encode_world
 from steersman.source.store import Store
@@ -91,6 +93,31 @@ async def test_another_build_of_this_version_is_said_to_be_one() -> None:
     for client.body in (b"", whole[: len(whole) // 2], whole[:-20] + bytes(20)):
         with pytest.raises(QuestionError, match="is not understood"):
             await world_of_process(client)
+
+
+async def test_some_services_are_asked_for_and_all_if_these_are_gone(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    store = Store()
+    store.upsert(service())
+    whole, asked = sent(store), list[str]()
+
+    class Process(Client):
+        def get(self, path: str) -> bytes:
+            asked.append(path)
+            if "gone" in path:
+                raise QuestionError("HTTP 404")
+            return whole
+
+    monkeypatch.setattr(load, "Client", Process)
+    before = replace(decode_world(whole, ORIGIN), origin=Origin("process", ""))
+    again = await world_again(before, [ObjectName("shop", "web"), ObjectName("shop", "db")])
+    assert again.plan.services == before.plan.services
+    assert asked.pop() == "/world?service=shop%2Fweb&service=shop%2Fdb"
+    assert (await world_again(before, [ObjectName("shop", "gone")])).plan == before.plan
+    assert asked.pop() == "/world"
+    manifests = replace(before, origin=Origin("manifests", ""))
+    assert await world_again(manifests) is manifests
 
 
 def test_another_version_is_said_to_be_one() -> None:

@@ -87,8 +87,8 @@ class Context:
     """Returns the time, in seconds since 1970."""
     ask_api: Callable[[str], Awaitable[ApiReply]] | None = None
     """Sends a GET request to the API server; None if it is not known."""
-    renew: Callable[[World], Awaitable[World]] | None = None
-    """Returns the World as it is now; None if it cannot change."""
+    renew: Callable[..., Awaitable[World]] | None = None
+    """Returns the World as it is now (`world_again`); None if it cannot change."""
     server_pid: int = 0
     """Of the running process, in the pid namespace of this one; 0 if none runs or it cannot be seen
     from here."""

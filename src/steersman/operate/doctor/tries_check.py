@@ -259,7 +259,8 @@ async def _still(context: Context, failures: Sequence[Failure]) -> list[Failure]
     if not failures or context.renew is None:
         return list(failures)
     try:
-        later: World = await context.renew(context.world)
+        services = {failure.way.key.name.object_name for failure in failures}
+        later: World = await context.renew(context.world, services)
     except Exception:  # the process may have ended: the check of the process says so
         return list(failures)
     return [
