@@ -109,7 +109,8 @@ def look_around(
             listing = _printed("nft", "-a", "list", "ruleset")
             drops = [*dropping_rules(listing, ("netdev", "bridge") if here else ())]
             # A trace reports other rules of this node, but not in every mode those for answers.
-            drops = drops or [each for each in dropping_rules(listing) if not _is_ours(each)]
+            if last.reply and not drops:
+                drops = [each for each in dropping_rules(listing) if not _is_ours(each)]
         return Surroundings(
             name,
             "" if here else f"nsenter --net={path} ",
@@ -177,7 +178,8 @@ def dropping_rules(listing: str, families: tuple[str, ...] = ()) -> Iterator[str
 
 def _is_ours(described: str) -> bool:
     """Return whether dropping_rules describes a rule of ours."""
-    return described.startswith(f"a rule of {STEERSMAN} ")
+    owners = STEERSMAN, "kube-proxy"  # our table of nftables has its name
+    return described.startswith(tuple(f"a rule of {owner} " for owner in owners))
 
 
 def _index(device: str) -> int:
