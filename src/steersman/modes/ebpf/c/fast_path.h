@@ -133,10 +133,11 @@ INLINE __u32 length_on_wire(struct __sk_buff *skb, const struct packet *packet)
 	return packet->l4 - packet->l3 + header + skb->gso_size;
 }
 
+// Return the place of a hop: another one for each client of an endpoint, and for the way back.
 INLINE struct hop *hop_at(const struct flow_key *key)
 {
-	__u16 ports = bpf_ntohs(key->source_port ^ key->destination_port);
-	__u32 place = (presence_place(&key->destination) + ports) % HOP_PLACES;
+	__u32 ends = presence_place(&key->destination) + 3 * presence_place(&key->source);
+	__u32 place = (ends + bpf_ntohs(key->source_port ^ key->destination_port)) % HOP_PLACES;
 
 	return bpf_map_lookup_elem(&hops, &place);
 }
