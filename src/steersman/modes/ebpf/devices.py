@@ -116,29 +116,26 @@ def describe(
         numbers: indices of the devices to describe; None for all.
     """
     names = {device.number: device.name for device in inventory.devices}
-    # Sources in the order of preference: of the device, then of all; deprecated ones after both.
-    of_device = (inventory.addresses, inventory.deprecated)
-    of_all = [
-        [
-            address
-            for index in sorted(addresses, key=lambda n: (n not in names, n))
-            for address in addresses[index]
-        ]
-        for addresses in of_device
-    ]
+
+    def of_all(addresses: Mapping[int, tuple[bytes, ...]]) -> list[bytes]:
+        """Return the addresses of all devices by index, those of loopback last."""
+        order = sorted(addresses, key=lambda number: (number not in names, number))
+        return [address for number in order for address in addresses[number]]
+
+    preferred, deprecated = of_all(inventory.addresses), of_all(inventory.deprecated)
+    unspecified = bytes(layout.ADDRESS_SIZE)
     out = {}
     for device in inventory.devices:
         if numbers is not None and device.number not in numbers:
             continue
         sources = [
-            address
-            for own, others in zip(of_device, of_all, strict=True)
-            for address in (*own.get(device.number, ()), *others)
+            *inventory.addresses.get(device.number, ()),
+            *preferred,
+            *inventory.deprecated.get(device.number, ()),
+            *deprecated,
         ]
-        ipv4 = next(filter(layout.is_ipv4, sources), bytes(layout.ADDRESS_SIZE))
-        ipv6 = next(
-            (each for each in sources if not layout.is_ipv4(each)), bytes(layout.ADDRESS_SIZE)
-        )
+        ipv4 = next((each for each in sources if layout.is_ipv4(each)), unspecified)
+        ipv6 = next((each for each in sources if not layout.is_ipv4(each)), unspecified)
         # A port of a bridge is a pod's device if its bridge is.
         flags = 0
         for name in filter(None, (device.name, names.get(device.master, ""))):
