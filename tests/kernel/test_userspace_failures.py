@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import os
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 
 import msgspec
 import pytest
@@ -21,7 +21,7 @@ from steersman.model.plan import (
 from steersman.model.ruleset import diff
 from steersman.modes.base import release
 from steersman.modes.specs import ModeOptions
-from steersman.modes.userspace.direct_portals import DEFAULT_INTERFACE
+from steersman.modes.userspace.linux_addresses import DEFAULT_INTERFACE, LinuxAddresses
 from tests.support.lab.namespace import sh
 from tests.support.lab.userspace import userspace_mode
 from tests.support.lab.userspace_node import (
@@ -233,11 +233,20 @@ def test_an_unwanted_listener_without_its_address_is_closed() -> None:
     on_a_node(body)
 
 
-def test_addresses_of_the_predecessor_stay_if_another_one_is_refused() -> None:
+def test_addresses_of_the_predecessor_stay_if_another_one_is_refused(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    refused, add = "10.96.0.11", LinuxAddresses.add
+
+    def add_others(self: LinuxAddresses, addresses: Collection[str]) -> None:
+        add(self, [each for each in addresses if each != refused])
+        if refused in addresses:
+            raise ApplyError(f"address {refused}")
+
+    monkeypatch.setattr(LinuxAddresses, "add", add_others)
+
     async def body(one: Endpoint) -> None:
-        refused = "10.96.0.11"
-        execute = Failing(lambda _, stdin: f"{refused}/32".encode() in stdin)
-        old, new = (userspace_mode(e, "direct") for e in (SubprocessExec(), execute))
+        old, new = (userspace_mode(SubprocessExec(), "direct") for _ in "12")
         await old.worker.do(old.probe)
         await become(old, served(one))
         more = msgspec.structs.replace(

@@ -12,7 +12,7 @@ from steersman.model.ruleset import diff
 from steersman.modes.base import Mode, release
 from steersman.modes.registry import create, may_have_left
 from steersman.modes.specs import ModeOptions, spec_of
-from steersman.modes.userspace.direct_portals import DEFAULT_INTERFACE
+from steersman.modes.userspace.linux_addresses import DEFAULT_INTERFACE
 from steersman.run.process.mode_transition import clean_up, other_modes, remove_leftovers_once
 from tests.support.lab.namespace import sh
 from tests.support.lab.userspace import userspace_mode

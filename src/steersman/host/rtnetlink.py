@@ -216,9 +216,9 @@ def get_link(name: str) -> Request:
     return Request(RTM_GETLINK, bytes(_IFINFOMSG.size) + text(_IFLA_IFNAME, name))
 
 
-def new_dummy_link(name: str) -> Request:
-    """Create an interface of type dummy, which stays down."""
-    info = nested(_IFLA_LINKINFO, text(_IFLA_INFO_KIND, "dummy"))
+def new_link(name: str, kind: str) -> Request:
+    """Create an interface of a kind that needs no more than a name; it is down."""
+    info = nested(_IFLA_LINKINFO, text(_IFLA_INFO_KIND, kind))
     payload = bytes(_IFINFOMSG.size) + text(_IFLA_IFNAME, name) + info
     return Request(RTM_NEWLINK, payload, NLM_F_CREATE | NLM_F_EXCL | NLM_F_ACK)
 

@@ -3,6 +3,7 @@ from __future__ import annotations
 import socket
 import struct
 import sys
+from functools import partial
 from ipaddress import ip_address
 
 import pytest
@@ -21,7 +22,7 @@ from steersman.host.rtnetlink import (
     is_bridge_port,
     is_local_route,
     new_address,
-    new_dummy_link,
+    new_link,
     new_neighbour,
     new_route,
     new_veth,
@@ -91,7 +92,7 @@ def test_the_other_end_of_a_veth_may_be_in_another_namespace(
     assert parse_link(Message(RTM_NEWLINK, 0, 0, payload)).peer_elsewhere is expected
 
 
-@pytest.mark.parametrize("make", [get_link, new_dummy_link, delete_link])
+@pytest.mark.parametrize("make", [get_link, partial(new_link, kind="dummy"), delete_link])
 def test_links_are_named_in_requests(make: object) -> None:
     assert callable(make)
     assert parse_link(received(make("kube-ipvs0"))).name == "kube-ipvs0"

@@ -7,7 +7,6 @@ object that does not exist succeeds.
 from __future__ import annotations
 
 import errno
-import socket
 from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from functools import partial
@@ -15,22 +14,13 @@ from itertools import chain
 from pathlib import Path
 from typing import NamedTuple
 
+from steersman.host.address_device import AddressDevice
 from steersman.host.exec import RunTool, tool_result
-from steersman.host.netlink import Netlink, NetlinkError
+from steersman.host.netlink import Netlink
 from steersman.host.nlmsg import Request, u8
-from steersman.host.rtnetlink import (
-    LIST_ADDRESSES,
-    delete_address,
-    delete_link,
-    get_link,
-    new_address,
-    new_dummy_link,
-    parse_address,
-    parse_link,
-)
-from steersman.model.addresses import canonical_ip
+from steersman.host.tolerant import TolerantRequest, send
 from steersman.model.connections import ConnectionSearch
-from steersman.model.errors import TRANSIENT_ERRNOS, ApplyError, BusyError
+from steersman.model.errors import ApplyError, BusyError
 from steersman.model.hashes import blake2b
 from steersman.modes.ipvs.changes import ServerChange, target_changes
 from steersman.modes.ipvs.listings import RealServer, parse_connection, parse_servers, parse_sets
@@ -55,46 +45,7 @@ def busy(what: str) -> Iterator[None]:
         raise BusyError(f"{what}: {error}") from error
 
 
-# Sending
-
-_BATCH = 100
 _GONE = (errno.ESRCH, errno.ENOENT)
-_BUSY = TRANSIENT_ERRNOS | {errno.EBUSY}
-
-
-class TolerantRequest(NamedTuple):
-    """A request, and how to treat errors of the kernel."""
-
-    describe: Callable[[], str]
-    """Returns the object's name for error messages; called only if there is an error."""
-    request: Request
-    harmless: tuple[int, ...] = ()
-    """Errors that mean that the wanted state is reached already."""
-    change: Callable[[], Request] | None = None
-    """Returns the request to send if the object to make exists."""
-
-
-def send(netlink: Netlink, requests: Iterable[TolerantRequest]) -> None:
-    """Send requests in batches, in order.
-
-    Raises:
-        ApplyError: the kernel rejected one, with an error that is not harmless.
-        BusyError: the kernel is short of memory; all can be sent again.
-    """
-    requests = list(requests)
-    for start in range(0, len(requests), _BATCH):
-        part = requests[start : start + _BATCH]
-        refused = netlink.batch([each.request for each in part])
-        others: list[TolerantRequest] = []
-        for index, error in refused.items():
-            sent = part[index]
-            if sent.change is not None and error.errno == errno.EEXIST:
-                others.append(TolerantRequest(sent.describe, sent.change()))
-            elif error.errno not in sent.harmless:
-                failure = BusyError if error.errno in _BUSY else ApplyError
-                raise failure(f"{sent.describe()}: {error.strerror}") from error
-        if others:
-            send(netlink, others)
 
 
 # Virtual servers
@@ -217,71 +168,6 @@ def _name(key: ServerKey, more: str = "", target: Target | None = None) -> Calla
         f"virtual server {key.protocol} {key.address} port {key.port}{more}"
         + (f"{target[0]}:{target[1]}" if target else "")
     )
-
-
-# Addresses
-
-_NO_DEVICE = (errno.ENODEV, errno.ENXIO)
-
-
-class AddressDevice:
-    """The interface that has the addresses of Services; it stays down, which is enough."""
-
-    def __init__(self, netlink: Netlink, name: str) -> None:
-        """Create an accessor from a rtnetlink socket and the name of the interface."""
-        self._netlink = netlink
-        self._name = name
-
-    def index(self) -> int:
-        """Return the index of the interface; 0 if it does not exist."""
-        try:
-            replies = self._netlink.request(get_link(self._name))
-        except NetlinkError as error:
-            if error.errno in _NO_DEVICE:
-                return 0
-            raise
-        return parse_link(replies[0]).number
-
-    def make(self) -> None:
-        """Create the interface unless it exists."""
-        name = partial("interface {}".format, self._name)
-        send(self._netlink, [TolerantRequest(name, new_dummy_link(self._name), (errno.EEXIST,))])
-
-    def remove(self) -> None:
-        """Delete the interface, with all addresses on it."""
-        name = partial("interface {}".format, self._name)
-        send(self._netlink, [TolerantRequest(name, delete_link(self._name), _NO_DEVICE)])
-
-    def addresses(self) -> set[str]:
-        """Return the addresses on the interface."""
-        index, found = self.index(), set()
-        for reply in self._netlink.dump(LIST_ADDRESSES) if index else ():
-            each = parse_address(reply)
-            if each.link == index:
-                address = socket.inet_ntop(each.family, each.packed)
-                found.add(canonical_ip(address) or address)
-        return found
-
-    def add(self, addresses: Iterable[str]) -> None:
-        """Add addresses to the interface."""
-        self._change(new_address, addresses, errno.EEXIST)
-
-    def drop(self, addresses: Iterable[str]) -> None:
-        """Delete addresses from the interface."""
-        self._change(delete_address, addresses, errno.EADDRNOTAVAIL)
-
-    def _change(
-        self, make: Callable[[int, str], Request], addresses: Iterable[str], harmless: int
-    ) -> None:
-        wanted = list(addresses)
-        if not wanted:
-            return
-        index = self.index()
-        requests = []
-        for address in wanted:
-            name = partial("address {} on {}".format, address, self._name)
-            requests.append(TolerantRequest(name, make(index, address), (harmless,)))
-        send(self._netlink, requests)
 
 
 # Sets

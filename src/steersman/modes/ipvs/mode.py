@@ -12,6 +12,7 @@ from functools import cached_property
 import msgspec
 
 from steersman.failover.watch import FailureWatch
+from steersman.host.address_device import AddressDevice
 from steersman.host.exec import Exec
 from steersman.host.facts import has_interface
 from steersman.host.netlink import NETLINK_GENERIC, NETLINK_NETFILTER, NETLINK_ROUTE, Netlink
@@ -25,7 +26,6 @@ from steersman.model.stats import ConnectionStats, NodeTotals
 from steersman.modes.base import Mode, Requirements, Support, probed
 from steersman.modes.capabilities import Carrier
 from steersman.modes.ipvs.backends import (
-    AddressDevice,
     Backends,
     Ipsets,
     VirtualServers,

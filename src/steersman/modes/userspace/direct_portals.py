@@ -6,13 +6,11 @@ to an interface first. A destination that is to be refused gets an address and n
 
 from __future__ import annotations
 
-import json
 from abc import ABC, abstractmethod
 from collections.abc import Collection, Iterable, Mapping
 
-from steersman.host.exec import Result, RunTool, tool_result
 from steersman.host.facts import has_interface
-from steersman.model.addresses import canonical_ip, family_of
+from steersman.model.addresses import family_of
 from steersman.model.errors import ApplyError, BusyError
 from steersman.model.names import Family
 from steersman.model.plan import NodeSettings, ServicePlan
@@ -34,12 +32,6 @@ _ONLY_OWN = (
     "Only node ports, and Service addresses that this machine has, are served: neither rules nor "
     "addresses may be added; run it as root, without --userspace-portals=none, for all."
 )
-DEFAULT_INTERFACE = "kube-portals"
-_TIMEOUT = 60.0  # seconds
-_AT_ONCE = 1000
-"""Addresses that one process changes: 0.5 s, or 3 s on a busy machine."""
-_KINDS = ("dummy", "bridge")
-"""Kinds of interfaces that lead nowhere; a kernel may lack the first one."""
 
 
 class Addresses(ABC):
@@ -76,96 +68,6 @@ class Addresses(ABC):
     @abstractmethod
     def remove(self, addresses: Collection[str]) -> None:
         """Remove addresses. Idempotent."""
-
-
-class LinuxAddresses(Addresses):
-    """Addresses of an interface of our own that leads nowhere, by `ip`."""
-
-    dedicated = True
-
-    def __init__(self, run: RunTool, interface: str = DEFAULT_INTERFACE) -> None:
-        """Use an interface, which is created when the first address is added."""
-        self.interface = interface
-        self._run = run
-        self._created = False
-
-    def probe(self) -> Support:
-        """Create the interface, to see whether that works, and remove it again."""
-        try:
-            existed = self._exists()
-            self._create()
-            if not existed:
-                self._created = False
-                self._ip("link", "del", self.interface)
-        except (ApplyError, BusyError) as error:
-            return Support(usable=False, missing=(f"{error}.",))
-        return Support(usable=True)
-
-    def present(self) -> frozenset[str]:
-        """Return the addresses of the interface but for IPv6 link-local ones."""
-        result = self._ip("-json", "address", "show", "dev", self.interface)
-        if result.returncode:
-            self._created = False  # another program may have removed it
-            return frozenset()
-        links = json.loads(result.stdout or b"[]")
-        texts = [entry["local"] for link in links for entry in link.get("addr_info", ())]
-        found = {address for text in texts if (address := canonical_ip(text))}
-        return frozenset(a for a in found if not a.startswith("fe80:"))
-
-    def add(self, addresses: Collection[str]) -> None:
-        """Add addresses without duplicate address detection, which would delay their use."""
-        self._create()
-        result = self._batch("replace", addresses)
-        if result.returncode:  # it has stopped at the first one that is refused
-            present = self.present()
-            refused = next((each for each in addresses if each not in present), "an address")
-            _check(result, f"{refused} cannot be added to {self.interface}")
-
-    def remove(self, addresses: Collection[str]) -> None:
-        """Remove addresses; those that are gone already are no error."""
-        self._batch("del", addresses)
-
-    def _batch(self, verb: str, addresses: Collection[str]) -> Result:
-        """Change addresses, many by one process; stop at the first one that cannot be added."""
-        lines = []
-        for address in addresses:
-            family = family_of(address)
-            nodad = " nodad" if family is Family.IPV6 else ""
-            lines.append(f"address {verb} {address}/{family.bits} dev {self.interface}{nodad}\n")
-        keep_going = ("-force",) if verb == "del" else ()
-        result = Result(0, b"", b"")
-        for start in range(0, len(lines), _AT_ONCE):
-            text = "".join(lines[start : start + _AT_ONCE])
-            result = self._ip(*keep_going, "-batch", "-", stdin=text)
-            if result.returncode and verb != "del":
-                break
-        return result
-
-    def _create(self) -> None:
-        if self._created:
-            return
-        # Kernels differ in which kinds they have: try one after the other.
-        if not self._exists():
-            for kind in _KINDS:
-                result = self._ip("link", "add", self.interface, "type", kind)
-                if not result.returncode:
-                    break
-            _check(result, f"interface {self.interface} cannot be made")
-        up = self._ip("link", "set", self.interface, "up")
-        _check(up, f"interface {self.interface} cannot be brought up")
-        self._created = True
-
-    def _exists(self) -> bool:
-        return not (self._ip("link", "show", "dev", self.interface)).returncode
-
-    def _ip(self, *words: str, stdin: str = "") -> Result:
-        argv, data = ["ip", *words], stdin.encode()
-        return tool_result(self._run, argv, data, package="iproute2", timeout=_TIMEOUT)
-
-
-def _check(result: Result, problem: str) -> None:
-    if result.returncode:
-        raise ApplyError(f"{problem}: {result.message or f'exit status {result.returncode}'}")
 
 
 class LocalPortals(Portals):

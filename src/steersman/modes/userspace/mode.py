@@ -51,10 +51,11 @@ def linux_portals(
     """
     if kind in ("none", "direct"):
         from steersman.modes.userspace import direct_portals as direct  # noqa: PLC0415 - rarely used
+        from steersman.modes.userspace.linux_addresses import LinuxAddresses  # noqa: PLC0415
 
         if kind == "none":
             return (direct.LocalPortals(),)
-        return (direct.DirectPortals(direct.LinuxAddresses(execute.run_tool)),)
+        return (direct.DirectPortals(LinuxAddresses()),)
     iptables = IptablesPortals(execute, iptables_variant, leftovers=leftovers)
     nft = NftPortals(execute.run_tool)
     by_kind: dict[str, tuple[Portals, ...]] = {"iptables": (iptables,), "nftables": (nft,)}

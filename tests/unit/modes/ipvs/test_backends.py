@@ -7,9 +7,10 @@ import errno
 import pytest
 
 from steersman.host.nlmsg import NLM_F_ACK, Request
+from steersman.host.tolerant import TolerantRequest, send
 from steersman.model.errors import ApplyError, BusyError
 from steersman.model.names import Protocol
-from steersman.modes.ipvs.backends import Ipsets, TolerantRequest, send
+from steersman.modes.ipvs.backends import Ipsets
 from steersman.modes.ipvs.objects import Server, ServerKey
 from steersman.modes.ipvs.wire import Command
 from tests.support.modes.ipvs_fakes import FakeIpset, FakeNetlink, FakeServers
