@@ -1,7 +1,7 @@
 """rtnetlink messages as values: links, addresses, routes, rules (rtnetlink(7), RFC 3549).
 
-The only module that knows their layout (linux/if_link.h, if_addr.h, rtnetlink.h...). Every message
-starts with a fixed struct, which attributes follow:
+Layouts are those of linux/if_link.h, if_addr.h, rtnetlink.h and so on; link_state.py decodes what
+only diagnosis reads. Every message starts with a fixed struct, which attributes follow:
 
     RTM_*LINK    struct ifinfomsg, 16 bytes   family, hardware type, index, flags, change mask
     RTM_*ADDR    struct ifaddrmsg, 8 bytes    family, prefix length, flags, scope, index
