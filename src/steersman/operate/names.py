@@ -419,20 +419,16 @@ class Names:
             close = get_close_matches(one, texts, _MOST_SIMILAR)
             similar += [label for label in some if label in close or known[label] in close]
         similar = list(dict.fromkeys(similar))[:_MOST_SIMILAR]
-        words = [f"no {_NOUNS.get(kind or '', 'Service, pod or node')} {quoted(host)} is known"]
+        text = f"no {_NOUNS.get(kind or '', 'Service, pod or node')} {quoted(host)} is known"
         if similar:
-            words.append(f"similar: {', '.join(map(printable, similar))}")
-        if kind != "node":
-            words.append(
-                "only pods behind an endpoint of a Service are known by name, others by address"
-            )
+            text += f"; similar: {', '.join(map(printable, similar))}"
+        limits = ["of pods, only those behind a Service are known"] if kind != "node" else []
         if self.world.origin.kind == "process" and kind in (None, "service"):
-            words.append(
-                "the running process does not hold headless Services: --kubeconfig asks the API "
-                "server"
-            )
+            limits.append("of headless Services, none: --kubeconfig asks the API server")
+        if limits:
+            text += f" ({'; '.join(limits)})"
         pod = None if kind in ("service", "node") else spelled[-1] if spelled else None
-        return UnknownNameError("; ".join(words), pod)
+        return UnknownNameError(text, pod)
 
 
 def label_of(target: Target) -> str:

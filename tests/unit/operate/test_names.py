@@ -197,8 +197,8 @@ def test_what_is_unclear_is_refused(text: str, says: str) -> None:
         ("web.other", "similar: shop/web"),
         ("svc/shop/wbe", "no Service 'svc/shop/wbe' is known"),
         ("node/nodea", "no node 'node/nodea' is known; similar: node-a"),
-        ("pod/shop/zzzzzz", "no pod 'pod/shop/zzzzzz' is known; only pods behind an endpoint"),
-        ("a.b.c", "only pods behind"),
+        ("pod/shop/zzzzzz", "no pod 'pod/shop/zzzzzz' is known .of pods, only those behind"),
+        ("a.b.c", "of pods, only those behind"),
     ],
 )
 def test_what_is_unknown_names_what_is_similar(text: str, says: str) -> None:
@@ -210,7 +210,7 @@ def test_similar_names_are_printable() -> None:
     world = asked(kube.service("checkout\x1b[m\n"))
     with pytest.raises(UnknownNameError) as error:
         Names(world).resolve("shop/checkout")
-    assert "similar: shop/checkout\\x1b[m\\n;" in str(error.value)
+    assert "similar: shop/checkout\\x1b[m\\n (" in str(error.value)
 
 
 @pytest.mark.parametrize(
@@ -230,7 +230,7 @@ def test_the_pod_that_an_unknown_name_may_be(text: str, pod: ObjectName | None) 
 
 
 def test_the_running_process_does_not_know_everything() -> None:
-    with pytest.raises(UnknownNameError, match="does not hold headless Services"):
+    with pytest.raises(UnknownNameError, match="of headless Services, none: --kubeconfig"):
         Names(asked(*DEMO, kind="process")).resolve("shop/quiet")
 
 
