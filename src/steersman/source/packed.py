@@ -16,7 +16,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, ValuesView
 from typing import Any
 
 import msgspec
-from msgspec.structs import astuple, replace
+from msgspec.structs import replace
 
 from steersman.model.kube import (
     Annotations,
@@ -113,12 +113,6 @@ def _packed_hints(hints: EndpointHints) -> _Hints:
     return _Hints(for_zones=zones, for_nodes=nodes)
 
 
-_PLAIN = {
-    packed: packed.__base__ for packed in (_Labels, _Meta, _Zone, _Hints, _Endpoint, _Port, _Slice)
-}
-"""What the structs are outside of this module."""
-
-
 def _targets(slice_: EndpointSlice) -> bytes:
     """Return the targetRefs of the endpoints in order, packed.
 
@@ -148,6 +142,8 @@ class _Whole(_PlanPart):
     targets: list[str | tuple[str, str, str] | None]
 
 
+# Here, as threads unpack: msgspec crashes if two of them are the first to meet a type.
+msgspec.msgpack.Decoder(EndpointSlice)
 _ENCODER = msgspec.msgpack.Encoder()
 _PLAN_PART, _WHOLE = msgspec.msgpack.Decoder(_PlanPart), msgspec.msgpack.Decoder(_Whole)
 _PAIR = b"\x92"
@@ -162,7 +158,7 @@ def _unpacked_plan_part(packed: bytes) -> EndpointSlice:
 def unpacked(packed: bytes) -> EndpointSlice:
     """Return an EndpointSlice of `PackedSlices.packed`, with the targetRefs of its endpoints."""
     whole = _WHOLE.decode(packed)
-    slice_: EndpointSlice = plain(whole.slice)
+    slice_ = plain(whole.slice)
     if not whole.targets:
         return slice_
     namespace = slice_.metadata.namespace
@@ -178,12 +174,9 @@ def unpacked(packed: bytes) -> EndpointSlice:
     return replace(slice_, endpoints=endpoints)
 
 
-def plain(value: Any) -> Any:
-    """Return a value with the structs of `model.kube` in place of those that are packed."""
-    if isinstance(value, list):
-        return [plain(each) for each in value]
-    kind = _PLAIN.get(type(value))
-    return value if kind is None else kind(*map(plain, astuple(value)))
+def plain(slice_: EndpointSlice) -> EndpointSlice:
+    """Return a slice with the structs of `model.kube` in place of those that are packed."""
+    return msgspec.convert(slice_, EndpointSlice, from_attributes=True)
 
 
 class PackedSlices(Mapping[ObjectName, Mapping[str, EndpointSlice]]):
