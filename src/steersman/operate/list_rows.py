@@ -160,6 +160,8 @@ class Lists:
 
 def _selects(wanted: Filter, port: ServedPort) -> bool:
     """Whether an address, port or pod of a filter belongs to a ServicePort."""
+    if not (wanted.address or wanted.port or wanted.pod):
+        return True
     if wanted.pod and not any(_is_pod(wanted.pod, each) for each in port.endpoints):
         return False
     hosts = {frontend.address for frontend in port.frontends}

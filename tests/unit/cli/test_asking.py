@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 
 import pytest
 
 from steersman import __version__
-from steersman.cli.main import main
+from steersman.cli.command import Command
+from steersman.cli.main import ask, main
+from steersman.config import Parsed
+from steersman.operate.answer import Answer, Block, Line
 from steersman.run.process import mode_transition
 
 
@@ -57,3 +60,24 @@ def test_an_unknown_command_is_an_error_of_usage(
 ) -> None:
     assert main([word]) == 2
     assert capsys.readouterr().err == f"steersman: unknown command '{word}'; {hint}\n"
+
+
+def test_nothing_makes_the_repr_of_an_answer(capsys: pytest.CaptureFixture[str]) -> None:
+    """That of 5,000 Services takes half a second."""
+    made: list[str] = []
+
+    class Large(Answer, frozen=True, kw_only=True):
+        def __repr__(self) -> str:
+            made.append("repr")
+            return ""
+
+        def blocks(self, wide: bool) -> Iterator[Block]:
+            yield Line("5,000 Services")
+
+    async def answer(_: Parsed) -> Answer:
+        return Large()
+
+    command = Command(name="large", summary="say", answer=answer, process_only=True)
+    assert ask(command, []) == 0
+    assert capsys.readouterr().out == "5,000 Services\n"
+    assert made == []
