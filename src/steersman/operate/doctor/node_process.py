@@ -8,6 +8,7 @@ from email.utils import parsedate_to_datetime
 
 from steersman.model import codes
 from steersman.model.addresses import in_cidr, join_host_port
+from steersman.model.names import Family
 from steersman.model.plan import Pool, Verdict
 from steersman.netfilter.failure_log import TABLE_PREFIX
 from steersman.operate.doctor.context import Context
@@ -131,70 +132,59 @@ async def node(context: Context) -> Found:
     """Check that this node is known, and that its pods can be recognised."""
     world = context.world
     name = world.config.node_name or world.plan.settings.node_name
-    results = []
-    if world.snapshot.node is None:
-        others = sorted(each.metadata.name for each in world.nodes)
-        by_node = any(
-            not frontend.external.pool == frontend.pod.pool == Pool.CLUSTER
-            or Verdict.DROP in (frontend.external.verdict, frontend.pod.verdict)
-            for plan in context.plans
-            for frontend in plan.frontends
-        )
-        results.append(
-            warning(
-                f"there is no Node object named {name}: no endpoint counts as local, and zone and "
-                "pod networks of this node are unknown",
-                *([f"the nodes are {', '.join(others[:10])}"] if others else []),
-                remedy="--hostname-override gives the name of the Node object",
-                # Only policy Local asks which endpoints are on this node.
-                suspect=by_node,
-                code=codes.UNKNOWN_NODE,
-            )
-        )
-    else:
-        results.append(ok(f"the Node object {name} is known"))
-    return results
+    if world.snapshot.node is not None:
+        return ok(f"the Node object {name} is known")
+    others = sorted(each.metadata.name for each in world.nodes)
+    by_node = any(
+        not frontend.external.pool == frontend.pod.pool == Pool.CLUSTER
+        or Verdict.DROP in (frontend.external.verdict, frontend.pod.verdict)
+        for plan in context.plans
+        for frontend in plan.frontends
+    )
+    return warning(
+        f"there is no Node object named {name}: no endpoint counts as local, and zone and pod "
+        "networks of this node are unknown",
+        *([f"the nodes are {', '.join(others[:10])}"] if others else []),
+        remedy="--hostname-override gives the name of the Node object",
+        # Only policy Local asks which endpoints are on this node.
+        suspect=by_node,
+        code=codes.UNKNOWN_NODE,
+    )
 
 
 async def pods(context: Context) -> Found:
     """Check that the setting which recognises local pods (such as clusterCIDR) is right."""
-    settings = context.world.plan.settings
-    results: list[CheckResult] = []
-    for family in context.families:
-        own = settings.family(family)
-        label = family.kubernetes
-        # Pods of this node that serve something; those in the host's network are no pods here.
-        local = {
-            endpoint.ip
-            for plan in context.world.plan.services.values()
-            if plan.key.family is family
-            for endpoint in plan.reachable
-            if endpoint.local and not own.sources.is_local(endpoint.ip)
-        }
-        if not own.detector:
-            results.append(
-                warning(
-                    f"{label}: pods of this node cannot be recognised: their traffic to external "
-                    "addresses is treated like that of clients outside, also for masquerading",
-                    remedy="set --cluster-cidr, or another way by --detect-local-mode",
-                )
-            )
-        elif own.detector.cidr and (
-            strangers := sorted(ip for ip in local if not in_cidr(ip, own.detector.cidr))
-        ):
-            results.append(
-                warning(
-                    f"{label}: pods of this node have addresses outside of the pod network "
-                    f"{own.detector.cidr}: {', '.join(strangers[:3])}",
-                    *strangers[3:],
-                    remedy="correct --cluster-cidr (or the Node's podCIDR)",
-                    suspect=True,
-                )
-            )
-        else:
-            how = own.detector.cidr or own.detector.interface or own.detector.interface_prefix
-            results.append(ok(f"{label}: pods of this node are recognised by {how}"))
-    return results
+    return [_recognised(context, family) for family in context.families]
+
+
+def _recognised(context: Context, family: Family) -> CheckResult:
+    """Judge the setting that recognises the pods of one family."""
+    own, label = context.world.plan.settings.family(family), family.kubernetes
+    if not own.detector:
+        return warning(
+            f"{label}: pods of this node cannot be recognised: their traffic to external addresses "
+            "is treated like that of clients outside, also for masquerading",
+            remedy="set --cluster-cidr, or another way by --detect-local-mode",
+        )
+    # Pods of this node that serve something; those in the host's network are no pods here.
+    local = {
+        endpoint.ip
+        for plan in context.world.plan.services.values()
+        if plan.key.family is family
+        for endpoint in plan.reachable
+        if endpoint.local and not own.sources.is_local(endpoint.ip)
+    }
+    cidr = own.detector.cidr
+    if strangers := sorted(ip for ip in local if cidr and not in_cidr(ip, cidr)):
+        return warning(
+            f"{label}: pods of this node have addresses outside of the pod network {cidr}: "
+            f"{', '.join(strangers[:3])}",
+            *strangers[3:],
+            remedy="correct --cluster-cidr (or the Node's podCIDR)",
+            suspect=True,
+        )
+    how = cidr or own.detector.interface or own.detector.interface_prefix
+    return ok(f"{label}: pods of this node are recognised by {how}")
 
 
 async def failover(context: Context) -> Found:
