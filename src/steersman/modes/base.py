@@ -10,7 +10,7 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Awaitable, Callable, Collection, Generator, Hashable, Iterable
 from functools import cached_property
-from typing import Any, Literal, NamedTuple, TypeVar
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple, TypeVar
 
 import msgspec
 
@@ -23,9 +23,13 @@ from steersman.model.names import Family
 from steersman.model.plan import NodeSettings, ServicePlan, Traits
 from steersman.model.ruleset import Diff, Ruleset
 from steersman.model.stats import ConnectionStats, NodeTotals
-from steersman.modes.capabilities import Carrier, ConnectionTable, Handover, NatHooks, Writers
+from steersman.modes.capabilities import Carrier, ConnectionTable, NatHooks
 from steersman.modes.tracer import Tracer
 from steersman.modes.words import KernelWords
+
+if TYPE_CHECKING:
+    from steersman.netfilter.nft.generations import WriterLog
+    from steersman.proxy.handoff import SocketHandoff
 
 T = TypeVar("T")
 
@@ -122,8 +126,9 @@ class Mode(ABC):
     carrier: Carrier | None = None
     """The connections that end with the mode's kernel objects."""
     nat_hooks: NatHooks | None = None
-    writers: Writers | None = None
-    handover: Handover | None = None
+    writers: WriterLog | None = None
+    """The programs that change our objects, as far as the kernel names them."""
+    handover: SocketHandoff | None = None
     """Hands sockets to the next process, which starts to serve while this one does."""
     drain: Callable[[float], Awaitable[int]] | None = None
     """Stop listening, on the event loop, and give connections that this process carries some

@@ -11,7 +11,6 @@ from collections.abc import Generator
 from typing import Generic, Protocol, TypeVar
 
 from steersman.model.conntrack import Stale
-from steersman.model.drift import Writer
 from steersman.model.ruleset import Ruleset
 
 T = TypeVar("T")
@@ -56,19 +55,3 @@ class NatHooks(Protocol):
 
     def create(self) -> None:
         """Do so from now on, while the rules of that mode are removed."""
-
-
-class Writers(Protocol):
-    """The programs that change our objects, as far as the kernel names them."""
-
-    def take(self) -> tuple[Writer, ...]:
-        """Return those of which `Mode.changes` has heard since the last call."""
-        ...
-
-
-class Handover(Protocol):
-    """Hands sockets, which end with their process, over to the next process of the same mode."""
-
-    async def wait(self) -> None:
-        """Return when the next process has received them; on the event loop."""
-        ...
