@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Awaitable, Callable, Collection, Iterator
 from contextlib import nullcontext, suppress
-from functools import partial
 from pathlib import Path
 from typing import TypeAlias
 
@@ -13,7 +12,6 @@ import msgspec
 from msgspec.structs import replace
 
 from steersman.compile.trace import Flow, TraceResult, trace
-from steersman.host.exec import SubprocessExec
 from steersman.host.netns import HERE, find_namespace
 from steersman.host.packet_watch import PacketWatch
 from steersman.model.names import ObjectName, Protocol
@@ -21,8 +19,6 @@ from steersman.model.plan import SourceClass
 from steersman.model.tracing import Sighting, TraceStep, TrackedConnection, WatchedFlow
 from steersman.model.world import World
 from steersman.modes.base import Mode
-from steersman.modes.registry import create
-from steersman.modes.specs import ModeOptions
 from steersman.modes.tracer import Tracer
 from steersman.operate.answer import Answer, Block, Cell, Line, QuestionError, Table
 from steersman.operate.drift import find_drift
@@ -147,26 +143,21 @@ def _row(shown: ShownStep, wide: bool) -> list[Cell]:
 # The question
 
 
-def make_tracer(world: World, mode: Mode | None = None) -> Tracer:
+def make_tracer(world: World, mode: Mode | None) -> Tracer:
     """Return a tracer of a World's mode.
 
     Args:
         world: has the mode's name.
-        mode: the mode itself, if there is one already.
+        mode: the mode itself; None if it cannot be built here.
 
     Raises:
         QuestionError: the mode cannot trace.
     """
-    options = ModeOptions(
-        asked_for=world.mode, iptables_variant=world.variant if world.variant in _TOOLS else ""
-    )
-    tracer = (mode or create(world.mode, SubprocessExec(), options)).tracer
-    if tracer is None:
+    if mode is None or mode.tracer is None:
         raise QuestionError(f"the {world.mode} mode cannot trace packets")
-    return tracer()
+    return mode.tracer()
 
 
-_TOOLS = ("nft", "legacy")
 _Seen: TypeAlias = tuple[WatchedFlow, Observation, Reply | None]
 """The packet, what the kernel did with it, and the answer to a probe."""
 
@@ -174,7 +165,7 @@ _Seen: TypeAlias = tuple[WatchedFlow, Observation, Reply | None]
 async def trace_packet(
     world: World,
     question: TraceQuestion,
-    tracer: Callable[[], Tracer] | None = None,
+    make: Callable[[], Tracer],
     renew: Callable[[World, Collection[ObjectName]], Awaitable[World]] = world_again,
 ) -> TraceAnswer:
     """Follow one packet through the kernel of this machine, and compare with the plan.
@@ -185,14 +176,13 @@ async def trace_packet(
     Args:
         world: the plan to compare with.
         question: the packet.
-        tracer: makes one; None for that of the World's mode.
+        make: makes a tracer of the World's mode.
         renew: returns the World as it is now, as far as it is about some Services.
 
     Raises:
         QuestionError: the packet cannot be sent, or did not come in time.
         BusyError: the kernel cannot trace it; the message says why.
     """
-    make = tracer or partial(make_tracer, world)
     if question.wait:
         flow, seen, reply = await _wait(world, question, make())
     else:

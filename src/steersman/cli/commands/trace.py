@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import partial
 from typing import TYPE_CHECKING
 
 from steersman.cli.command import NAMESPACE, Argument, Command, Example, option
@@ -13,8 +14,10 @@ if TYPE_CHECKING:
 
 async def _answer(parsed: Parsed) -> Answer:
     from steersman.config import UsageError  # noqa: PLC0415
+    from steersman.host.exec import SubprocessExec  # noqa: PLC0415
+    from steersman.operate.dump import mode_of  # noqa: PLC0415
     from steersman.operate.load import load_world  # noqa: PLC0415
-    from steersman.operate.trace import trace_packet  # noqa: PLC0415
+    from steersman.operate.trace import make_tracer, trace_packet  # noqa: PLC0415
     from steersman.operate.trace_question import ask  # noqa: PLC0415
 
     values = parsed.values
@@ -34,7 +37,8 @@ async def _answer(parsed: Parsed) -> Answer:
         "timeout": given or (60.0 if wait else 3.0),
     }
     question = await ask(world, str(values.get("namespace", "")), parsed.config, words)
-    return await trace_packet(world, question)
+    mode = mode_of(world, parsed.config, SubprocessExec())
+    return await trace_packet(world, question, partial(make_tracer, world, mode))
 
 
 COMMAND = Command(
