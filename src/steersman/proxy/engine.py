@@ -3,9 +3,9 @@
 A change has two halves, because rules may have to be switched from one listener to another in
 between. A listener is replaced if its address or port changes, otherwise only its plan changes:
 
-    replaced = await proxy.start(wanted)      old and new listeners accept
+    started = await proxy.start(wanted)       old and new listeners accept
     (lead the rules to the new listeners)
-    proxy.stop(replaced.values())             or `put_back(replaced)`, if the rules were refused
+    await proxy.finish(started)               or `go_back(started)`, if the rules were refused
 
 The listeners of a ServicePort share a balancer and counters. All listeners share a descriptor
 budget. Connections outlive their listener: `drain` waits for them.
@@ -19,6 +19,7 @@ import math
 import socket
 from collections.abc import Iterable, Mapping
 from functools import partial
+from typing import NamedTuple
 
 import msgspec
 
@@ -52,6 +53,21 @@ RunningListener = TcpListener | UdpListener
 _DRAIN_POLL = 0.05  # seconds
 _CLOSING_ROUNDS = 3
 _AT_ONCE = 256  # connections that are listed while other tasks wait: some milliseconds
+
+
+class Started(NamedTuple):
+    """The listeners that `start` has started or changed."""
+
+    wanted: Mapping[FrontendKey, ListenerPlan]
+    before: Mapping[FrontendKey, ListenerPlan]
+    """The plans until then of those that existed."""
+    replaced: Mapping[FrontendKey, RunningListener]
+    """Listeners that others take the place of; they still accept."""
+
+    @property
+    def opened(self) -> set[FrontendKey]:
+        """The listeners that are new, or have another port now."""
+        return {key for key in self.wanted if key not in self.before or key in self.replaced}
 
 
 class SharedState:
@@ -125,10 +141,6 @@ class Proxy:
         """The plans of the listeners."""
         return {key: listener.route.plan for key, listener in self._listeners.items()}
 
-    def plans(self, keys: Iterable[FrontendKey]) -> dict[FrontendKey, ListenerPlan]:
-        """Return the plans of those of these listeners that exist."""
-        return {k: self._listeners[k].route.plan for k in keys if k in self._listeners}
-
     def listens_at(self, key: FrontendKey, plan: ListenerPlan) -> bool:
         """Whether there is a listener at the address and port of a plan."""
         old = self._listeners[key].route.plan if key in self._listeners else None
@@ -185,10 +197,6 @@ class Proxy:
             sock.close()
         self._inherited = sockets
 
-    def inherits(self, key: FrontendKey, plan: ListenerPlan) -> bool:
-        """Whether there is a socket of the predecessor for a listener."""
-        return _listener_key(key, plan) in self._inherited
-
     def retire(self) -> None:
         """Leave new clients to another process, which has the same sockets.
 
@@ -199,13 +207,8 @@ class Proxy:
             if isinstance(listener, UdpListener):
                 listener.pause()
 
-    async def start(
-        self, wanted: Mapping[FrontendKey, ListenerPlan]
-    ) -> dict[FrontendKey, RunningListener]:
-        """Start listeners, or change the plans of those that exist; return the replaced ones.
-
-        A replaced listener still accepts. `stop` it when nothing leads to it any more, or
-        `put_back`.
+    async def start(self, wanted: Mapping[FrontendKey, ListenerPlan]) -> Started:
+        """Start listeners, or change the plans of those that exist; `finish` or `go_back` follows.
 
         Raises:
             ApplyError: one cannot be started; then none is, and no plan has changed.
@@ -217,13 +220,14 @@ class Proxy:
                 if not self.listens_at(key, plan):
                     fresh[key] = self._open(key, plan)
         except OSError as error:
-            self.stop(fresh.values())
+            self._stop(fresh.values())
             at = f"{plan.bind or 'every address'} port {plan.port or '(a free one)'}/{key.protocol}"
             why = error.strerror or str(error)
             raise ApplyError(
                 f"{plan.owner}: {at} cannot be listened on: {why}; end what else uses it"
             ) from error
         # Then change the plans of the others.
+        existed = {key: self._listeners[key].route.plan for key in wanted if key in self._listeners}
         replaced = {key: self._listeners[key] for key in fresh if key in self._listeners}
         for key in wanted.keys() - fresh.keys():
             listener, plan = self._listeners[key], wanted[key]
@@ -236,15 +240,42 @@ class Proxy:
         self._listeners.update(fresh)
         for owner in {plan.owner for plan in wanted.values()}:
             self.shared.drop_former_endpoints(owner)
-        return replaced
+        return Started(wanted, existed, replaced)
 
-    def put_back(self, replaced: Mapping[FrontendKey, RunningListener]) -> None:
-        """Use replaced listeners again, and stop the ones that replaced them."""
-        instead = self.take(replaced)
-        self._listeners.update(replaced)
-        self.stop(instead)
+    async def go_back(self, started: Started) -> None:
+        """Use the listeners and plans from before `start` again."""
+        instead = self._take(started.replaced)
+        self._listeners.update(started.replaced)
+        # The predecessor's rules may lead to the sockets that it handed over.
+        fresh = [
+            key
+            for key, plan in started.wanted.items()
+            if key not in started.before and _listener_key(key, plan) not in self._inherited
+        ]
+        self._stop([*instead, *self._take(fresh)])
+        await self.start(started.before)
 
-    def take(self, keys: Iterable[FrontendKey]) -> list[RunningListener]:
+    async def finish(
+        self,
+        started: Started,
+        removed: Iterable[FrontendKey] = (),
+        without_endpoints: Iterable[FrontendKey] = (),
+    ) -> None:
+        """Stop listeners, now that nothing leads to them any more.
+
+        Args:
+            started: what `start` has returned; the replaced ones stop.
+            removed: others that stop.
+            without_endpoints: those of them whose connections are reset if their plans say so.
+        """
+        self.reset_connections(without_endpoints)
+        self._stop([*started.replaced.values(), *self._take(removed)])
+
+    def remove(self, keys: Iterable[FrontendKey]) -> None:
+        """Stop listeners; unknown ones are ignored."""
+        self._stop(self._take(keys))
+
+    def _take(self, keys: Iterable[FrontendKey]) -> list[RunningListener]:
         """Remove listeners and return them. They still accept until they are stopped."""
         return [self._listeners.pop(key) for key in keys if key in self._listeners]
 
@@ -256,7 +287,7 @@ class Proxy:
                 listener.follow(msgspec.structs.replace(plan, kept=()))  # for waiting clients
                 listener.abort()
 
-    def stop(self, listeners: Iterable[RunningListener]) -> None:
+    def _stop(self, listeners: Iterable[RunningListener]) -> None:
         """Stop accepting; TCP connections continue."""
         for listener in listeners:
             self._ports.release(listener.port)
@@ -268,7 +299,7 @@ class Proxy:
 
     async def drain(self, seconds: float) -> int:
         """Stop all listeners and let connections end; return how many were reset at the end."""
-        self.stop(self.take(list(self._listeners)))
+        self.remove(list(self._listeners))
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(seconds):
                 while self.open_connections:  # noqa: ASYNC110  # cheaper than an event for each end

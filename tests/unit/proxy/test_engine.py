@@ -47,7 +47,7 @@ async def test_a_dial_that_fails_when_its_service_port_is_gone_counts_nowhere(
             await made.start({key(): listener(one)})
             with socket.create_connection((LOCAL, made.port(key()))):
                 await until(lambda: made.open_connections == 1)
-                made.stop(made.take([key()]))
+                made.remove([key()])
                 await until(lambda: made.open_connections == 0)
             assert list(made.traffic) == []
             assert made.budget.used == 0
@@ -73,7 +73,7 @@ async def test_stopped_listeners_are_forgotten_without_a_scrape() -> None:
             reader, writer = await asyncio.open_connection(LOCAL, made.port(key()))
             assert await reader.readexactly(1) == b"1"
             (server,) = made._listeners.values()
-            made.stop(made.take([key()]))
+            made.remove([key()])
             writer.close()
             await until(lambda server=server: server.open_connections == 0)  # type: ignore[misc]
         assert len(made._stopped) <= 1
@@ -121,7 +121,7 @@ async def test_clients_waiting_to_be_accepted_are_reset_if_no_endpoint_is_left()
         await made.start({key(): listener(one, kept=(one,))})
         with socket.create_connection((LOCAL, made.port(key()))) as client:  # no turn of the loop
             made.reset_connections([key()])
-            made.stop(made.take([key()]))
+            made.remove([key()])
             await until(lambda: made.open_connections == 0)
             assert made.traffic.total.connections == 1, "it was accepted"
             with pytest.raises(ConnectionResetError):

@@ -168,7 +168,7 @@ async def test_a_connected_client_is_served_after_its_listener_stops() -> None:
     async with endpoint(answering(b"1")) as one, proxy() as made:
         await made.start({key(): listener(one)})
         with socket.create_connection((LOCAL, made.port(key()))) as sock:  # no turn of the loop
-            made.stop(made.take([key()]))
+            made.remove([key()])
             sock.settimeout(60)
             assert await asyncio.to_thread(sock.recv, 1) == b"1"
         await until(lambda: made.open_connections == 0)
@@ -281,7 +281,7 @@ async def test_all_sockets_are_sent_although_many_are_closed_meanwhile() -> None
         with first, second:
             second.settimeout(60)
             sockets = old.sockets()
-            old.stop(old.take(list(many(one, 300))))  # among them all of the first message
+            old.remove(list(many(one, 300)))  # among them all of the first message
             sending = asyncio.create_task(handoff._send_sockets(first, sockets))
             count = 0
             while (found := await asyncio.to_thread(socket.recv_fds, second, 1 << 18, 253))[

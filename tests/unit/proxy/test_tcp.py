@@ -367,11 +367,11 @@ async def test_another_plan_keeps_connections() -> None:
         port = made.port(key())
         reader, writer = await asyncio.open_connection(LOCAL, port)
         assert await reader.readexactly(1) == b"1"
-        assert await made.start({key(): listener(two)}) == {}
+        assert not (await made.start({key(): listener(two)})).replaced
         assert await ask(port) == b"2"
         writer.write(b"old")
         assert await reader.readexactly(3) == b"old"
-        made.stop(made.take([key()]))
+        made.remove([key()])
         with pytest.raises(ConnectionRefusedError):
             await ask(port)
         writer.write(b"still")
@@ -433,7 +433,7 @@ async def test_a_port_is_taken_over_while_the_old_process_drains() -> None:
     async with endpoint(answering(b"1")) as one, proxy() as old, proxy() as new:
         await old.start({key(): listener(one)})
         port = old.port(key())
-        old.stop(old.take([key()]))
+        old.remove([key()])
         await old.start({key(): listener(one, port=port)})
         reader, writer = await asyncio.open_connection(LOCAL, port)
         assert await reader.readexactly(1) == b"1"
@@ -464,7 +464,7 @@ async def test_shared_state_is_dropped_with_the_last_listener() -> None:
         await made.start({key(): listener(one)})
         assert await ask(made.port(key())) == b"1"
         assert [o for o, _, _ in made.traffic] == [owner()]
-        made.stop(made.take([key()]))
+        made.remove([key()])
         await until(lambda: made.open_connections == 0)
         assert not list(made.traffic)
         assert not made.shared.balancers

@@ -112,7 +112,7 @@ async def test_datagrams_pass_if_the_kernel_does_not_tell_the_interface(
         await made.start({key(UDP): listener(one, protocol=UDP)})
         async with client(made.port(key(UDP))) as a:
             assert await a.ask(b"!") == b"1!"
-            made.stop(made.take([key(UDP)]))
+            made.remove([key(UDP)])
 
 
 async def test_idle_clients_are_forgotten() -> None:
@@ -234,7 +234,7 @@ async def test_a_stopped_listener_forgets_its_clients() -> None:
         await made.start({key(UDP): listener(one, protocol=UDP)})
         async with client(made.port(key(UDP))) as a:
             assert await a.ask(b"!") == b"1!"
-            made.stop(made.take([key(UDP)]))
+            made.remove([key(UDP)])
             assert made.open_connections == 0
             assert made.budget.used == 0
 

@@ -86,7 +86,7 @@ class Relay:
         """
         gone = [self._keys.pop(key) for key in change.removed if key in self._keys]
         if gone:
-            self._proxy().stop(self._proxy().take(gone))
+            self._proxy().remove(gone)
             await asyncio.sleep(0)  # transports close their sockets in the next iteration
         new = {**change.added, **{key: pair[1] for key, pair in change.changed.items()}}
         for key, listener in new.items():
@@ -94,11 +94,11 @@ class Relay:
             protocol = service_port.protocol
             name = FrontendKey(LISTENER, family, protocol, listener.bind, listener.port, True)
             try:
-                replaced = await self._proxy().start({name: listener})
+                started = await self._proxy().start({name: listener})
             except ApplyError as error:
                 log.warning("%s; the node port is not served there", error)
             else:
-                self._proxy().stop(replaced.values())
+                await self._proxy().finish(started)
                 self._keys[key] = name
 
     def with_dials(self, watch: FailureWatch) -> FailureWatch:

@@ -5,15 +5,15 @@
     LocalPortals                  sockets bind only the addresses that this machine has
 
 mode.py and windows.py choose the strategy. It runs in the mode's thread; the listeners are on the
-event loop, where listeners.py changes them.
+event loop.
 """
 
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Collection, Generator, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Coroutine, Generator, Iterable, Mapping, Sequence
 from functools import cached_property
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 from steersman.failover.watch import FailureWatch
 from steersman.host.worker import Changes
@@ -25,7 +25,6 @@ from steersman.model.stats import ConnectionStats, NodeTotals
 from steersman.modes.base import Mode, Requirements, Support
 from steersman.modes.specs import ModeOptions
 from steersman.modes.tracer import Tracer
-from steersman.modes.userspace.listeners import Listeners
 from steersman.modes.userspace.render import (
     Portal,
     StrayKey,
@@ -40,6 +39,10 @@ from steersman.proxy.ports import PortAllocator
 
 if TYPE_CHECKING:
     from steersman.modes.userspace.words import UserspaceWords
+
+
+OnLoop: TypeAlias = Callable[[Coroutine[Any, Any, Any]], Any]
+"""Runs a coroutine on the event loop, and waits for its end."""
 
 
 class Portals(ABC):
@@ -70,8 +73,11 @@ class Portals(ABC):
         """Return the listeners, and the portals in force."""
 
     @abstractmethod
-    def apply(self, change: Diff, listeners: Listeners) -> None:
+    def apply(self, change: Diff, proxy: Proxy, on_loop: OnLoop) -> None:
         """Change listeners and portals, in an order that refuses no client meanwhile.
+
+        Listeners live on the event loop. Only the mode's thread has them changed, and waits for
+        the end of each change: so it may read them without a lock.
 
         Raises:
             ApplyError, BusyError: see `Mode.apply`.
@@ -181,7 +187,7 @@ class UserspaceMode(Mode):
         # leftovers has no listener, and must not take anything over.
         if self.handover is not None and wanted:
             self.handover.take_over()
-        self.portals.apply(change, Listeners(self.proxy, on_loop))
+        self.portals.apply(change, self.proxy, on_loop)
         if self.handover is not None and wanted:
             on_loop(self.handover.started())
 

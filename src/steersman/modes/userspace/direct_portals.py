@@ -16,16 +16,18 @@ from steersman.model.names import Family
 from steersman.model.plan import NodeSettings, ServicePlan
 from steersman.model.ruleset import Diff, Ruleset
 from steersman.modes.base import Support
-from steersman.modes.userspace.core import Portals
-from steersman.modes.userspace.listeners import Listeners
+from steersman.modes.userspace.core import OnLoop, Portals
 from steersman.modes.userspace.render import (
     ADDRESS,
     Portal,
     StrayKey,
+    left_without_endpoints,
     listeners_of,
     portals_of,
+    removed_listeners,
     render_direct,
 )
+from steersman.proxy.engine import Proxy
 from steersman.proxy.listeners import FrontendKey, ListenerPlan
 
 _ONLY_OWN = (
@@ -92,9 +94,11 @@ class LocalPortals(Portals):
         """Return the listeners and the destinations that are refused."""
         return {**listeners, **self._refusing}
 
-    def apply(self, change: Diff, listeners: Listeners) -> None:
+    def apply(self, change: Diff, proxy: Proxy, on_loop: OnLoop) -> None:
         """Start listeners and stop others."""
-        listeners.finish(listeners.start(change), change)
+        started = on_loop(proxy.start(listeners_of(change)))
+        gone, without_endpoints = removed_listeners(change), left_without_endpoints(change)
+        on_loop(proxy.finish(started, gone, without_endpoints))
         for key in change.removed:
             self._refusing.pop(key, None)
         self._refusing.update(portals_of(change))
@@ -144,22 +148,22 @@ class DirectPortals(LocalPortals):
             return []
         return [StrayKey(ADDRESS, key.family, self._addresses.interface, key.address)]
 
-    def apply(self, change: Diff, listeners: Listeners) -> None:
+    def apply(self, change: Diff, proxy: Proxy, on_loop: OnLoop) -> None:
         """Add addresses, change listeners, remove addresses that nothing needs any more."""
         # Addresses come first, because sockets bind them, and go last.
-        before = _service_addresses([*listeners.keys, *self._refusing])
+        before = _service_addresses([*proxy.listeners, *self._refusing])
         fresh = _service_addresses({**listeners_of(change), **portals_of(change)})
         try:
             if fresh:
                 self._addresses.add(sorted(fresh))
-            super().apply(change, listeners)
+            super().apply(change, proxy, on_loop)
         except (ApplyError, BusyError):
             # On an interface of our own another process may need them; `read` finds the strays.
             if not self._addresses.dedicated:
-                self._remove_unneeded(fresh, listeners.keys)
+                self._remove_unneeded(fresh, proxy.listeners)
             raise
         strays = {key.text for key in change.removed if isinstance(key, StrayKey)}
-        self._remove_unneeded(before | strays, listeners.keys)
+        self._remove_unneeded(before | strays, proxy.listeners)
 
     def _remove_unneeded(self, addresses: Iterable[str], listeners: Iterable[FrontendKey]) -> None:
         needed = _service_addresses([*listeners, *self._refusing])

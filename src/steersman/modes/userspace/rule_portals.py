@@ -20,8 +20,7 @@ from steersman.model.names import Family, Protocol
 from steersman.model.plan import NodeSettings, ServicePlan
 from steersman.model.ruleset import Diff, Ruleset
 from steersman.modes.userspace import render
-from steersman.modes.userspace.core import Portals
-from steersman.modes.userspace.listeners import Listeners
+from steersman.modes.userspace.core import OnLoop, Portals
 from steersman.modes.userspace.render import (
     BASE,
     STRAY,
@@ -29,10 +28,14 @@ from steersman.modes.userspace.render import (
     Key,
     Portal,
     StrayKey,
+    left_without_endpoints,
+    listeners_of,
     part_of,
     portals_of,
+    removed_listeners,
 )
 from steersman.netfilter.conntrack.stale import delete_now
+from steersman.proxy.engine import Proxy
 from steersman.proxy.listeners import LISTENER, PORTAL, FrontendKey, ListenerPlan
 
 T = TypeVar("T", bound=Hashable)
@@ -130,14 +133,14 @@ class RulePortals(Portals, Generic[T]):
         """Return the parts of written portals."""
         return chain.from_iterable(self._written[key][1] for key in keys)
 
-    def apply(self, change: Diff, listeners: Listeners) -> None:
+    def apply(self, change: Diff, proxy: Proxy, on_loop: OnLoop) -> None:
         """Start listeners, lead the rules to them, stop the others."""
         for family in Family:  # each has rules of its own, which can fail on their own
             if part := part_of(change, family):
-                self._apply_family(family, part, listeners)
+                self._apply_family(family, part, proxy, on_loop)
 
-    def _apply_family(self, family: Family, change: Diff, listeners: Listeners) -> None:
-        started = listeners.start(change)
+    def _apply_family(self, family: Family, change: Diff, proxy: Proxy, on_loop: OnLoop) -> None:
+        started = on_loop(proxy.start(listeners_of(change)))
         try:
             # Lead the rules to the listeners. A portal is written again if its listener is
             # changed, because its port may be another one now.
@@ -148,7 +151,7 @@ class RulePortals(Portals, Generic[T]):
                     portals.setdefault(key, self._written[key][0])
             gone = {key for key in change.removed if key[0] != LISTENER and key not in portals}
             new = {
-                key: self.parts_of(key, portal, listeners.port(key.of(LISTENER)))
+                key: self.parts_of(key, portal, proxy.port(key.of(LISTENER)))
                 for key, portal in portals.items()
             }
             if family in self.probed_families():
@@ -158,13 +161,14 @@ class RulePortals(Portals, Generic[T]):
                     self._written.pop(key, None)
                 self._written |= {key: (portals[key], parts) for key, parts in new.items()}
         except Exception:
-            listeners.go_back(started)
+            on_loop(proxy.go_back(started))
             raise
-        listeners.finish(started, change)
+        removed, without_endpoints = removed_listeners(change), left_without_endpoints(change)
+        on_loop(proxy.finish(started, removed, without_endpoints))
         # UDP clients that never pause follow their conntrack entry, and not a new portal.
         opened = {key.of(PORTAL) for key in started.opened} | portals_of(change).keys()
         in_force = {key: self._written[key][0] for key in opened if key in self._written}
-        ports = {key: listeners.port(key.of(LISTENER)) for key in opened}
+        ports = {key: proxy.port(key.of(LISTENER)) for key in opened}
         stale = stale_flows(family, in_force, ports)
         if stale:
             try:
