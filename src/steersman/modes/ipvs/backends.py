@@ -1,4 +1,4 @@
-"""Access to the kernel: virtual servers and addresses over netlink, ipsets by the ipset command.
+"""Access to the kernel: virtual servers over netlink, ipsets by the ipset command.
 
 All operations are idempotent: an object that exists is changed to the wanted value, and deleting an
 object that does not exist succeeds.
@@ -12,9 +12,7 @@ from contextlib import contextmanager
 from functools import partial
 from itertools import chain
 from pathlib import Path
-from typing import NamedTuple
 
-from steersman.host.address_device import AddressDevice
 from steersman.host.exec import RunTool, tool_result
 from steersman.host.netlink import Netlink
 from steersman.host.nlmsg import Request, u8
@@ -33,7 +31,6 @@ from steersman.modes.ipvs.wire import (
     list_services,
     service,
 )
-from steersman.netfilter.iptables.tool import Iptables
 
 
 @contextmanager
@@ -216,14 +213,3 @@ def digest_sets(netlink: Netlink) -> bytes:
     for reply in netlink.dump(Request(_IPSET_LIST, bytes(4) + u8(1, _IPSET_PROTOCOL))):
         digest.update(reply.payload)
     return digest.digest()
-
-
-class Backends(NamedTuple):
-    """Access to each kind of object."""
-
-    servers: VirtualServers
-    device: AddressDevice
-    sets: Ipsets
-    iptables: Iptables
-    netfilter: Netlink
-    """A socket of NETLINK_NETFILTER."""

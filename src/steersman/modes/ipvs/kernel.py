@@ -14,10 +14,12 @@ from typing import Any
 
 import msgspec
 
+from steersman.host.address_device import AddressDevice
+from steersman.host.netlink import Netlink
 from steersman.model.addresses import family_of, in_cidr
 from steersman.model.names import Family
 from steersman.model.ruleset import Diff, Ruleset
-from steersman.modes.ipvs.backends import Backends, digest_sets
+from steersman.modes.ipvs.backends import Ipsets, VirtualServers, digest_sets
 from steersman.modes.ipvs.changes import (
     ChangeSet,
     address_entries,
@@ -38,6 +40,7 @@ from steersman.modes.ipvs.objects import (
 )
 from steersman.netfilter.iptables.restore import LIMITS, write_steps
 from steersman.netfilter.iptables.saved import digest_rules
+from steersman.netfilter.iptables.tool import Iptables
 from steersman.netfilter.nft.generations import generation
 
 
@@ -45,16 +48,26 @@ class IpvsKernel:
     """The kernel objects of this mode."""
 
     def __init__(
-        self, backends: Backends, families: tuple[Family, ...], excluded: tuple[str, ...] = ()
+        self,
+        *,
+        servers: VirtualServers,
+        device: AddressDevice,
+        sets: Ipsets,
+        iptables: Iptables,
+        netfilter: Netlink,
+        families: tuple[Family, ...],
+        excluded: tuple[str, ...] = (),
     ) -> None:
         """Create an accessor.
 
         Args:
-            backends: access to each kind of object.
+            servers, device, sets, iptables: access to each kind of object.
+            netfilter: a socket of NETLINK_NETFILTER.
             families: families that iptables can serve here.
             excluded: CIDRs; virtual servers and addresses in them are foreign.
         """
-        self.servers, self.device, self.sets, self.iptables, self._netfilter = backends
+        self.servers, self.device, self.sets, self.iptables = servers, device, sets, iptables
+        self._netfilter = netfilter
         self._families = families
         self._excluded = excluded
         self._sets: set[str] = set()  # our sets in the kernel

@@ -25,12 +25,7 @@ from steersman.model.ruleset import Diff, Ruleset, Script
 from steersman.model.stats import ConnectionStats, NodeTotals
 from steersman.modes.base import Mode, Requirements, Support, probed
 from steersman.modes.capabilities import Carrier
-from steersman.modes.ipvs.backends import (
-    Backends,
-    Ipsets,
-    VirtualServers,
-    busy,
-)
+from steersman.modes.ipvs.backends import Ipsets, VirtualServers, busy
 from steersman.modes.ipvs.counters import ServerCounters
 from steersman.modes.ipvs.kernel import IpvsKernel
 from steersman.modes.ipvs.objects import (
@@ -97,40 +92,37 @@ class IpvsMode(Mode):
     def probe(self) -> Support:
         """Check for ip_vs, its scheduler, ipset, iptables and its matches; open the sockets."""
         self.close()
-        netlink, options = self._open(NETLINK_GENERIC), self._options
-        loads = self._loads
-        family, missing = find_family(self._execute, netlink, loads=loads)
-        missing = missing or check_ipset(self._execute)
-        missing = missing or check_scheduler(netlink, family, options.scheduler)
-        if missing:
-            self.close()
-            return Support(usable=False, missing=(missing,))
-        choice = choose_tool(self._execute, self._variant, leftovers=not loads)
-        if choice.tool is None:
-            self.close()
-            return Support(usable=False, missing=choice.missing)
-        iptables = Iptables(self._execute, choice.tool)
-        if loads and (missing := check_matches(self._execute, iptables)):
-            self.close()
-            return Support(usable=False, missing=(missing,))
+        options, loads = self._options, self._loads
+        with ExitStack() as sockets:
+            netlink = sockets.enter_context(Netlink(NETLINK_GENERIC))
+            family, missing = find_family(self._execute, netlink, loads=loads)
+            missing = missing or check_ipset(self._execute)
+            missing = missing or check_scheduler(netlink, family, options.scheduler)
+            if missing:
+                return Support(usable=False, missing=(missing,))
+            choice = choose_tool(self._execute, self._variant, leftovers=not loads)
+            if choice.tool is None:
+                return Support(usable=False, missing=choice.missing)
+            iptables = Iptables(self._execute, choice.tool)
+            if loads and (missing := check_matches(self._execute, iptables)):
+                return Support(usable=False, missing=(missing,))
+            idle = (options.tcp_timeout, options.tcp_fin_timeout, options.udp_timeout)
+            if any(idle):
+                netlink.request(timeouts(family, *idle))
 
-        self._families = choice.families
-        self._random_fully = choice.tool.random_fully
-        backends = Backends(
-            VirtualServers(netlink, family),
-            AddressDevice(self._open(NETLINK_ROUTE), DEVICE),
-            Ipsets(self._execute.run_tool),
-            iptables,
-            self._open(NETLINK_NETFILTER),
-        )
-        self._kernel = IpvsKernel(backends, choice.families, options.exclude_cidrs)
-        idle = (options.tcp_timeout, options.tcp_fin_timeout, options.udp_timeout)
-        if any(idle):
-            netlink.request(timeouts(family, *idle))
+            self._families = choice.families
+            self._random_fully = choice.tool.random_fully
+            self._kernel = IpvsKernel(
+                servers=VirtualServers(netlink, family),
+                device=AddressDevice(sockets.enter_context(Netlink(NETLINK_ROUTE)), DEVICE),
+                sets=Ipsets(self._execute.run_tool),
+                iptables=iptables,
+                netfilter=sockets.enter_context(Netlink(NETLINK_NETFILTER)),
+                families=choice.families,
+                excluded=options.exclude_cidrs,
+            )
+            self._sockets = sockets.pop_all()
         return Support(usable=True, missing=choice.missing)
-
-    def _open(self, protocol: int) -> Netlink:
-        return self._sockets.enter_context(Netlink(protocol))
 
     def close(self) -> None:
         """Close the sockets; the kernel keeps its virtual servers."""

@@ -10,7 +10,7 @@ import pytest
 from steersman.model.errors import BusyError
 from steersman.model.names import Family, Protocol
 from steersman.model.ruleset import Diff, diff
-from steersman.modes.ipvs.backends import Backends, Ipsets
+from steersman.modes.ipvs.backends import Ipsets
 from steersman.modes.ipvs.kernel import IpvsKernel
 from steersman.modes.ipvs.mode import IpvsMode
 from steersman.modes.ipvs.objects import DEVICE, DeviceKey, MemberKey, Server, ServerKey, SetKey
@@ -44,14 +44,13 @@ class Node:
 
     def __init__(self) -> None:
         self.device, self.ipset = Device(), FakeIpset()
-        parts: Any = (
-            FakeServers(FakeNetlink()),
-            self.device,
-            Ipsets(self.ipset.run_tool),
-            None,
-            None,
+        parts: Any = {"device": self.device, "iptables": None, "netfilter": None}
+        self.kernel = IpvsKernel(
+            servers=FakeServers(FakeNetlink()),
+            sets=Ipsets(self.ipset.run_tool),
+            families=(Family.IPV4,),
+            **parts,
         )
-        self.kernel = IpvsKernel(Backends(*parts), (Family.IPV4,))
 
     def carry_out(self, change: Diff) -> tuple[list[Any], list[str]]:
         """Their commands."""
