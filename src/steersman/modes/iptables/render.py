@@ -46,6 +46,7 @@ from steersman.modes.iptables.names import (
 from steersman.netfilter.iptables.names import (
     FILTER,
     NAT,
+    REJECT,
     WHOLE,
     RuleKey,
     chain_hash,
@@ -67,13 +68,6 @@ class Features(msgspec.Struct, frozen=True):
 
 _LOWER = {protocol: protocol.lower() for protocol in Protocol}
 _BITS = {Family.IPV4: "/32", Family.IPV6: "/128"}
-_BLOCK = {
-    (Family.IPV4, Verdict.REJECT): ("no endpoints", "REJECT --reject-with icmp-port-unreachable"),
-    (Family.IPV6, Verdict.REJECT): ("no endpoints", "REJECT --reject-with icmp6-port-unreachable"),
-    (Family.IPV4, Verdict.DROP): ("no local endpoints", "DROP"),
-    (Family.IPV6, Verdict.DROP): ("no local endpoints", "DROP"),
-}
-"""Reason and target of the rules for destinations without usable endpoints."""
 _ADDRESS_COMMENT = {
     FrontendKind.CLUSTER_IP: "cluster IP",
     FrontendKind.EXTERNAL_IP: "external IP",
@@ -217,7 +211,7 @@ class _ServicePort:
             self._rule(NAT, NODE_PORTS, f"{rest} -j {target}")
         verdict = frontend.external.verdict
         if verdict is not Verdict.FORWARD:
-            why, target = _BLOCK[family, verdict]
+            why, target = _blocked(family, verdict)
             comment = f'-m comment --comment "{self.name} has {why}" -m addrtype --dst-type LOCAL'
             self._rule(FILTER, EXTERNAL_SERVICES, f" -p {protocol} {comment} {port} -j {target}")
 
@@ -229,7 +223,7 @@ class _ServicePort:
 
     def _block(self, frontend: Frontend, chain: str, verdict: Verdict) -> None:
         """Drop or reject traffic to an address in a chain of the filter table."""
-        why, target = _BLOCK[self.plan.key.family, verdict]
+        why, target = _blocked(self.plan.key.family, verdict)
         self._rule(FILTER, chain, self._to(frontend, f"has {why}", target))
 
     def _rule(self, table: str, chain: str, text: str) -> None:
@@ -334,3 +328,10 @@ def _forwards(frontend: Frontend) -> bool:
         action.verdict is Verdict.FORWARD
         for action in (frontend.pod, frontend.node, frontend.external)
     )
+
+
+def _blocked(family: Family, verdict: Verdict) -> tuple[str, str]:
+    """Return why a destination has no usable endpoints, and the target of its rules."""
+    if verdict is Verdict.REJECT:
+        return "no endpoints", REJECT[family]
+    return "no local endpoints", "DROP"

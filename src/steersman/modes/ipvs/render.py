@@ -52,7 +52,7 @@ from steersman.modes.ipvs.objects import (
     all_sets,
     role_set,
 )
-from steersman.netfilter.iptables.names import FILTER, JUMPS, MANGLE, NAT, WHOLE
+from steersman.netfilter.iptables.names import FILTER, JUMPS, MANGLE, NAT, REJECT, WHOLE
 from steersman.netfilter.iptables.saved import masquerade_rules
 
 # Services
@@ -166,10 +166,6 @@ def _members(family: Family, frontend: Frontend, place: str) -> Iterator[MemberK
 # The node
 
 _NEW = "-m conntrack --ctstate NEW "
-_REJECT = {
-    Family.IPV4: "REJECT --reject-with icmp-port-unreachable",
-    Family.IPV6: "REJECT --reject-with icmp6-port-unreachable",
-}
 _HAIRPIN = {
     Family.IPV4: "6,32 0 0 12,7 0 0 0,32 0 0 16,29 0 1 0,6 0 0 65535,6 0 0 0",
     Family.IPV6: "18,32 0 0 8,7 0 0 0,32 0 0 24,29 0 13 0,32 0 0 12,7 0 0 0,32 0 0 28,29 0 9 0,"
@@ -251,12 +247,12 @@ def _chains(settings: NodeSettings, family: Family, random_fully: bool) -> Itera
     yield (MANGLE, SOURCES), [f"{_match(role_set(ALLOWED, family), 3)} -j RETURN", "-j DROP"]
     guarded = f"{_match(role_set(GUARDED, family))} -j {SOURCES}"
     yield (MANGLE, DROPS), [guarded, *_by_class(family, detector, Verdict.DROP, "DROP")]
-    yield (FILTER, REJECTS), list(_by_class(family, detector, Verdict.REJECT, _REJECT[family]))
+    yield (FILTER, REJECTS), list(_by_class(family, detector, Verdict.REJECT, REJECT[family]))
 
     # Assigned addresses answer on the ports of Services only, not for the node's own programs.
     checks = f"-p tcp -m set --match-set {role_set(HEALTH_PORTS, family)} dst -j ACCEPT"
     yield (FILTER, HEALTH), [checks]
-    others = f"-m set --match-set {role_set(ADDRESSES, family)} dst -j {_REJECT[family]}"
+    others = f"-m set --match-set {role_set(ADDRESSES, family)} dst -j {REJECT[family]}"
     yield (FILTER, ACCESS), [f"{_match(role_set(PORTS, family))} -j RETURN", others]
 
 

@@ -12,7 +12,6 @@ from collections.abc import Iterable, Mapping
 from typing import NamedTuple
 
 from steersman.model.addresses import join_host_port
-from steersman.model.names import Family
 from steersman.model.plan import Verdict
 from steersman.modes.userspace import (
     ALL_CHAINS,
@@ -25,6 +24,7 @@ from steersman.modes.userspace import (
 )
 from steersman.modes.userspace.render import Portal
 from steersman.netfilter.iptables import saved
+from steersman.netfilter.iptables.names import REJECT
 from steersman.proxy.listeners import FrontendKey
 
 # Upstream's jumps, and ours for new connections.
@@ -44,10 +44,6 @@ _UNGUARDED = tuple(
     for match in ("-m conntrack --ctstate DNAT", "-m addrtype ! --dst-type LOCAL")
 )
 _GUARD = " -m conntrack ! --ctstate DNAT -j DROP"
-_REJECT = {
-    Family.IPV4: "REJECT --reject-with icmp-port-unreachable",
-    Family.IPV6: "REJECT --reject-with icmp6-port-unreachable",
-}
 _UNQUOTED = re.compile(r'--comment (?!")(\S+)')
 
 
@@ -112,7 +108,7 @@ def normalized(line: str) -> str:
 def portal_rules(key: FrontendKey, portal: Portal, port: int) -> tuple[Rule, ...]:
     """Return the rules of a portal whose listener is bound to a port."""
     if portal.verdict is not Verdict.FORWARD:
-        target = "DROP" if portal.verdict is Verdict.DROP else _REJECT[key.family]
+        target = "DROP" if portal.verdict is Verdict.DROP else REJECT[key.family]
         match = _match(key, portal.name, key.address, key.port)
         return (Rule(FILTER, f"-A {FIREWALL} {match} -j {target}"),)
     rules: list[Rule] = []

@@ -9,6 +9,11 @@ from steersman.model.hashes import sha256
 from steersman.model.names import Family, ServicePortName
 
 FILTER, NAT, MANGLE = "filter", "nat", "mangle"
+REJECT = {
+    Family.IPV4: "REJECT --reject-with icmp-port-unreachable",
+    Family.IPV6: "REJECT --reject-with icmp6-port-unreachable",
+}
+"""The target that rejects packets, as iptables-save prints it."""
 BUILT_IN = frozenset({"PREROUTING", "INPUT", "FORWARD", "OUTPUT", "POSTROUTING"})
 """Chains that netfilter itself calls."""
 PRIORITIES = {"raw": -300, "mangle": -150, "nat": -100, "filter": 0, "security": 50}

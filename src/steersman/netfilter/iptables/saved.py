@@ -19,7 +19,8 @@ from typing import NamedTuple
 
 from steersman.model.addresses import canonical_ip, family_of
 from steersman.model.hashes import blake2b
-from steersman.netfilter.iptables.names import BUILT_IN
+from steersman.model.names import Family
+from steersman.netfilter.iptables.names import BUILT_IN, REJECT
 
 _SAVED_COUNTERS = re.compile(r"^\[\d+:\d+\] ", re.MULTILINE)
 _VOLATILE = re.compile(r"^#.*\n|\[\d+:\d+\]", re.MULTILINE)
@@ -43,7 +44,6 @@ _SHORT = {
 _RANK = {"comment": 1, "tcp": 3, "udp": 3, "sctp": 3, "nfacct": 4}
 """Order of matches; others come between a comment and a protocol."""
 _RECENT = ("--set", "--rcheck", "--seconds", "--reap", "--name", "--mask", "--rsource")
-_REJECT = {4: "icmp-port-unreachable", 6: "icmp6-port-unreachable"}
 
 
 class SavedChain(NamedTuple):
@@ -238,7 +238,7 @@ def _target(words: list[str], family: int) -> str:
         case [jump, "MARK", "--set-xmark", mark]:
             return f"{jump} MARK --set-xmark {_mark(mark)}"
         case [jump, "REJECT"]:
-            return f"{jump} REJECT --reject-with {_REJECT[family]}"
+            return f"{jump} {REJECT[Family(family)]}"
         case [jump, "DNAT", "--to-destination", destination]:
             host, colon, port = destination.rpartition(":")
             address = canonical_ip(host.strip("[]"))
