@@ -61,7 +61,7 @@ def test_the_ends_of_a_trace_are_words_or_flags(
 ) -> None:
     asked: list[TraceQuestion] = []
 
-    async def traced(_: World, question: TraceQuestion) -> Answer:
+    async def traced(_: World, question: TraceQuestion, __: object) -> Answer:
         asked.append(question)
         return Traced(source="the kernel")
 

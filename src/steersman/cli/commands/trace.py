@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from functools import partial
 from typing import TYPE_CHECKING
 
 from steersman.cli.command import NAMESPACE, Argument, Command, Example, option
 
 if TYPE_CHECKING:
     from steersman.config import Parsed
+    from steersman.modes.tracer import Tracer
     from steersman.operate.answer import Answer
 
 
@@ -37,8 +37,11 @@ async def _answer(parsed: Parsed) -> Answer:
         "timeout": given or (60.0 if wait else 3.0),
     }
     question = await ask(world, str(values.get("namespace", "")), parsed.config, words)
-    mode = mode_of(world, parsed.config, SubprocessExec())
-    return await trace_packet(world, question, partial(make_tracer, world, mode))
+
+    def make() -> Tracer:
+        return make_tracer(world, mode_of(world, parsed.config, SubprocessExec()))
+
+    return await trace_packet(world, question, make)
 
 
 COMMAND = Command(
