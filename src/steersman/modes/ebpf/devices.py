@@ -216,6 +216,9 @@ class DeviceTracker:
             before, inventory = None, list_devices()
         old = {each.number: each for each in before.devices} if before else {}
         new = {each.number: each for each in inventory.devices}
+        if before and old == new:  # a device is announced again when it goes up or gets an address
+            self._written = inventory
+            return []
         changed = [number for number, each in new.items() if old.get(number) != each]
 
         # The XDP program is on named devices only: without names there is nothing to attach, and it
