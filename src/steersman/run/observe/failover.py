@@ -16,19 +16,17 @@ import logging
 import random
 import time
 from collections.abc import Callable, Coroutine, Iterable
-from functools import partial
+from functools import cached_property, partial
 from math import inf
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from steersman.compile.failover import ejects, read_check, watched_pools
 from steersman.config import ProxyConfig, to_failover_settings
-from steersman.failover.checks import Checks
-from steersman.failover.policy import Policy
 from steersman.failover.watch import FailureWatch
 from steersman.host.probe import try_http, try_tcp, try_udp
 from steersman.model.change_log import ChangeLog
 from steersman.model.errors import BusyError
-from steersman.model.failover import Backend, Check, Observation, Probe
+from steersman.model.failover import Backend, Check, Observation, Probe, Settings
 from steersman.model.names import ObjectName, PlanKey, Protocol
 from steersman.run.observe.ejections import Ejections
 from steersman.run.observe.events import Recorder
@@ -37,6 +35,10 @@ from steersman.run.sync.engine import Engine
 from steersman.run.sync.in_force import InForce, services_of
 from steersman.run.sync.state import State, SyncReport
 from steersman.source.store import EJECTIONS, Change, Store
+
+if TYPE_CHECKING:
+    from steersman.failover.checks import Checks
+    from steersman.failover.policy import Policy
 
 log = logging.getLogger(__name__)
 
@@ -78,10 +80,9 @@ class Failover:
         self._try = try_backend
         self._clock = clock
         self._ejections = Ejections(store, recorder, metrics, lambda at: at + wall() - clock())
-        self._policy: Policy[PlanKey] = Policy()
-        self._checks: Checks[PlanKey] = Checks(random.random)
         self._configured: ProxyConfig | None = None
-        """The configuration that the policy has."""
+        self._settings = Settings()
+        """Those of the configuration."""
         self._was_default = False
         """Whether Services are watched that do not say whether they want it."""
         self._state: State | None = None
@@ -99,6 +100,24 @@ class Failover:
         self._wake = asyncio.Event()
         self._tasks: set[asyncio.Task[Any]] = set()
 
+    # Loaded for the first Service that asks for failover: most nodes have none.
+
+    @cached_property
+    def _policy(self) -> Policy[PlanKey]:
+        from steersman.failover.policy import Policy  # noqa: PLC0415 - see above
+
+        return Policy(self._settings)
+
+    @cached_property
+    def _checks(self) -> Checks[PlanKey]:
+        from steersman.failover.checks import Checks  # noqa: PLC0415 - see above
+
+        return Checks(random.random, self._settings)
+
+    def _configure(self) -> None:
+        self._policy.configure(self._settings)
+        self._checks.settings = self._settings
+
     # The endpoints
 
     def observe(self, report: SyncReport) -> None:
@@ -106,9 +125,9 @@ class Failover:
         self._state = report.state
         config = self._config()
         if config is not self._configured:
-            self._configured = config
-            self._checks.settings = to_failover_settings(config)
-            self._policy.configure(self._checks.settings)
+            self._configured, self._settings = config, to_failover_settings(config)
+            if self._pools:
+                self._configure()
         default = config.steersman.eject_failing_endpoints
         if default != self._was_default or (report.result and report.result.reason == "start"):
             self._was_default = default
@@ -150,6 +169,7 @@ class Failover:
             slices = snapshot.slices.get(name, {}).values()
             pools = watched_pools(service, slices, settings.families, settings.node_name)
             check, _ = read_check(service)
+            self._configure()  # the settings may have changed while nobody was watched
         # What Kubernetes newly says about an endpoint counts for more than what was seen before.
         for backend in self._ejections.changed_by_kubernetes(name, snapshot):
             self._policy.renew(backend)
@@ -206,7 +226,7 @@ class Failover:
             if not (self._checks and self._ejections.problem):  # ejections by checks go on
                 # Nothing would end the others.
                 self._ejections.withdraw_all()
-                self._policy = Policy(self._policy.settings)
+                del self._policy  # begin with a new one
                 self._touch(self._pools)
             self._ejections.problem = problem
             self._report()
@@ -317,4 +337,4 @@ class Failover:
             self._report()
 
     def _report(self) -> None:
-        self._ejections.report(checks=bool(self._checks))
+        self._ejections.report(checks=bool(self._pools and self._checks))
