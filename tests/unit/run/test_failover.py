@@ -285,6 +285,22 @@ async def test_parameters_of_the_configuration_take_effect_at_runtime() -> None:
         await until(lambda: ejecting.out == ["10.1.0.1"])
 
 
+async def test_parameters_may_change_while_nobody_is_watched() -> None:
+    one_of_three = FailoverSection(confirmed_share=0.4)
+    ejecting = Ejecting(eject_failing_endpoints=True, failover=one_of_three)
+    await ejecting.serve()
+    async with ejecting.running():
+        await until(lambda: Log.opened == 1)
+        await ejecting.serve("false")
+        await until(lambda: Log.opened == 0)
+        ejecting.tried.clear()
+        block = structs.replace(ejecting.config.steersman, failover=FailoverSection())
+        ejecting.config = structs.replace(ejecting.config, steersman=block)
+        await ejecting.serve("")
+        await ejecting.refuse("10.1.0.1")
+        await ejecting.refuse("10.1.0.2")
+
+
 async def test_a_mode_that_sees_nothing_says_so(caplog: pytest.LogCaptureFixture) -> None:
     ejecting = Ejecting(eject_failing_endpoints=True)
     await ejecting.serve()
