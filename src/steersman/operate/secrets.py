@@ -36,8 +36,18 @@ _NAMED = re.compile(
 """What is called like a secret, in one line; it takes seconds for the rules of a node."""
 _SECRET_FLAG = re.compile(rf"(?i)--?{_NAMES}")
 _SAFE_VARIABLES = re.compile(r"KUBERNETES_|STEERSMAN_|NO_PROXY$|no_proxy$|PATH$|LANG$|HOSTNAME$")
-_SAFE_CLUSTER = ("server", "tls-server-name", "insecure-skip-tls-verify", "certificate-authority")
-_SAFE_USER = ("client-certificate", "client-key", "tokenFile", "as")
+_NESTED = frozenset(
+    ("clusters", "contexts", "users", "cluster", "context", "user", "exec"),
+)
+"""Fields of a kubeconfig that hold other fields."""
+_SAFE_FIELDS = frozenset(
+    (
+        *("current-context", "name", "cluster", "namespace", "server", "tls-server-name"),
+        *("insecure-skip-tls-verify", "certificate-authority", "client-certificate"),
+        *("client-key", "tokenFile", "as", "command"),
+    )
+)
+"""Those that hold no secret: names, addresses and paths."""
 
 
 def without_secrets(text: str) -> str:
@@ -77,51 +87,17 @@ def safe_environment(lines: Iterable[str]) -> list[str]:
     return found
 
 
-def safe_kubeconfig(document: Any) -> dict[str, Any]:
-    """Return the harmless part of a kubeconfig: servers, contexts, and the kinds of credentials."""
-    whole = document if isinstance(document, Mapping) else {}
-    found: dict[str, Any] = {"current-context": whole.get("current-context")}
-    found["clusters"] = [
-        {
-            "name": each.get("name"),
-            "cluster": {
-                key: value if key in _SAFE_CLUSTER else REMOVED
-                for key, value in _mapping(each.get("cluster")).items()
-            },
-        }
-        for each in _mappings(whole.get("clusters"))
-    ]
-    found["contexts"] = [
-        {
-            "name": each.get("name"),
-            "context": {
-                key: value
-                for key, value in _mapping(each.get("context")).items()
-                if key in ("cluster", "user", "namespace")
-            },
-        }
-        for each in _mappings(whole.get("contexts"))
-    ]
-    found["users"] = [
-        {"name": each.get("name"), "user": _safe_user(_mapping(each.get("user")))}
-        for each in _mappings(whole.get("users"))
-    ]
-    return found
-
-
-def _safe_user(user: Mapping[str, Any]) -> dict[str, Any]:
-    found: dict[str, Any] = {}
-    for key, value in user.items():
-        if key == "exec":
-            found[key] = {"command": _mapping(value).get("command"), "args": REMOVED}
+def safe_kubeconfig(value: Any) -> Any:
+    """Return a kubeconfig, or a part of one, with the values of harmless fields only."""
+    if isinstance(value, list):
+        return [safe_kubeconfig(each) for each in value]
+    if not isinstance(value, Mapping):
+        return REMOVED
+    found = {}
+    for key, each in value.items():
+        nested = isinstance(each, Mapping | list)
+        if key not in (_NESTED if nested else _SAFE_FIELDS):
+            found[key] = REMOVED
         else:
-            found[key] = value if key in _SAFE_USER else REMOVED
+            found[key] = safe_kubeconfig(each) if nested else each
     return found
-
-
-def _mapping(value: Any) -> Mapping[str, Any]:
-    return value if isinstance(value, Mapping) else {}
-
-
-def _mappings(value: Any) -> list[Mapping[str, Any]]:
-    return [each for each in value if isinstance(each, Mapping)] if isinstance(value, list) else []

@@ -10,7 +10,6 @@ import sys
 import tarfile
 from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import Any
 
 import pytest
 
@@ -20,7 +19,7 @@ from steersman.operate import bugreport
 from steersman.operate.answer import Line, QuestionError, Table
 from steersman.operate.bugreport import TOOLS, describe_process, write_report
 from steersman.operate.client import Client, NotRunningError
-from steersman.operate.secrets import safe_environment, safe_kubeconfig, without_secrets
+from steersman.operate.secrets import REMOVED, safe_environment, safe_kubeconfig, without_secrets
 
 PEM = "-----BEGIN PRIVATE KEY-----\nplantedKeyMaterial\n-----END PRIVATE KEY-----\n"
 JWT = "eyJhbGciOiJSUzI1NiJ9.eyJwbGFudGVkIjoxfQ.plantedSignature"
@@ -205,11 +204,10 @@ def test_only_secrets_are_removed(text: str, left: str | None) -> None:
 
 
 def test_what_is_no_kubeconfig_leaves_nothing() -> None:
-    empty: dict[str, Any] = {"current-context": None, "clusters": [], "contexts": [], "users": []}
-    assert safe_kubeconfig("planted") == empty
-    assert safe_kubeconfig({"users": ["planted", {"user": "planted"}], "clusters": {}}) == {
-        **empty,
-        "users": [{"name": None, "user": {}}],
+    assert safe_kubeconfig("planted") == REMOVED
+    assert safe_kubeconfig({"users": ["planted", {"user": "planted"}], "name": ["planted"]}) == {
+        "users": [REMOVED, {"user": REMOVED}],
+        "name": REMOVED,
     }
 
 
