@@ -6,7 +6,7 @@ tables, or the struct as JSON or YAML; pages use the same struct. What only a pa
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from datetime import UTC, datetime
 from typing import Any, Generic, Literal, NamedTuple, TypeAlias, TypeVar
 
@@ -42,6 +42,24 @@ class Table(msgspec.Struct, frozen=True):
     title: str = ""
     empty: str = ""
     """The line to print if there are no rows; "" for none."""
+
+
+def table_of(
+    rows: Sequence[Mapping[str, Cell]], empty: str = "", unless_empty: Collection[str] = ()
+) -> Table:
+    """Return a table of rows that have the same columns.
+
+    Args:
+        rows: the cells by the name of their column.
+        empty: see Table.
+        unless_empty: columns that are left out if they are "-" in every row.
+    """
+    columns = [
+        name
+        for name in (rows[0] if rows else ())
+        if name not in unless_empty or any(row[name] != "-" for row in rows)
+    ]
+    return Table(columns, [[row[name] for name in columns] for row in rows], empty=empty)
 
 
 Block: TypeAlias = Line | Table
@@ -140,3 +158,8 @@ def age_text(seconds: float | None) -> str:
         if whole >= 2 * size:
             return f"{whole // size}{unit}"
     return f"{whole}s"
+
+
+def rfc3339(at: float) -> str | None:
+    """Return a time in RFC 3339; None for 0, which is unknown."""
+    return datetime.fromtimestamp(at, UTC).strftime("%Y-%m-%dT%H:%M:%SZ") if at else None

@@ -10,7 +10,7 @@ from urllib.parse import urlencode
 import msgspec
 
 from steersman.model.connections import ConnectionList, OpenConnection
-from steersman.operate.answer import Answer, Block, Cell, Line, Style, Table, age_text
+from steersman.operate.answer import Answer, Block, Cell, Line, Style, Table, age_text, table_of
 from steersman.operate.client import Client, understood
 from steersman.operate.load import world_of_process
 from steersman.operate.names import Names, Target
@@ -75,27 +75,25 @@ class Connections(Answer, frozen=True, kw_only=True, rename="camel"):
             ],
             empty="no endpoint",
         )
-        columns = ["CLIENT", "FROM", "TO", "ENDPOINT", "STATE", "AGE", "IDLE"]
-        rows = [self._row(each, wide=wide) for each in self.connections]
-        empty = "no connection to it goes through this node now"
-        yield Table((*columns, "SEEN AS") if wide else columns, rows, empty=empty)
+        rows: list[dict[str, Cell]] = []
+        for each in self.connections:
+            row: dict[str, Cell] = {
+                "CLIENT": each.client,
+                "FROM": each.client_name or "-",
+                "TO": f"{each.frontend}/{each.protocol}",
+                "ENDPOINT": each.endpoint or _NO_ENDPOINT,
+                "STATE": (each.state.value, _STYLES.get(each.state, "")),
+                "AGE": age_text(each.age),
+                "IDLE": age_text(each.idle),
+            }
+            if wide:
+                row["SEEN AS"] = each.source or each.client
+            rows.append(row)
+        yield table_of(rows, "no connection to it goes through this node now")
         if (more := self.matching - len(rows)) > 0:
             yield Line(f"{more} more; --limit {self.matching} shows all", "dim")
         if self.ended and not any(each.state == "ended" for each in self.connections):
             yield Line(f"{self.ended} more have ended; --all shows them", "dim")
-
-    @staticmethod
-    def _row(each: ListedConnection, *, wide: bool) -> tuple[Cell, ...]:
-        row: tuple[Cell, ...] = (
-            each.client,
-            each.client_name or "-",
-            f"{each.frontend}/{each.protocol}",
-            each.endpoint or _NO_ENDPOINT,
-            (each.state.value, _STYLES.get(each.state, "")),
-            age_text(each.age),
-            age_text(each.idle),
-        )
-        return (*row, each.source or each.client) if wide else row
 
 
 async def list_connections(

@@ -8,7 +8,6 @@ from __future__ import annotations
 import re
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from datetime import UTC, datetime
 from functools import lru_cache
 from typing import Any, Final, Literal, TypeAlias
 
@@ -21,9 +20,10 @@ from steersman.operate.answer import (
     Cell,
     Line,
     Style,
-    Table,
     page_number,
+    rfc3339,
     rows_of_page,
+    table_of,
 )
 from steersman.operate.node_trouble import (
     HEALTHS,
@@ -155,31 +155,24 @@ class FleetView(Answer, frozen=True, kw_only=True, rename="camel"):
             yield Line(self.problem, "bad")
         if len(self.versions) > 1:
             yield Line("versions  " + ", ".join(f"{g.name}: {g.nodes}" for g in self.versions))
-        columns = [
-            "NODE",
-            "HEALTH",
-            "MODE",
-            "VERSION",
-            "SYNCED",
-            "LAG",
-            "FINDINGS",
-            "CPU",
-            "MEMORY",
-        ]
-        rows: list[list[Cell]] = []
+        rows: list[dict[str, Cell]] = []
         for row in self.rows:
-            cpu = "-" if row.cpu is None else f"{row.cpu:.1%}"
-            memory = "-" if row.memory is None else f"{row.memory / (1 << 20):.0f} MiB"
-            synced = "never"
-            if row.synced:
-                synced = datetime.fromtimestamp(row.synced, UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
-            lag = "-" if row.lag is None else f"{row.lag:.2f} s"
             findings = f"{row.errors} errors, {row.warnings} warnings"
-            cells: list[Cell] = [row.name, (row.health, _STYLES.get(row.health, "warn"))]
-            cells += [row.mode or "-", row.version or "-", synced, lag]
-            cells += [findings if row.errors or row.warnings else "none", cpu, memory]
-            rows.append([*cells, *([row.address] if wide else []), "; ".join(row.problems)])
-        yield Table([*columns, *(["WHERE"] if wide else []), "PROBLEM"], rows)
+            cells: dict[str, Cell] = {
+                "NODE": row.name,
+                "HEALTH": (row.health, _STYLES.get(row.health, "warn")),
+                "MODE": row.mode or "-",
+                "VERSION": row.version or "-",
+                "SYNCED": rfc3339(row.synced) or "never",
+                "LAG": "-" if row.lag is None else f"{row.lag:.2f} s",
+                "FINDINGS": findings if row.errors or row.warnings else "none",
+                "CPU": "-" if row.cpu is None else f"{row.cpu:.1%}",
+                "MEMORY": "-" if row.memory is None else f"{row.memory / (1 << 20):.0f} MiB",
+            }
+            if wide:
+                cells["WHERE"] = row.address
+            rows.append(cells | {"PROBLEM": "; ".join(row.problems)})
+        yield table_of(rows)
         if (more := self.matching - len(self.rows)) > 0:
             yield Line(f"and {more} more", "dim")
         for each in self.disagreements:

@@ -5,7 +5,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import msgspec
@@ -19,10 +19,12 @@ from steersman.operate.answer import (
     Table,
     age_of,
     age_text,
+    table_of,
 )
 from steersman.operate.served import Counts, ServedPort
 
 _MANY = 1000
+_COUNTS = ("CONNECTIONS", "PER SECOND")
 
 
 class Unserved(msgspec.Struct, frozen=True, rename="camel"):
@@ -68,39 +70,40 @@ class ServiceList(_Listing, frozen=True, kw_only=True, rename="camel"):
 
     def blocks(self, wide: bool) -> Iterator[Block]:
         """Yield a row for each ServicePort, and one for each Service that is not served."""
-        # Columns that would have the same or no value in every row are left out.
         dual = len({port.family for port in self.ports}) > 1
-        counted = _count_columns(port.counts for port in self.ports)
-        columns = ["SERVICE", "PORT", "FRONTENDS", "ENDPOINTS", *["FAMILY"] * dual, *counted]
-        if wide:
-            columns += ["TYPE", "INTERNAL", "EXTERNAL", "AFFINITY", "HEALTH CHECK", "AGE", "KERNEL"]
-        columns.append("STATUS")
-        rows: list[list[Cell]] = []
+        rows: list[dict[str, Cell]] = []
         for port in self.ports:
-            shown = _some([*map(str, port.frontends)], _MANY if wide else 3) or "none"
             out = len(port.endpoints) - port.used
             share = f"{port.used} in" + (f", {out} out" if out else "")
-            row: list[Cell] = [port.service, port.port_text, shown]
-            row.append((share, "good" if port.used else "bad"))
-            row += [*[port.family] * dual, *_counts(port.counts, counted)]
+            row: dict[str, Cell] = {
+                "SERVICE": port.service,
+                "PORT": port.port_text,
+                "FRONTENDS": _some([*map(str, port.frontends)], _MANY if wide else 3) or "none",
+                "ENDPOINTS": (share, "good" if port.used else "bad"),
+            }
+            if dual:
+                row["FAMILY"] = port.family
+            row |= _counts(port.counts)
             if wide:
-                row += [port.type, port.internal_policy, port.external_policy]
-                row.append(f"{port.affinity_seconds} s" if port.affinity_seconds else "-")
-                row += [
-                    str(port.health_check_node_port or "-"),
-                    age_text(age_of(port.created, self.now)),
-                ]
-                row.append(_some([each.rpartition(" ")[2] for each in port.objects], 3) or "-")
+                row |= {
+                    "TYPE": port.type,
+                    "INTERNAL": port.internal_policy,
+                    "EXTERNAL": port.external_policy,
+                    "AFFINITY": f"{port.affinity_seconds} s" if port.affinity_seconds else "-",
+                    "HEALTH CHECK": str(port.health_check_node_port or "-"),
+                    "AGE": age_text(age_of(port.created, self.now)),
+                    "KERNEL": _some([each.rpartition(" ")[2] for each in port.objects], 3) or "-",
+                }
             # Worst first: clients cannot use it, then Findings.
             if port.problem:
-                row.append((port.problem, "bad"))
+                row["STATUS"] = port.problem, "bad"
             elif port.findings:
-                row.append((_some(port.findings, 1), "warn"))
+                row["STATUS"] = _some(port.findings, 1), "warn"
             else:
-                row.append(("ok", "good"))
+                row["STATUS"] = "ok", "good"
             rows.append(row)
         empty = "" if self.unserved else _nothing(self.filtered, "Services")
-        yield Table(columns, rows, empty=empty)
+        yield table_of(rows, empty, unless_empty=_COUNTS)
         if self.unserved:
             title = "Not served by this proxy:" if rows else ""
             others = [[each.service, each.type, each.reason] for each in self.unserved]
@@ -114,22 +117,24 @@ class EndpointList(_Listing, frozen=True, kw_only=True, rename="camel"):
 
     def blocks(self, wide: bool) -> Iterator[Block]:
         """Yield a row for each endpoint, and the notes of each ServicePort."""
-        counted = _count_columns(port.counts for port in self.ports)
-        pods = any(endpoint.pod for port in self.ports for endpoint in port.endpoints)
-        columns = ["SERVICE", "PORT", "ENDPOINT", *["POD"] * pods, "NODE", "USED", *counted]
-        columns += [*["FAMILY", "ZONE"] * wide, "WHY"]
-        rows: list[list[Cell]] = []
+        rows: list[dict[str, Cell]] = []
         for port in self.ports:
             for each in port.endpoints:
-                used: Cell = ("in", "good") if each.used else ("out", "warn")
-                node = f"{each.node or '-'}{' (here)' if each.local else ''}"
-                row: list[Cell] = [port.service, port.port_text, each.address]
-                row += [*[each.pod or "-"] * pods, node, used]
-                row += _counts(each.counts, counted)
-                why = each.why.removeprefix("in: ").removeprefix("out: ")
-                row += [*[port.family, each.zone or "-"] * wide, why]
+                row: dict[str, Cell] = {
+                    "SERVICE": port.service,
+                    "PORT": port.port_text,
+                    "ENDPOINT": each.address,
+                    "POD": each.pod or "-",
+                    "NODE": f"{each.node or '-'}{' (here)' if each.local else ''}",
+                    "USED": ("in", "good") if each.used else ("out", "warn"),
+                    **_counts(each.counts),
+                }
+                if wide:
+                    row |= {"FAMILY": port.family, "ZONE": each.zone or "-"}
+                row["WHY"] = each.why.removeprefix("in: ").removeprefix("out: ")
                 rows.append(row)
-        yield Table(columns, rows, empty=_nothing(self.filtered, "endpoints"))
+        empty = _nothing(self.filtered, "endpoints")
+        yield table_of(rows, empty, unless_empty=("POD", *_COUNTS))
         for port in self.ports:
             for note in dict.fromkeys((*port.notes, *port.findings)):
                 yield Line(f"{port.service} {port.port_text} ({port.family}): {note}", "warn")
@@ -172,21 +177,26 @@ class NodePortList(Answer, frozen=True, kw_only=True, rename="camel"):
 
     def blocks(self, wide: bool) -> Iterator[Block]:
         """Yield a row for each node port."""
-        counted = _count_columns(each.counts for each in self.node_ports)
-        columns = ["PORT", "KIND", "SERVICE", "ADDRESSES", "OUTSIDE CLIENTS", "ENDPOINTS", *counted]
         dual = len({each.family for each in self.node_ports}) > 1
-        columns += ["FAMILY"] * (wide or dual) + ["LOOPBACK"] * wide
-        rows: list[list[Cell]] = []
+        rows: list[dict[str, Cell]] = []
         for each in self.node_ports:
             bad: Style = "" if each.external.startswith("to ") or each.endpoints else "bad"
             some = "all" if each.addresses is None else ", ".join(each.addresses) or "none"
-            row: list[Cell] = [f"{each.port}/{each.protocol}", each.kind]
-            row += [f"{each.service}:{each.service_port}".rstrip(":"), some]
-            row += [(each.external, bad), str(each.endpoints)]
-            row += _counts(each.counts, counted)
-            row += [each.family] * (wide or dual) + ["yes" if each.loopback else "no"] * wide
+            row: dict[str, Cell] = {
+                "PORT": f"{each.port}/{each.protocol}",
+                "KIND": each.kind,
+                "SERVICE": f"{each.service}:{each.service_port}".rstrip(":"),
+                "ADDRESSES": some,
+                "OUTSIDE CLIENTS": (each.external, bad),
+                "ENDPOINTS": str(each.endpoints),
+                **_counts(each.counts),
+            }
+            if wide or dual:
+                row["FAMILY"] = each.family
+            if wide:
+                row["LOOPBACK"] = "yes" if each.loopback else "no"
             rows.append(row)
-        yield Table(columns, rows, empty=_nothing(self.filtered, "node ports"))
+        yield table_of(rows, _nothing(self.filtered, "node ports"), unless_empty=_COUNTS)
         if self.note:
             yield Line(self.note, "dim")
 
@@ -197,17 +207,11 @@ def _some(texts: Sequence[str], most: int) -> str:
     return ", ".join(texts[:most]) + more
 
 
-def _count_columns(all_counts: Iterable[Counts]) -> list[str]:
-    """Return the columns of counts that have a value in some row."""
-    known = list(all_counts)
-    columns = ["CONNECTIONS"] * any(each.connections is not None for each in known)
-    return columns + ["PER SECOND"] * any(each.rate is not None for each in known)
-
-
-def _counts(counts: Counts, columns: Sequence[str]) -> Sequence[str]:
-    """Return the cells of these columns."""
+def _counts(counts: Counts) -> dict[str, Cell]:
+    """Return the cells of counts, by the names of their columns."""
     known = "-" if counts.connections is None else str(counts.connections)
-    return (known, "-" if counts.rate is None else f"{counts.rate:.1f}")[: len(columns)]
+    rate = "-" if counts.rate is None else f"{counts.rate:.1f}"
+    return dict(zip(_COUNTS, (known, rate), strict=True))
 
 
 def _nothing(filtered: bool, what: str) -> str:

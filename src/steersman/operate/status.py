@@ -6,7 +6,6 @@ import asyncio
 import time
 from collections import Counter
 from collections.abc import Awaitable, Callable, Iterator
-from datetime import UTC, datetime
 from typing import Any
 
 import msgspec
@@ -22,6 +21,7 @@ from steersman.operate.answer import (
     Style,
     Table,
     age_text,
+    rfc3339,
 )
 from steersman.operate.client import Client, NotRunningError
 from steersman.operate.process_lines import process_lines
@@ -58,7 +58,7 @@ class Status(Answer, frozen=True, kw_only=True, rename="camel"):
     def data(self) -> Any:
         """The answer as JSON types, times in RFC 3339."""
         conditions = [
-            {**msgspec.to_builtins(each), "since": _rfc3339(each.since)} for each in self.conditions
+            {**msgspec.to_builtins(each), "since": rfc3339(each.since)} for each in self.conditions
         ]
         out: dict[str, Any] = {"source": self.source, "conditions": conditions}
         if (state := self.state) is not None:
@@ -69,12 +69,12 @@ class Status(Answer, frozen=True, kw_only=True, rename="camel"):
             # Absolute times: with --watch, only a change is printed.
             connection = out["connection"] = fields["source"]
             quiet = connection.pop("quietSeconds")
-            connection["lastEvent"] = _rfc3339(0.0 if quiet is None else state.now - quiet)
-            out["started"] = _rfc3339(state.started)
+            connection["lastEvent"] = rfc3339(0.0 if quiet is None else state.now - quiet)
+            out["started"] = rfc3339(state.started)
             out["synced"] = None
             if state.synced_at:
                 out["synced"] = {
-                    "at": _rfc3339(state.synced_at),
+                    "at": rfc3339(state.synced_at),
                     "reason": state.sync_reason,
                     "phases": dict(state.phases),
                     "refused": state.refused,
@@ -159,8 +159,3 @@ async def wait_for_status(
     while (status := await ask()).exit_code and (not seconds or clock() < end):
         await sleep(_PAUSE)
     return status
-
-
-def _rfc3339(at: float) -> str | None:
-    """Return a time in RFC 3339; None for 0, which is unknown."""
-    return datetime.fromtimestamp(at, UTC).strftime("%Y-%m-%dT%H:%M:%SZ") if at else None
