@@ -100,7 +100,7 @@ def test_the_live_view_takes_keys_and_gives_the_terminal_back(tmp_path: Path) ->
                 terminal.output = b""
                 terminal.resize(45, 12)
                 os.killpg(terminal.process.pid, signal.SIGWINCH)
-                await terminal.shows("*PER S   ENDS\r\n")
+                await terminal.shows("*PER S  ENDPOINTS\r\n")
                 terminal.press("d")
                 await terminal.shows("doctor shop/web")
                 terminal.press("q")

@@ -33,6 +33,7 @@ from steersman.operate.node_trouble import (
     SeenNode,
     troubles_of,
 )
+from steersman.run.pages.conditions import count_words
 
 PAGE_SIZE: Final = 100
 _SKEW = 5.0
@@ -157,7 +158,7 @@ class FleetView(Answer, frozen=True, kw_only=True, rename="camel"):
             yield Line("versions  " + ", ".join(f"{g.name}: {g.nodes}" for g in self.versions))
         rows: list[dict[str, Cell]] = []
         for row in self.rows:
-            findings = f"{row.errors} errors, {row.warnings} warnings"
+            bad = {Severity.ERROR: row.errors, Severity.WARNING: row.warnings}
             cells: dict[str, Cell] = {
                 "NODE": row.name,
                 "HEALTH": (row.health, _STYLES.get(row.health, "warn")),
@@ -165,7 +166,7 @@ class FleetView(Answer, frozen=True, kw_only=True, rename="camel"):
                 "VERSION": row.version or "-",
                 "SYNCED": rfc3339(row.synced) or "never",
                 "LAG": "-" if row.lag is None else f"{row.lag:.2f} s",
-                "FINDINGS": findings if row.errors or row.warnings else "none",
+                "FINDINGS": count_words(bad) if any(bad.values()) else "none",
                 "CPU": "-" if row.cpu is None else f"{row.cpu:.1%}",
                 "MEMORY": "-" if row.memory is None else f"{row.memory / (1 << 20):.0f} MiB",
             }

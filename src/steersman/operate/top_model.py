@@ -115,7 +115,7 @@ COLUMNS = (
     Column("CONNECTIONS", "connections", 12, lambda row: number(row.connections), 60),
     Column("FAILED/S", "failures", 9, lambda row: number(row.failure_rate), 50),
     Column("SET-UP", "latency", 8, lambda row: duration(row.latency), 76),
-    Column("ENDS", "endpoints", 5, lambda row: str(row.endpoints), 40),
+    Column("ENDPOINTS", "endpoints", 9, lambda row: str(row.endpoints), 40),
 )
 
 

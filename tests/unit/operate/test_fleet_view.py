@@ -251,7 +251,7 @@ def test_as_text() -> None:
     assert rows[0][:5] == ["node-2", ("unreachable", "bad"), "-", "-", "never"]
     assert rows[0][-1] == "Node cannot be reached, and never was since the start: refused"
     assert rows[1][5] == "3.00 s"
-    assert rows[2][6:9] == ["0 errors, 4 warnings", "0.0%", "0 MiB"]
+    assert rows[2][6:9] == ["4 warnings", "0.0%", "0 MiB"]
     assert table(view, wide=True).columns[-2] == "WHERE"
     assert table(view, wide=True).rows[0][-2] == "url"
     empty = fleet_view([], NOW)

@@ -160,11 +160,11 @@ def test_what_is_not_known_is_not_made_up() -> None:
 def test_the_table_fits_any_terminal() -> None:
     model = model_of()
     assert screen(model)[7].split() == [
-        *("SERVICE", "*PER", "S", "CONNECTIONS", "FAILED/S", "SET-UP", "ENDS"),
+        *("SERVICE", "*PER", "S", "CONNECTIONS", "FAILED/S", "SET-UP", "ENDPOINTS"),
     ]
     assert screen(model)[8].split() == [">shop/web:http", "40.2", "1,200", "1.5", "4.2", "ms", "3"]
     assert screen(model, 30, 24)[7].split() == ["SERVICE", "*PER", "S"]
-    assert screen(model, 45, 24)[7].split()[-1] == "ENDS"
+    assert screen(model, 45, 24)[7].split()[-1] == "ENDPOINTS"
     screen(model, 200, 60)
     screen(model, 3, 2)
     long = TopRow("n" * 63 + "/" + "s" * 63, "TCP", 1)
