@@ -45,17 +45,15 @@ async def kernel_objects(context: Context) -> Ruleset:
     return await read_kernel(mode, context.world)
 
 
-async def listings(context: Context) -> Mapping[tuple[str, int], str]:
-    """Return what iptables-save has printed for the mode, by variant and family; {} if nothing.
+async def rules_are_listed(context: Context) -> None:
+    """Wait until the mode has had iptables-save list all rules, if it does that.
 
     With thousands of Services it takes a second. It begins again if nf_tables change meanwhile.
     """
-    needs, mode = await context.once(requirements), context.mode
-    if mode is None or not needs.own_jumps:
-        return {}
-    with suppress(BusyError, OSError):  # a check of the rules says why
-        await context.once(kernel_objects)
-    return mode.listings or {}
+    needs = await context.once(requirements)
+    if context.mode is not None and needs.own_jumps:
+        with suppress(BusyError, OSError):  # a check of the rules says why
+            await context.once(kernel_objects)
 
 
 async def read_kernel(mode: Mode, world: World) -> Ruleset:
@@ -124,13 +122,17 @@ async def ways(context: Context) -> dict[str, Hop]:
 
 async def firewall(context: Context) -> Firewall:
     """Return the rules of all programs, without tables of the mode itself."""
-    needs = await context.once(requirements)
-    return await read_firewall(
+    needs, mode = await context.once(requirements), context.mode
+    await context.once(rules_are_listed)
+    found = await read_firewall(
         context.execute,
         context.families,
         needs.own_tables,
         context.root,
         context.list_tables,
         own_jumps=needs.own_jumps,
-        listings=await context.once(listings),
+        listings=mode.listings if mode else None,
     )
+    if mode:
+        mode.listings = None  # they may be megabytes
+    return found

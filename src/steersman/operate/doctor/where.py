@@ -13,7 +13,7 @@ from msgspec.structs import replace
 from steersman.model.errors import BusyError
 from steersman.operate.answer import QuestionError
 from steersman.operate.doctor.context import Context
-from steersman.operate.doctor.facts import listings
+from steersman.operate.doctor.facts import rules_are_listed
 from steersman.operate.doctor.result import Cause, CheckResult, error, unknown
 from steersman.operate.load import world_again
 from steersman.operate.trace import TraceAnswer, make_tracer, trace_packet
@@ -57,7 +57,7 @@ async def where_lost(context: Context, question: TraceQuestion) -> CheckResult |
         An error that names the object and its owner; None if the packet goes as predicted. If it
         cannot be followed, why not.
     """
-    await context.once(listings)  # before the trace writes rules, for which it would begin again
+    await context.once(rules_are_listed)  # before the trace writes rules
     make = partial(make_tracer, context.world, context.mode)
     question = replace(question, must_answer=True)
     try:
