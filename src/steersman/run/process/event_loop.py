@@ -16,13 +16,12 @@ import signal
 import sys
 import threading
 import time
-from bisect import bisect_left
 from collections.abc import Callable, Coroutine, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any, TypeVar
 
 from steersman.run.observe.metric_table import MetricTable
-from steersman.run.observe.prometheus import Metric
+from steersman.run.observe.prometheus import Histogram, Metric
 from steersman.run.serve.connections import ListenError
 
 T = TypeVar("T")
@@ -50,16 +49,14 @@ class MeasuringSelector(selectors.DefaultSelector):
         super().__init__()
         self._wall, self._cpu = wall, cpu
         self._since: tuple[float, float] | None = None
-        self._counts = {clock: [0] * (len(BUCKETS) + 1) for clock in ("wall", "cpu")}
-        self._sums = {"wall": 0.0, "cpu": 0.0}
+        self._wall_holds, self._cpu_holds = Histogram(BUCKETS), Histogram(BUCKETS)
 
     def select(self, timeout: float | None = None) -> list[tuple[selectors.SelectorKey, int]]:
         """Wait for events: the callbacks of the last ones have run, others are about to run."""
         if self._since is not None:
             wall, cpu = self._since
-            for clock, seconds in (("wall", self._wall() - wall), ("cpu", self._cpu() - cpu)):
-                self._counts[clock][bisect_left(BUCKETS, seconds)] += 1
-                self._sums[clock] += seconds
+            self._wall_holds.observe(self._wall() - wall)
+            self._cpu_holds.observe(self._cpu() - cpu)
         events = super().select(timeout)
         self._since = self._wall(), self._cpu()
         return events
@@ -67,8 +64,8 @@ class MeasuringSelector(selectors.DefaultSelector):
     def collect(self) -> Iterator[Metric]:
         """Yield the histogram."""
         yield MetricTable.loop_holds.histogram(
-            ((clock,), BUCKETS, tuple(counts), self._sums[clock])
-            for clock, counts in self._counts.items()
+            ((clock,), BUCKETS, tuple(holds.counts), holds.sum)
+            for clock, holds in (("wall", self._wall_holds), ("cpu", self._cpu_holds))
         )
 
 
