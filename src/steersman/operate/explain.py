@@ -91,7 +91,9 @@ async def explain(
             if unknown and unknown.pod and world.origin.kind != "manifests":
                 found = await fetch_pod(cluster_access(config), *unknown.pod)
                 pods = [known_pod(found)] if found else []
-        except (ApiError, QuestionError, KubeconfigError) as error:
+        except KubeconfigError:
+            pass  # no flag names an API server, and this is no pod: the error says what to give
+        except (ApiError, QuestionError) as error:
             problem = str(error)
         if pods or len(nodes) > len(world.nodes):
             world = msgspec.structs.replace(world, nodes=nodes)

@@ -63,7 +63,9 @@ async def ask(
             raise
         try:
             found = await fetch_pod(cluster_access(config), *error.pod)
-        except (ApiError, KubeconfigError) as problem:
+        except KubeconfigError:
+            found = None  # no flag names an API server, and this is no pod
+        except ApiError as problem:
             text = f"{error}; asking the API server failed: {problem}"
             raise QuestionError(text) from error
         if found is None:

@@ -797,6 +797,16 @@ async def test_a_pod_without_a_service_is_asked_for() -> None:
     assert (answer.flows[0].source, answer.flows[0].hops[0].node) == ("10.244.2.50", "node-b")
 
 
+async def test_who_has_no_credentials_hears_of_the_name_only(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.delenv("KUBERNETES_SERVICE_HOST", raising=False)
+    config = parse_command_line([]).config
+    question = Question(client="shop/job-1", to="shop/web")
+    with pytest.raises(QuestionError, match=r"--kubeconfig asks the API server\)$"):
+        await explain(HELD, question, config, Process(NODES[0]))
+
+
 async def test_a_pod_that_does_not_exist_is_unknown() -> None:
     async with answering({"message": "no such pod"}, 404) as (access, _):
         config = parse_command_line([f"--master={access.servers[0]}"]).config
