@@ -117,7 +117,8 @@ async def path_mtu(context: Context) -> Found:
     if not usable:
         return skipped("no endpoint is beyond this node's own addresses")
     pods = (await asyncio.to_thread(find_pods)).found
-    places = [NODE, *[each for each in pods if is_pod(each, context.world)][:_PLACES]]
+    own = [each for each in pods if is_pod(each.addresses.values(), each.device, context.world)]
+    places = [NODE, *own[:_PLACES]]
     ports = {
         end.ip: Target(end.ip, end.port)
         for plan in context.plans

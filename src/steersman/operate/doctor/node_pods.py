@@ -22,6 +22,7 @@ from steersman.host.netns import call_inside, linked_namespaces
 from steersman.host.rtnetlink import LIST_ADDRESSES, RT_SCOPE_UNIVERSE, parse_address
 from steersman.model.addresses import family_of, is_loopback, join_host_port
 from steersman.model.names import Family, Protocol
+from steersman.model.world import World
 from steersman.netfilter.nft.tables import list_tables
 from steersman.operate.doctor.context import Context
 from steersman.operate.doctor.facts import ways
@@ -36,6 +37,7 @@ from steersman.operate.doctor.result import (
     unknown,
     warning,
 )
+from steersman.operate.doctor.tries import is_pod
 from steersman.operate.places import CLIENT_DEVICE
 from steersman.operate.trace_lookups import look_up
 from steersman.operate.trace_loss import Hop
@@ -154,7 +156,7 @@ async def pod_networks(context: Context) -> Found:
         *_of_addresses(asked, found, to_endpoint),
         *_of_links(asked, found),
         *_of_neighbours(asked, found),
-        *_of_routes(asked, found, to_endpoint),
+        *_of_routes(asked, found, to_endpoint, context.world),
         *_of_sockets(asked, found),
         *_of_rules(found),
     ]
@@ -281,7 +283,9 @@ def _leads_away(each: Neighbour, own: Collection[str], pod: PodView, found: View
     )
 
 
-def _of_routes(asked: Asked, found: Views, to: Mapping[str, Hop]) -> Iterator[CheckResult]:
+def _of_routes(
+    asked: Asked, found: Views, to: Mapping[str, Hop], world: World
+) -> Iterator[CheckResult]:
     for pod in found.pods:
         port = found.node.links.get(pod.device)
         for address in pod.addresses & to.keys():
@@ -296,9 +300,11 @@ def _of_routes(asked: Asked, found: Views, to: Mapping[str, Hop]) -> Iterator[Ch
                     cause=Cause.PATH - 2,
                 )
         serves = bool(pod.addresses & asked.endpoints.keys())
+        # Other namespaces, such as those of virtual machines, need not reach Services.
+        asks = is_pod(pod.addresses, pod.device, world)
         silent = {each.address for each in pod.state.neighbours if each.state in SILENT}
         for destination, way in pod.ways.items():
-            if way.trouble and (serves or destination in asked.services):
+            if way.trouble and (serves or (asks and destination in asked.services)):
                 what = "the Service's address" if destination in asked.services else "this node"
                 yield _suspect(
                     f"{pod} has no route to {what} {destination}: {way.trouble}",

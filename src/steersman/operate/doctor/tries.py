@@ -14,7 +14,7 @@ from typing import NamedTuple
 
 from steersman.compile.conflicts import describe
 from steersman.compile.trace import Flow, TraceResult, trace
-from steersman.model.addresses import in_cidr, is_loopback, join_host_port
+from steersman.model.addresses import family_of, in_cidr, is_loopback, join_host_port
 from steersman.model.names import ObjectName, PlanKey, Protocol
 from steersman.model.plan import (
     Endpoint,
@@ -162,21 +162,21 @@ def _comes_back(place: Place, result: TraceResult) -> bool:
     )
 
 
-def is_pod(place: Place, world: World) -> bool:
-    """Whether a namespace of this node is likely that of a pod: there may be others.
+def is_pod(addresses: Iterable[str], device: str, world: World) -> bool:
+    """Whether a namespace with these addresses, behind a device of this node, is likely a pod's.
 
-    Its addresses are those of endpoints or of the pod network. If that is not known, they are near
-    an endpoint of this node, as those of one node usually are.
+    There may be others. The addresses are those of endpoints or of the pod network. If that is not
+    known, they are near an endpoint of this node, as those of one node usually are.
     """
     settings, node = world.plan.settings, world.snapshot.node
     ends = [end for plan in world.plan.services.values() for end in plan.reachable]
-    for family, address in place.addresses.items():
+    for address in addresses:
         if any(end.ip == address for end in ends):
             return True
         cidrs = node.pod_cidrs if node else ()
-        detector = settings.family(family).detector
+        detector = settings.family(family_of(address)).detector
         if detector or cidrs:
-            if detector.detects(address, place.device) or any(in_cidr(address, c) for c in cidrs):
+            if detector.detects(address, device) or any(in_cidr(address, c) for c in cidrs):
                 return True
         elif any(_near(end.ip, address) for end in ends if end.local):
             return True

@@ -103,7 +103,8 @@ async def find_places(context: Context, stack: AsyncExitStack) -> tuple[list[Pla
         return [NODE], ["pods and clients outside (only on Linux)"]
     places, untried = [NODE], []
     pods = await asyncio.to_thread(find_pods)
-    found = [place for place in pods.found if is_pod(place, context.world)]
+    world = context.world
+    found = [each for each in pods.found if is_pod(each.addresses.values(), each.device, world)]
     if asked := context.question.netns:
         mine = [place for place in pods.found if place.netns and _same(place.netns, Path(asked))]
         places += [place._replace(name=f"the pod {context.question.pod}") for place in mine[:1]]
@@ -114,7 +115,7 @@ async def find_places(context: Context, stack: AsyncExitStack) -> tuple[list[Pla
     if pods.unseen and len(places) == 1:
         untried.append(UNSEEN)
     try:
-        node = context.world.snapshot.node
+        node = world.snapshot.node
         own = [
             ip for each in (node.addresses if node else ()) if (ip := canonical_ip(each.address))
         ]

@@ -70,6 +70,14 @@ def test_a_connected_pod(monkeypatch: pytest.MonkeyPatch) -> None:
     assert result.verdict is Verdict.OK
 
 
+def test_a_namespace_that_is_no_pod_needs_no_way_to_services(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    machine = pod("192.0.2.9", "tap0", way=Hop(trouble="gone"))
+    (result,) = check(monkeypatch, pod(), machine)
+    assert result.verdict is Verdict.OK
+
+
 def test_an_endpoint_elsewhere_is_not_looked_for(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(node_pods, "_look", pytest.fail)
     things = service(), slice_(endpoint(POD, "elsewhere"))

@@ -94,11 +94,9 @@ def test_a_place_without_the_family_is_left_out() -> None:
 
 def test_a_pod_is_told_from_other_namespaces() -> None:
     def found(address: str, **config: Any) -> bool:
-        family = Family.IPV6 if ":" in address else Family.IPV4
-        place = Place("pod", "?", Path("/p"), {family: address}, "veth1")
         things = (service(), slice_(endpoint("172.20.1.5", objects.NODE)))
         more = msgspec.structs.replace(objects.CONFIG, **config)
-        return is_pod(place, world_of(*things, config=more))
+        return is_pod([address], "veth1", world_of(*things, config=more))
 
     assert found("10.0.0.9")
     assert found("172.20.1.5")
