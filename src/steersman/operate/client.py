@@ -247,7 +247,8 @@ class Client:
             HungError: it does not, or not in time.
         """
         pid = self._pid_of(sock)
-        who = "the running process" + f" (pid {pid})" * bool(pid)  # 0: of another pid namespace
+        # 0: it is in another pid namespace.
+        who = f"the running process (pid {pid})" if pid else "the running process"
         used, looks = -1, 0
         end = time.monotonic() + self._timeout
         while not _readable(sock, 0 if used < 0 else _LOOK):
