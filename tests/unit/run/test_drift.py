@@ -14,7 +14,7 @@ import pytest
 
 from steersman.model.drift import Drift, DriftState, Writer
 from steersman.model.errors import BusyError
-from steersman.model.ruleset import Ruleset
+from steersman.model.ruleset import Diff, Ruleset
 from steersman.run.observe.drift import DriftLog
 from steersman.run.observe.events import Recorder
 from steersman.run.observe.metrics import Metrics
@@ -303,6 +303,20 @@ async def test_a_fight_is_a_finding_until_it_is_over_and_floods_nothing(
     here.now += 601
     await here.check()
     assert here.found == []
+
+
+async def test_a_repair_takes_time_from_when_the_change_was_found(
+    here: Drifting, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    apply, began = here.world.mode.apply, here.now
+
+    def slowly(change: Diff) -> None:
+        here.now += 2
+        apply(change)
+
+    monkeypatch.setattr(here.world.mode, "apply", slowly)
+    drift = await here.disturb()
+    assert (drift.at, drift.repaired_at) == (began, began + 2)
 
 
 async def test_what_cannot_be_repaired_is_a_finding_until_it_is(here: Drifting) -> None:

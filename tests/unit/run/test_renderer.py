@@ -85,13 +85,20 @@ async def test_after_a_flush_each_service_is_written_whole(world: World) -> None
 
 
 async def test_a_flush_is_drift_of_everything_that_was_in_force(world: World) -> None:
+    assert isinstance(world.mode, PartsMode)
     await world.run()
     number = len(world.mode.kernel)
     world.mode.kernel.clear()
     world.store.upsert(slice_("s1-x", "s1", ("10.1.0.1", "10.1.0.99")))  # ours, not written yet
+    # The clock goes on with each part that is written.
+    written = world.mode.parts
+    written.clear()
+    world.sync._wall = lambda: 1000.0 + len(written)
     report = await world.sync.check()
     assert report is not None
     assert report.drift is not None
+    assert written
+    assert (report.drift.at, report.drift.repaired_at) == (1000, 1000 + len(written))
     assert (report.drift.missing, report.drift.foreign, report.drift.changed) == (number, 0, 0)
     assert report.drift.examples
     assert world.mode.kernel == world.fresh()

@@ -310,6 +310,7 @@ class Sync:
             known.unread = True
             token = await self.mode.worker.do(self.mode.fingerprint)
             kernel = await self._read()
+            found_at = self._wall()
             with self._timed("diff"):
                 size = len(kernel) + ledger.objects + len(ledger.unwritten)
                 change, parts = Diff(), None
@@ -321,7 +322,7 @@ class Sync:
                     )
             writers: tuple[Writer, ...] = ()
             if self.mode.writers is not None:
-                writers = await self.mode.worker.do(self.mode.writers.take)
+                writers = (await self.mode.worker.do(self.mode.writers.take))[-_WRITERS:]
             # A fingerprint stays valid if nothing is written, or if own writes do not change it.
             if isinstance(token, ByOthers) or not (parts or change):
                 self._token = token
@@ -332,14 +333,15 @@ class Sync:
             finally:
                 # Clients wait for the repair, so what others did is noted behind it.
                 if looks_for_drift and parts:
-                    self.drift = self._loss(writers[-_WRITERS:]) or self.drift
+                    self.drift = self._loss(writers, found_at) or self.drift
                 elif looks_for_drift and change:
                     # Part of the Diff repairs what others changed: the rest was owed.
                     have = await self.mode.worker.compute(
                         lambda: dict(ledger.in_force()), ledger.objects
                     )
                     repair = by_others(change, have, self.mode.words.changed_by_others)
-                    self.drift = self.drift_of(repair, writers[-_WRITERS:], _EXAMPLES) or self.drift
+                    drift = self.drift_of(repair, writers, _EXAMPLES, found_at)
+                    self.drift = drift or self.drift
             if accepts:
                 accepted = ledger.owners - ledger.rejected.keys()
                 await self.mode.worker.compute(lambda: ledger.accept(accepted), len(accepted))
@@ -350,19 +352,23 @@ class Sync:
             known.unread = ledger.release_adopted()
         return Written(added=ledger.objects) if parts and accepts else Written.by(*done)
 
-    def drift_of(self, repair: Diff, writers: tuple[Writer, ...], most: int) -> Drift | None:
+    def drift_of(
+        self, repair: Diff, writers: tuple[Writer, ...], most: int, found_at: float | None = None
+    ) -> Drift | None:
         """Describe the repair of what other programs changed; None if it is empty.
 
         Args:
             repair: as `by_others` returns it.
+            writers: the programs that wrote.
             most: lines of the repair that the Drift keeps.
+            found_at: in seconds since 1970; None for now.
         """
         if not repair:
             return None
         some = Diff(*({k: part[k] for k in islice(part, most)} for part in repair.parts))
         lines = self.mode.words.describe(some).splitlines()[:most]
         return Drift(
-            self._wall(),
+            self._wall() if found_at is None else found_at,
             missing=len(repair.added),
             foreign=len(repair.removed),
             changed=len(repair.changed),
@@ -370,11 +376,11 @@ class Sync:
             writers=writers,
         )
 
-    def _loss(self, writers: tuple[Writer, ...]) -> Drift | None:
+    def _loss(self, writers: tuple[Writer, ...], found_at: float) -> Drift | None:
         """Describe that others have removed everything; None if nothing was in force."""
         ledger = self._ledger
         some = Diff(dict(islice(ledger.in_force(), _EXAMPLES)))
-        drift = self.drift_of(some, writers, _EXAMPLES)
+        drift = self.drift_of(some, writers, _EXAMPLES, found_at)
         return drift and msgspec.structs.replace(drift, missing=ledger.objects)
 
     async def _accepts(self, parts: Iterable[Diff], *, partial: bool) -> bool:
