@@ -527,14 +527,14 @@ def test_a_flush_by_others_is_noticed(script: str) -> None:
     async def body() -> None:
         mode = new_mode()
         want = await program(mode, [make.port()])
-        waiting = asyncio.create_task(external_change(mode))
-        await asyncio.sleep(0)  # it listens
+        changes = await mode.worker.do(mode.changes)
+        assert changes is not None
+        assert not await mode.worker.do(changes.judge)
         more = render(mode, [make.port(range(5), affinity=60)])
         await mode.worker.do(mode.apply, diff(want, more))  # not by others
         nft(FOREIGN)  # not ours
-        for _ in range(10):
-            await asyncio.sleep(0)
-        assert not waiting.done()
+        assert not await mode.worker.do(changes.judge)
+        waiting = asyncio.create_task(mode.worker.wait_for(changes))
         nft(script)
         await asyncio.wait_for(waiting, 60)
         await mode.worker.do(mode.apply, diff(await mode.worker.do(mode.read), more))
