@@ -727,3 +727,8 @@ FAULTS = (
         "the running process .* is stopped",
     ),
 )
+
+
+def fault_named(name: str) -> Fault:
+    (fault,) = (fault for fault in FAULTS if fault.name == name)
+    return fault

@@ -6,9 +6,9 @@ from collections.abc import Iterator
 
 import pytest
 
-from tests.kernel.faults.cluster import WAYS, Cluster
-from tests.kernel.faults.judge import PATIENCE, named_first
-from tests.kernel.faults.table import FAULTS
+from tests.kernel.faults.cluster import Cluster
+from tests.kernel.faults.judge import named_first, working_cluster
+from tests.kernel.faults.table import fault_named
 from tests.support.lab.ebpf_node import MARKS
 
 pytestmark = [*MARKS, pytest.mark.slow(seconds=120)]
@@ -24,9 +24,7 @@ NAMES = (
 
 @pytest.fixture(scope="module")
 def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
-    with Cluster(tmp_path_factory.mktemp("ebpf"), "ebpf") as running:
-        for way in WAYS:
-            assert not running.wrong(way, seconds=PATIENCE), way
+    with working_cluster(tmp_path_factory.mktemp("ebpf"), "ebpf") as running:
         # A warning is that the lab's cgroup is not the root.
         assert running.doctor("shop/web").status == 0
         yield running
@@ -34,5 +32,4 @@ def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
 
 @pytest.mark.parametrize("name", NAMES)
 def test_it_is_named_first(cluster: Cluster, name: str) -> None:
-    (fault,) = (each for each in FAULTS if each.name == name)
-    named_first(cluster, fault)
+    named_first(cluster, fault_named(name))

@@ -8,7 +8,7 @@ import pytest
 
 from tests.kernel.faults.cluster import Cluster
 from tests.kernel.faults.judge import healthy_cluster, named_first, never_called_fine
-from tests.kernel.faults.table import FAULTS, Fault
+from tests.kernel.faults.table import fault_named
 
 pytestmark = [pytest.mark.kernel, pytest.mark.slow(seconds=100)]
 SAMPLE = (
@@ -28,13 +28,8 @@ def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
 
 @pytest.mark.parametrize("name", SAMPLE)
 def test_it_is_named_first(cluster: Cluster, name: str) -> None:
-    named_first(cluster, named(name))
+    named_first(cluster, fault_named(name))
 
 
 def test_a_pod_that_sees_no_other_is_not_told_that_all_is_well(cluster: Cluster) -> None:
-    never_called_fine(cluster, named("a filter in the client's pod"))
-
-
-def named(name: str) -> Fault:
-    (fault,) = (fault for fault in FAULTS if fault.name == name)
-    return fault
+    never_called_fine(cluster, fault_named("a filter in the client's pod"))
