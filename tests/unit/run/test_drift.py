@@ -319,6 +319,20 @@ async def test_a_repair_takes_time_from_when_the_change_was_found(
     assert (drift.at, drift.repaired_at) == (began, began + 2)
 
 
+async def test_a_comparison_takes_one_fingerprint(
+    here: Drifting, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    fingerprint, taken = here.world.mode.fingerprint, list[object]()
+
+    def counted() -> object:
+        taken.append(fingerprint())
+        return taken[-1]
+
+    monkeypatch.setattr(here.world.mode, "fingerprint", counted)
+    await here.disturb()
+    assert len(taken) == 1, "some modes list all rules for it"
+
+
 async def test_what_cannot_be_repaired_is_a_finding_until_it_is(here: Drifting) -> None:
     here.world.mode.busy = True
     here.world.mode.kernel.pop("node")

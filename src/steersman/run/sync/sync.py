@@ -280,7 +280,7 @@ class Sync:
         known, ledger = self._kernel, self._ledger
         # Somebody may have touched the kernel: if its fingerprint differs, read all of it. Rejected
         # owners are retried by a comparison only, as their reason may lie outside their objects.
-        looks_for_drift = False
+        looks_for_drift, token = False, None
         if known.suspected and not known.unread:
             with known.comparing():
                 token = await self.mode.worker.do(self.mode.fingerprint)
@@ -296,19 +296,21 @@ class Sync:
                     await self.mode.worker.compute(ledger.mark_written, number)
                 known.unread = ledger.release_adopted()
                 return False, Written.by(change)
-        return True, await self._write_everything(looks_for_drift)
+        return True, await self._write_everything(looks_for_drift, token)
 
-    async def _write_everything(self, looks_for_drift: bool) -> Written:
+    async def _write_everything(self, looks_for_drift: bool, token: Hashable | None) -> Written:
         """Read the kernel, and write the difference to the ledger.
 
         Args:
             looks_for_drift: whether the kernel was as the ledger says, so that all other
                 differences come from other programs.
+            token: then, the fingerprint that has just changed: some modes list all rules for it.
         """
         known, ledger = self._kernel, self._ledger
         with known.comparing():
             known.unread = True
-            token = await self.mode.worker.do(self.mode.fingerprint)
+            if not looks_for_drift:
+                token = await self.mode.worker.do(self.mode.fingerprint)
             kernel = await self._read()
             found_at = self._wall()
             with self._timed("diff"):
