@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import struct
 import time
 from collections import Counter
@@ -21,6 +22,7 @@ from steersman.modes.ebpf.flows import (
     TO_CLIENT,
     TO_ENDPOINT,
 )
+from tests.support.lab.ebpf import CHECKSUM_COMPLETE
 from tests.support.lab.ebpf_node import MARKS
 from tests.support.lab.ebpf_packets import (
     ANYWHERE,
@@ -104,6 +106,29 @@ def test_there_and_back(
         assert see(there) == (seen_from, endpoint)
         back = programs.through(packet(endpoint, seen_from, protocol, SYN | ACK, payload))
         assert see(back) == ((vip, 80), client)
+
+
+@pytest.mark.parametrize(("client", "vip", "endpoint", "seen_from"), FORWARDED)
+def test_the_sum_that_a_device_has_computed_of_a_packet_stays_right(
+    programs: Programs,
+    client: tuple[str, int],
+    vip: str,
+    endpoint: tuple[str, int],
+    seen_from: tuple[str, int],
+) -> None:
+    """The kernel sums up each packet before and after a program (EBADMSG: they differ)."""
+    for protocol in (TCP, UDP):
+        there, back = (client, (vip, 80)), (endpoint, seen_from)
+        try:
+            sent = programs.through(packet(*there, protocol), CHECKSUM_COMPLETE)
+        except OSError as error:
+            if error.errno == errno.EINVAL:
+                pytest.skip("this kernel does not sum up the packets of test runs")
+            raise
+        programs.through(packet(*back, protocol, SYN | ACK), CHECKSUM_COMPLETE)
+        icmp, head = (58, MTU6) if ":" in vip else (1, MTU4)
+        message = with_checksum(endpoint[0], seen_from[0], icmp, head + sent[14:])
+        programs.through(ip(endpoint[0], seen_from[0], icmp, message), CHECKSUM_COMPLETE)
 
 
 def test_a_udp_datagram_without_checksum_stays_without(programs: Programs) -> None:

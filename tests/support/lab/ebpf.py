@@ -66,7 +66,12 @@ class _TestRun(ctypes.Structure):
 _modes: dict[str, EbpfMode] = {}
 
 
-def run_packet(program: int, packet: bytes, context: bytes = b"") -> tuple[int, bytes]:
+CHECKSUM_COMPLETE = 4  # BPF_F_TEST_SKB_CHECKSUM_COMPLETE (linux/bpf.h)
+
+
+def run_packet(
+    program: int, packet: bytes, context: bytes = b"", *, flags: int = 0
+) -> tuple[int, bytes]:
     """Run a program of devices on a packet (PROG_TEST_RUN); return its answer and the packet."""
     given = ctypes.create_string_buffer(packet, len(packet))
     meta = ctypes.create_string_buffer(context, len(context))
@@ -74,7 +79,7 @@ def run_packet(program: int, packet: bytes, context: bytes = b"") -> tuple[int, 
     options = _TestRun(
         ctypes.sizeof(_TestRun),
         *(ctypes.addressof(given), ctypes.addressof(out), len(packet), len(out)),
-        *(ctypes.addressof(meta) if context else None, None, len(context), 0, 0, 1, 0, 0),
+        *(ctypes.addressof(meta) if context else None, None, len(context), 0, 0, 1, 0, flags),
     )
     call("bpf_prog_test_run_opts", program, ctypes.byref(options))
     return options.retval, out.raw[: options.data_size_out]

@@ -118,17 +118,17 @@ class Programs:
         devices = HashMap(self.loaded.maps["devices"])
         devices.put(LOOPBACK.to_bytes(4, layout.BYTE_ORDER), value)
 
-    def ingress(self, frame: bytes) -> tuple[int, bytes]:
-        return run_packet(self.loaded.programs["sm_ingress"], frame)
+    def ingress(self, frame: bytes, flags: int = 0) -> tuple[int, bytes]:
+        return run_packet(self.loaded.programs["sm_ingress"], frame, flags=flags)
 
-    def egress(self, frame: bytes) -> tuple[int, bytes]:
-        return run_packet(self.loaded.programs["sm_egress"], frame)
+    def egress(self, frame: bytes, flags: int = 0) -> tuple[int, bytes]:
+        return run_packet(self.loaded.programs["sm_egress"], frame, flags=flags)
 
-    def through(self, frame: bytes) -> bytes:
+    def through(self, frame: bytes, flags: int = 0) -> bytes:
         """In by one device and out by another."""
-        answer, inside = self.ingress(frame)
+        answer, inside = self.ingress(frame, flags)
         assert answer == NEXT
-        answer, out = self.egress(inside)
+        answer, out = self.egress(inside, flags)
         assert answer == NEXT
         return out
 

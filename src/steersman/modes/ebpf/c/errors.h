@@ -47,7 +47,7 @@ NOINLINE int rewrite_outer(struct __sk_buff *skb, struct packet *outer, int side
 	if (outer->ipv4)
 		bpf_l3_csum_replace(skb, outer->l3 + 10, 0, change, 0);
 	else
-		bpf_l4_csum_replace(skb, outer->l4 + 2, 0, change, BPF_F_PSEUDO_HDR);
+		update_pseudo_header(skb, outer, outer->l4 + 2, change, 0);
 	store_address(skb, address_offset(outer, side), outer->ipv4, to);
 	return 0;
 }

@@ -277,6 +277,17 @@ INLINE __u32 checksum_change(const struct packet *packet, const struct address *
 	return (__u32)sum + (sum >> 32);
 }
 
+// Update the checksum of a header that covers an address, for another address (by `change`).
+INLINE void update_pseudo_header(struct __sk_buff *skb, const struct packet *packet, __u32 offset,
+				 __u32 change, __u32 flags)
+{
+	bpf_l4_csum_replace(skb, offset, 0, change, flags | BPF_F_PSEUDO_HDR);
+	// The helper subtracts the change from what a device has computed over the whole packet, as
+	// if the IPv4 header's checksum made up for the address. IPv6 has none.
+	if (!packet->ipv4)
+		bpf_csum_update(skb, change);
+}
+
 // Update the TCP or UDP checksum for another address (by `change`) and port.
 INLINE void update_transport_checksum(struct __sk_buff *skb, const struct packet *packet,
 				      __u32 change, __be16 old, __be16 new)
@@ -284,7 +295,7 @@ INLINE void update_transport_checksum(struct __sk_buff *skb, const struct packet
 	int udp = packet->key.protocol == IPPROTO_UDP;
 	__u32 offset = packet->l4 + (udp ? 6 : 16), flags = udp ? BPF_F_MARK_MANGLED_0 : 0;
 
-	bpf_l4_csum_replace(skb, offset, 0, change, flags | BPF_F_PSEUDO_HDR);
+	update_pseudo_header(skb, packet, offset, change, flags);
 	if (old != new)
 		bpf_l4_csum_replace(skb, offset, old, new, flags | 2);
 }
