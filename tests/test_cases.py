@@ -12,6 +12,7 @@ from msgspec.structs import replace
 from steersman.model.plan import NodePlan
 from tests.support.builders import case_files
 from tests.support.builders.worlds import LabPool, program
+from tests.support.lab.userspace import patient_dials
 from tests.support.modes.flows import Answer, FlowCase, by_packets, by_trace, compare
 from tests.support.modes.ipvs import IPVS
 from tests.support.modes.registry import MODES, Ask, ModeUnderTest, answered
@@ -90,7 +91,8 @@ def test_findings(name: str, mode: ModeUnderTest) -> None:
 @pytest.fixture(scope="module")
 def pool() -> Iterator[LabPool]:
     pool = LabPool()
-    yield pool
+    with patient_dials():
+        yield pool
     pool.close()
 
 

@@ -15,6 +15,7 @@ from tests.support.builders.flow_strategies import FACTS, flows, plans
 from tests.support.builders.worlds import program
 from tests.support.lab import ebpf
 from tests.support.lab.cluster import Lab, Layout, Pod
+from tests.support.lab.userspace import patient_dials
 from tests.support.modes.flows import FlowCase, as_served, by_packets, by_trace, compare
 from tests.support.modes.registry import MODES, ModeUnderTest, answered
 
@@ -38,7 +39,8 @@ REMOTE = {pod.address for pod in ENDPOINTS if not pod.local}
 @pytest.fixture(scope="module")
 def labs() -> Iterator[dict[str, Lab]]:
     labs: dict[str, Lab] = {}
-    yield labs
+    with patient_dials():
+        yield labs
     for lab in labs.values():
         lab.close()
 

@@ -26,7 +26,7 @@ T = TypeVar("T")
 CLONE_NEWNET = 0x40000000
 SO_LINGER_NOW = b"\x01\x00\x00\x00\x00\x00\x00\x00"
 """l_onoff 1, l_linger 0: close with a reset, so that no TIME_WAIT keeps an address pair busy."""
-ANSWER_TIMEOUT = 10.0
+ANSWER_TIMEOUT = 60.0
 """Seconds for the words of a server once TCP is connected: only a busy machine needs them."""
 _TOTAL_RETRANS = 100  # offset in struct tcp_info (linux/tcp.h, since 2.4)
 KINDS = {"TCP": socket.SOCK_STREAM, "UDP": socket.SOCK_DGRAM, "SCTP": socket.SOCK_RAW}

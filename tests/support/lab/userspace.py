@@ -9,9 +9,12 @@ from __future__ import annotations
 import asyncio
 import os
 import threading
-from collections.abc import Callable, Coroutine
+from collections.abc import Callable, Coroutine, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, ParamSpec, TypeVar
+
+import pytest
 
 from steersman.host.exec import Exec
 from steersman.host.netns import enter
@@ -21,6 +24,7 @@ from steersman.modes.base import Mode, Support, release
 from steersman.modes.specs import ModeOptions
 from steersman.modes.userspace.core import UserspaceMode
 from steersman.modes.userspace.mode import linux_portals
+from steersman.proxy import tcp
 from tests.support.ending import ENDING
 from tests.support.lab.inside import Inside
 from tests.support.modes.inline import Inline
@@ -93,6 +97,18 @@ def userspace_mode(
     kind = "" if tool else variant
     portals = linux_portals(execute, kind, iptables_variant=tool)
     return UserspaceMode("userspace", portals, options, handoff)
+
+
+@contextmanager
+def patient_dials() -> Iterator[None]:
+    """Let the proxies of this process wait a minute for each endpoint.
+
+    On a machine under load a connection may take longer than the first 0.25 s, and the endpoint
+    would then be tried last for ten seconds.
+    """
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(tcp, "DIAL_TIMEOUTS", (PATIENCE,) * len(tcp.DIAL_TIMEOUTS))
+        yield
 
 
 _running: dict[str, ThreadedMode] = {}
