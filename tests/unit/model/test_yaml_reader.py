@@ -222,7 +222,9 @@ def test_what_pyyaml_writes_is_read_again(value: Any) -> None:
 def test_any_text_is_values_or_an_error(text: str) -> None:
     lines = 1 + sum(text.count(end) for end in "\n\r\x85\u2028\u2029")
     try:
-        found = [document.line for document in read_yaml(text, Budget(100, 10))]
+        documents = list(read_yaml(text, Budget(100, 10)))
+        # For libyaml, the missing value behind a last "---" is on a line of its own.
+        found = [each.line for each in documents if each.value is not None]
     except YamlError as error:
         found = [error.line - 1]
     assert all(0 <= line <= lines for line in found)
