@@ -139,8 +139,12 @@ def _about_hints(ready: Sequence[EndpointState], mode: Topology, node_name: str,
         return f"node hints count: only endpoints meant for node {node_name} are used"
     if mode is Topology.SAME_ZONE:
         return f"zone hints count: only endpoints meant for zone {zone} are used"
-    if unhinted:
-        why = f"{', '.join(unhinted)} has none, and all ready endpoints must"
+    if unhinted and all(state.node_hints for state in ready):
+        why = f"no ready endpoint is meant for node {node_name}"
+    elif unhinted:
+        others = len(unhinted) - _NAMES
+        some = ", ".join(unhinted[:_NAMES]) + (f" and {others} more" if others > 0 else "")
+        why = f"{some}: without a hint of a zone, and all ready endpoints must have one"
     elif not zone:
         why = "this node has no zone label (topology.kubernetes.io/zone)"
     else:

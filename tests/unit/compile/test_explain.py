@@ -115,7 +115,17 @@ def test_hints_that_count(
 @pytest.mark.parametrize(
     ("endpoints", "zone", "says"),
     [
-        ((Z1, HERE | {"addresses": ["10.0.0.9"]}), "z1", "10.0.0.9:8080 has none"),
+        (
+            (Z1, HERE | {"addresses": ["10.0.0.9"]}),
+            "z1",
+            ": 10.0.0.9:8080: without a hint of a zone",
+        ),
+        (
+            (Z1, *(endpoint(f"10.0.1.{n}") for n in range(1, 31))),
+            "z1",
+            "10.0.1.19:8080 and 20 more: without a hint of a zone",
+        ),
+        ((N2, endpoint("10.0.0.5", nodes=["n3"])), "z2", f"meant for node {NODE}"),
         ((Z1, Z2), "", "this node has no zone label"),
         ((Z1, Z2), "z9", "no ready endpoint is meant for this node's zone z9"),
     ],
