@@ -19,7 +19,7 @@ from itertools import chain, islice
 import msgspec
 
 from steersman.model import codes
-from steersman.model.findings import Finding, Severity, clipped, printable
+from steersman.model.findings import Finding, Severity, safe
 from steersman.model.kube import ObjectMeta
 from steersman.model.names import ObjectName
 
@@ -28,7 +28,6 @@ PER_SERVICE = 16
 IN_TOTAL = 1000
 """Findings listed about all Services."""
 _NAMED = 3  # entries of a list that are named besides the first one
-_NAME, _REASON = 400, 600  # characters
 _INDEX = re.compile(r"\[\d+\]")
 
 
@@ -110,7 +109,7 @@ class _ServiceFindings(msgspec.Struct, frozen=True):
     def limited(cls, name: ObjectName, findings: Sequence[Finding]) -> _ServiceFindings:
         """List the worst Findings about a Service."""
         # Sorted and without duplicates; equal Findings of two families are one.
-        found = sorted({_safe(finding) for finding in findings})
+        found = sorted({safe(finding) for finding in findings})
         if len(found) <= PER_SERVICE:
             return cls(tuple(found), {})
         # Errors first; one place is for the Finding that reports the number of the others.
@@ -119,7 +118,7 @@ class _ServiceFindings(msgspec.Struct, frozen=True):
         reason = "Findings about this Service and its EndpointSlices are not listed; correct these"
         more = _count_finding(f"Service {name}", reason, unlisted)
         unlisted[more.severity] -= 1
-        return cls((*sorted(found[: PER_SERVICE - 1]), _safe(more)), unlisted)
+        return cls((*sorted(found[: PER_SERVICE - 1]), safe(more)), unlisted)
 
 
 class FindingIndex:
@@ -191,14 +190,3 @@ def _count_finding(about: str, reason: str, unlisted: Mapping[Severity, int]) ->
     """Return the Finding that reports the number of unlisted ones."""
     severity = Severity.ERROR if unlisted.get(Severity.ERROR) else Severity.WARNING
     return Finding(about, "", f"{sum(unlisted.values())} more {reason}", severity, codes.LIMIT)
-
-
-def _safe(finding: Finding) -> Finding:
-    """Make the text of a Finding printable, and limit its length."""
-    return Finding(
-        printable(clipped(finding.object, _NAME)),
-        printable(clipped(finding.field, _NAME)),
-        printable(clipped(finding.reason, _REASON)),
-        finding.severity,
-        finding.code,
-    )

@@ -199,7 +199,7 @@ REMEDIES: Final = (
     Remedy(
         MALFORMED,
         "malformed",
-        "Correct the object, or what wrote it; it is ignored until then.",
+        "Correct the object, or its writer; its last good version stays in force.",
         "behaviour.md, section 4",
     ),
     Remedy(

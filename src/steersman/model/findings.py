@@ -11,6 +11,7 @@ from collections.abc import Iterable, Sequence
 
 import msgspec
 
+_NAME, _REASON = 400, 600  # characters
 _SHOWN = 64  # characters
 _LISTED = 3
 
@@ -69,6 +70,17 @@ def printable(text: str) -> str:
 def clipped(text: str, most: int) -> str:
     """Cut a text after `most` characters; a cut text ends with its full length."""
     return text if len(text) <= most else f"{text[:most]}... ({len(text)} characters)"
+
+
+def safe(finding: Finding) -> Finding:
+    """Make the text of a Finding printable, and limit its length (docs/limits.md)."""
+    return Finding(
+        printable(clipped(finding.object, _NAME)),
+        printable(clipped(finding.field, _NAME)),
+        printable(clipped(finding.reason, _REASON)),
+        finding.severity,
+        finding.code,
+    )
 
 
 def quoted(value: str | None) -> str:

@@ -4,8 +4,8 @@
       ^                                                                   |
       |____ wait for events, then until files that are open are complete _|
 
-A file that breaks keeps its last good content in force, and so does a directory that vanishes. The
-meaning of files is in manifests.py.
+A file that breaks keeps its last good content in force, and so do an object that is malformed and a
+directory that vanishes. The meaning of files is in manifests.py.
 """
 
 from __future__ import annotations
@@ -170,12 +170,14 @@ class FileSource:
         self._reported = frozenset(findings)
         if not self._scan.seen.issuperset(self._directories):
             return
+        # A malformed object has a Finding and no struct: its last good version stays in force.
+        malformed = {each.object for found in combined.findings.values() for each in found}
         # Objects of a file that was not read again are the same ones: only others are fed.
         for kind, objects in combined.objects.items():
             fed = self._fed.get(kind, {})
             fresh = (obj for name, obj in objects.items() if fed.get(name) is not obj)
             await upsert_in_batches(handler, fresh)
-            handler.retain(kind, objects)
+            handler.retain(kind, objects, malformed)
             self._fed[kind] = objects
 
 

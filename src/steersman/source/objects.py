@@ -119,7 +119,7 @@ def _finding(kind: str, value: Any, message: str) -> Finding:
     return Finding(
         f"{kind} {name}",
         field,
-        f"{reason}; the object is ignored until it is corrected",
+        f"{reason}; correct it: until then the last good version, if any, stays in force",
         Severity.ERROR,
         codes.MALFORMED,
     )

@@ -16,7 +16,7 @@ import msgspec
 from steersman.model.addresses import canonical_cidr
 from steersman.model.change_log import ChangeLog
 from steersman.model.failover import Ejection
-from steersman.model.findings import Finding
+from steersman.model.findings import Finding, safe
 from steersman.model.inputs import HostFacts, Snapshot
 from steersman.model.kube import (
     Annotations,
@@ -256,11 +256,11 @@ class Store:
         return self._notify(self._remove(kind, name))
 
     def report(self, scope: str, findings: Sequence[Finding]) -> None:
-        """Replace the Findings of a scope."""
-        before = self._findings.pop(scope, ())
-        if findings:
-            self._findings[scope] = tuple(findings)
-        if before != tuple(findings):
+        """Replace the Findings of a scope; their text may come from anywhere, like file names."""
+        before, now = self._findings.pop(scope, ()), tuple(map(safe, findings))
+        if now:
+            self._findings[scope] = now
+        if before != now:
             self._on_report()
 
     def _notify(self, changed: bool) -> bool:

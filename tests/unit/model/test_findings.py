@@ -2,7 +2,16 @@ from __future__ import annotations
 
 import pytest
 
-from steersman.model.findings import Finding, Severity, clipped, listed, printable, quoted, worst
+from steersman.model.findings import (
+    Finding,
+    Severity,
+    clipped,
+    listed,
+    printable,
+    quoted,
+    safe,
+    worst,
+)
 
 
 @pytest.mark.parametrize(
@@ -27,6 +36,12 @@ def test_long_text_is_cut_and_says_so() -> None:
     assert quoted("x" * 100_000) == f"'{'x' * 64}'... (100000 characters)"
     assert listed(["a", "b"]) == "'a', 'b'"
     assert listed(["a"] * 10) == "'a', 'a', 'a' and 7 more"
+
+
+def test_a_finding_is_short_and_printable() -> None:
+    finding = Finding("a\udcff.yaml", "\x1b[1m", "long" * 1000, Severity.ERROR, "SM3002")
+    cut = f"{'long' * 150}... (4000 characters)"
+    assert safe(finding) == Finding("a\\udcff.yaml", "\\x1b[1m", cut, Severity.ERROR, "SM3002")
 
 
 def test_the_worst_come_first_within_bounds() -> None:

@@ -31,7 +31,9 @@ class Seen:
 
     def retain(self, kind: str, names: Container[ObjectName], keep: Container[str] = ()) -> None:
         known = {**self.objects.get(kind, {}), **self._fresh}
-        self.objects[kind] = {name: obj for name, obj in known.items() if name in names}
+        self.objects[kind] = {
+            name: obj for name, obj in known.items() if name in names or f"{kind} {name}" in keep
+        }
         self._fresh = {}
         self._news.set()
 
@@ -224,6 +226,22 @@ async def test_a_broken_file_keeps_its_last_good_content(
     assert seen.told(file).startswith(f"{file} line 6: is not YAML")
     file.write_text(service("b"))
     await seen.until(lambda: seen.services.keys() == {"b"})
+    assert seen.told(file) == ""
+
+
+async def test_a_malformed_object_keeps_its_last_good_version(
+    tmp_path: Path, watching: Watching
+) -> None:
+    file = tmp_path / "a.yaml"
+    file.write_text(service("a") + "---\n" + service("b"))
+    seen = watching()
+    await seen.until(lambda: seen.services)
+    file.write_text(service("a", 2) + "---\n" + service("b").replace("80", "http"))
+    await seen.until(lambda: seen.services["a"] == "10.96.0.2")
+    assert seen.services["b"] == "10.96.0.1"
+    assert "the last good version, if any, stays in force" in seen.told(file)
+    file.write_text(service("a", 3))
+    await seen.until(lambda: seen.services == {"a": "10.96.0.3"})
     assert seen.told(file) == ""
 
 

@@ -286,6 +286,12 @@ def test_findings_are_replaced_by_scope() -> None:
     assert list(store.findings) == [two]
 
 
+def test_findings_can_be_printed_whatever_files_are_called() -> None:
+    store = Store()
+    store.report("a\udcff.yaml", [Finding("a\udcff.yaml", "", "is wrong")])
+    assert list(store.findings) == [Finding("a\\udcff.yaml", "", "is wrong")]
+
+
 def test_the_kinds_are_what_the_tests_think() -> None:
     kinds = (service(), slice_(), node(), make("ServiceCIDR", {"metadata": {"name": "a"}}))
     assert tuple(map(type, kinds)) == (Service, EndpointSlice, Node, ServiceCIDR)
