@@ -11,13 +11,15 @@ from steersman.modes.userspace import ALL_CHAINS
 from steersman.modes.userspace.iptables_rules import (
     FoundRules,
     Rule,
+    change,
     parse,
     portal_rules,
-    write,
+    removal,
+    whole,
 )
 from steersman.modes.userspace.render import STRAY, Portal, StrayKey
 from steersman.modes.userspace.rule_portals import RulePortals
-from steersman.netfilter.iptables.restore import Run
+from steersman.netfilter.iptables.restore import UNCUT, Step, write_steps
 from steersman.netfilter.iptables.tool import Iptables, choose_tool, legacy_left
 from steersman.netfilter.nft.tables import known_chains_left
 from steersman.proxy.listeners import FrontendKey
@@ -87,20 +89,20 @@ class IptablesPortals(RulePortals[Rule]):
 
     def write_all(self, family: Family, parts: Iterable[Rule]) -> None:
         """Create or flush the chains, and write all portals."""
-        self._restore(family, write((), parts, fresh=self._read(family).jumps))
+        self._restore(family, whole(parts, self._read(family).jumps))
 
     def write_change(self, family: Family, removed: Iterable[Rule], added: Iterable[Rule]) -> bool:
         """Delete rules and append others: none can be replaced without its number."""
-        self._restore(family, write(removed, added))
+        self._restore(family, change(removed, added))
         return True
 
     def remove_all(self, family: Family) -> None:
         """Remove our chains, and the jumps to them."""
-        self._restore(family, write((), (), gone=self._read(family)))
+        self._restore(family, removal(self._read(family)))
 
     def _read(self, family: Family) -> FoundRules:
         return self._found.get(family, FoundRules())
 
-    def _restore(self, family: Family, text: str) -> None:
-        if text:
-            self._probed().restore(Run(int(family), text))
+    def _restore(self, family: Family, steps: list[Step]) -> None:
+        for run in write_steps({int(family): steps} if steps else {}, UNCUT, {}):
+            self._probed().restore(run)

@@ -8,7 +8,7 @@ wanted ones compare as sets.
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Iterable
 from typing import NamedTuple
 
 from steersman.model.addresses import join_host_port
@@ -25,6 +25,7 @@ from steersman.modes.userspace import (
 from steersman.modes.userspace.render import Portal
 from steersman.netfilter.iptables import saved
 from steersman.netfilter.iptables.names import REJECT
+from steersman.netfilter.iptables.restore import Step
 from steersman.proxy.listeners import FrontendKey
 
 # Upstream's jumps, and ours for new connections.
@@ -44,6 +45,7 @@ _UNGUARDED = tuple(
     for match in ("-m conntrack --ctstate DNAT", "-m addrtype ! --dst-type LOCAL")
 )
 _GUARD = " -m conntrack ! --ctstate DNAT -j DROP"
+_PHASE = (0, 0)  # one run has it all: a guard is in force before clients come to its listener
 _UNQUOTED = re.compile(r'--comment (?!")(\S+)')
 
 
@@ -151,55 +153,44 @@ def _match(key: FrontendKey, name: str, address: str, port: int, source: str = "
     return " ".join(filter(None, (source, destination, match)))
 
 
-def write(
-    removed: Iterable[Rule],
-    added: Iterable[Rule],
-    *,
-    fresh: frozenset[Rule] | None = None,
-    gone: FoundRules | None = None,
-) -> str:
-    """Write the input of `iptables-restore --noflush`; "" for nothing.
+def change(removed: Iterable[Rule], added: Iterable[Rule]) -> list[Step]:
+    """Return the steps of iptables-restore that delete rules, and then add others.
+
+    Guards come to the end of the firewall, all other rules of it to its top.
+    """
+    removed, added = list(removed), list(added)
+    steps = []
+    for table in CHAINS:
+        new = [rule.line for rule in added if rule.table == table]
+        top = [line for line in new if table == FILTER and not line.endswith(_GUARD)]
+        last = [line for line in new if table != FILTER or line.endswith(_GUARD)]
+        gone = [rule.line for rule in removed if rule.table == table]
+        if gone or new:
+            steps.append(Step(_PHASE, table, delete=gone, insert=top, last=last))
+    return steps
+
+
+def whole(added: Iterable[Rule], jumps: Collection[Rule]) -> list[Step]:
+    """Return the steps that create the chains, or empty them, and add the rules of all portals.
 
     Args:
-        removed: rules to delete.
-        added: rules to add, guards at the end of the firewall, all others of it at its top.
-        fresh: if given, create the chains (or flush them) and their jumps; these jumps exist.
-        gone: if given, remove its chains and jumps, and nothing else.
+        added: these rules.
+        jumps: those to the chains that exist. They may be further down, so they are replaced.
     """
-    delete, append = _by_table(removed), _by_table(added)
-    # The filter is first, so that a guard is in force before clients are led to its listener.
-    text: list[str] = []
-    for table in (FILTER, NAT):
-        if gone is not None:  # chains must be empty and unused before they are deleted
-            names = sorted(name for where, name in gone.chains if where == table)
-            lines = [f":{name} - [0:0]" for name in names]
-            lines += _deletions(rule.line for rule in sorted(gone.jumps) if rule.table == table)
-            lines += [f"-X {name}" for name in names]
-        else:
-            lines = []
-            if fresh is not None:  # jumps go first in their chains: old ones may be further down
-                lines += [f":{name} - [0:0]" for name in CHAINS[table]]
-                lines += _deletions(rule.line for rule in sorted(fresh) if rule.table == table)
-                lines += [line.replace("-A", "-I", 1) for line in JUMPS[table]]
-                lines += _UNGUARDED if table == FILTER else ()
-            lines += _deletions(delete.get(table, ()))
-            new = append.get(table, [])
-            if table == FILTER:  # each insertion comes before the one above
-                top = [line for line in reversed(new) if not line.endswith(_GUARD)]
-                lines += [line.replace("-A", "-I", 1) for line in top]
-                new = [line for line in new if line.endswith(_GUARD)]
-            lines += new
-        if lines:
-            text += [f"*{table}", *lines, "COMMIT"]
-    return "\n".join([*text, ""]) if text else ""
+    steps = _without(jumps)
+    for table, names in CHAINS.items():
+        for name in names:
+            append = "\n".join(_UNGUARDED) if name == FIREWALL else ""
+            steps.append(Step(_PHASE, table, declare=name, append=append))
+        steps.append(Step(_PHASE, table, insert=JUMPS[table]))
+    return [*steps, *change((), added)]
 
 
-def _by_table(rules: Iterable[Rule]) -> Mapping[str, list[str]]:
-    found: dict[str, list[str]] = {}
-    for table, line in rules:
-        found.setdefault(table, []).append(line)
-    return found
+def removal(found: FoundRules) -> list[Step]:
+    """Return the steps that remove our chains, and the jumps to them."""
+    chains = (Step(_PHASE, table, declare=name, remove=name) for table, name in found.chains)
+    return [*chains, *_without(found.jumps)]
 
 
-def _deletions(lines: Iterable[str]) -> list[str]:
-    return [line.replace("-A", "-D", 1) for line in lines]
+def _without(jumps: Collection[Rule]) -> list[Step]:
+    return [Step(_PHASE, rule.table, delete=[rule.line]) for rule in sorted(jumps)]

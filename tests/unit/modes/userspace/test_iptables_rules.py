@@ -12,15 +12,22 @@ from steersman.modes.userspace.iptables_rules import (
     ALL_UNGUARDED,
     FoundRules,
     Rule,
+    change,
     parse,
     portal_rules,
-    write,
+    removal,
+    whole,
 )
 from steersman.modes.userspace.render import Portal
+from steersman.netfilter.iptables.restore import UNCUT, Step, write_steps
 from steersman.proxy.listeners import PORTAL, FrontendKey
 
 SERVICE = FrontendKey(PORTAL, Family.IPV4, Protocol.TCP, "198.51.100.1", 80)
 AT_NODE_PORT = FrontendKey(PORTAL, Family.IPV4, Protocol.TCP, "192.168.0.2", 80, True)
+
+
+def text(steps: list[Step]) -> str:
+    return "".join(run.text for run in write_steps({4: steps}, UNCUT, {}))
 
 
 def lines(portal: Portal, node_port: bool = False) -> list[str]:
@@ -43,9 +50,9 @@ def test_a_portal_leads_to_its_listener_and_guards_it() -> None:
 
 def test_guards_are_last_and_met_only_by_clients_of_this_node_that_were_not_led_here() -> None:
     portal = Portal("shop/cart:http", Verdict.FORWARD, "192.168.0.2", LocalDetector())
-    whole = write((), portal_rules(SERVICE, portal, 4711), fresh=ALL_JUMPS)
+    written = text(whole(portal_rules(SERVICE, portal, 4711), ALL_JUMPS))
     chain: list[str] = []
-    for line in whole.splitlines():
+    for line in written.splitlines():
         if line.startswith(f"-A {FIREWALL}"):
             chain.append(line)
         elif line.startswith(f"-I {FIREWALL}"):
@@ -131,14 +138,14 @@ def test_only_our_rules_are_read_in_one_spelling() -> None:
 def test_deletions_are_written_before_additions() -> None:
     old, new = Rule("filter", f"-A {FIREWALL} -j OLD"), Rule("filter", f"-A {FIREWALL} -j NEW")
     last = Rule("filter", f"-A {FIREWALL} -j LAST")
-    assert write([old], [new, last]) == (
+    assert text(change([old], [new, last])) == (
         f"*filter\n-D {FIREWALL} -j OLD\n-I {FIREWALL} -j LAST\n-I {FIREWALL} -j NEW\nCOMMIT\n"
     )
-    assert write((), ()) == ""
-    whole = write((), [new], fresh=ALL_JUMPS)
-    assert whole.index(f":{FIREWALL}") < whole.index("-D INPUT") < whole.index("-I INPUT")
-    assert whole.count("COMMIT") == 2
-    gone = write((), (), gone=parse(SAVED))
+    assert not change((), ())
+    written = text(whole([new], ALL_JUMPS))
+    assert written.index(f":{FIREWALL}") < written.index("-D INPUT") < written.index("-I INPUT")
+    assert written.count("COMMIT") == 2
+    gone = text(removal(parse(SAVED)))
     assert gone.splitlines()[1:] == [
         f":{FIREWALL} - [0:0]",
         f'-D INPUT -m conntrack --ctstate NEW -m comment --comment "kubernetes service portals"'
