@@ -16,7 +16,7 @@ from steersman.model.names import Family
 from steersman.model.plan import NodeSettings, ServicePlan
 from steersman.model.ruleset import Diff, Ruleset
 from steersman.modes.base import Support
-from steersman.modes.userspace.core import OnLoop, Portals
+from steersman.modes.userspace.portals import OnLoop, Portals
 from steersman.modes.userspace.render import (
     ADDRESS,
     Portal,

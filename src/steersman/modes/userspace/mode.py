@@ -8,9 +8,10 @@ from collections.abc import Sequence
 from steersman.host.exec import Exec
 from steersman.modes.specs import ModeOptions
 from steersman.modes.tracer import Tracer
-from steersman.modes.userspace.core import Portals, UserspaceMode
+from steersman.modes.userspace.core import UserspaceMode
 from steersman.modes.userspace.iptables_portals import IptablesPortals
 from steersman.modes.userspace.nft_portals import NftPortals
+from steersman.modes.userspace.portals import Portals
 
 NAME = "userspace"
 _HANDOFF_NAME = "steersman-userspace"

@@ -20,7 +20,7 @@ from steersman.model.names import Family, Protocol
 from steersman.model.plan import NodeSettings, ServicePlan
 from steersman.model.ruleset import Diff, Ruleset
 from steersman.modes.userspace import render
-from steersman.modes.userspace.core import OnLoop, Portals
+from steersman.modes.userspace.portals import OnLoop, Portals
 from steersman.modes.userspace.render import (
     BASE,
     STRAY,

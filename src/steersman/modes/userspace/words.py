@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Collection, Hashable, Mapping
-from typing import Any, NamedTuple, Protocol
+from typing import Any, NamedTuple
 
 from steersman.host.listening import ListeningSocket, listening_sockets
 from steersman.host.worker import KernelWorker
@@ -17,6 +17,7 @@ from steersman.model.names import Family
 from steersman.model.plan import FrontendKind, ServicePlan
 from steersman.model.ruleset import Ruleset
 from steersman.modes.kinds import Kind, Words
+from steersman.modes.userspace.portals import Portals
 from steersman.modes.userspace.render import BaseKey, Portal, StrayKey
 from steersman.modes.words import KernelWords
 from steersman.netfilter.iptables.names import printed_name
@@ -98,20 +99,10 @@ _KINDS = {
 }
 
 
-class Readable(Protocol):
-    """Portals, as far as they are read; see core.Portals."""
-
-    def read(self, listeners: Mapping[FrontendKey, ListenerPlan]) -> Ruleset:
-        """Return the listeners, and the portals in force."""
-
-    def in_kernel(self, key: FrontendKey, portal: Portal | None, port: int) -> list[StrayKey]:
-        """Return the keys that `read` gives to the parts of a portal."""
-
-
 class UserspaceWords(KernelWords):
     """Sockets, and the rules or addresses that lead clients to them."""
 
-    def __init__(self, portals: Readable, worker: KernelWorker) -> None:
+    def __init__(self, portals: Portals, worker: KernelWorker) -> None:
         """Describe what portals find in the kernel, in this thread; all of it is unknown there."""
         self._portals = portals
 

@@ -11,9 +11,9 @@ from steersman.host.exec import SubprocessExec
 from steersman.host.worker import KernelWorker
 from steersman.model.names import Family
 from steersman.model.plan import FamilySettings, NodeSettings
-from steersman.modes.userspace.core import Portals
 from steersman.modes.userspace.iptables_portals import IptablesPortals
 from steersman.modes.userspace.nft_portals import NftPortals
+from steersman.modes.userspace.portals import Portals
 from steersman.modes.userspace.render import Portal
 from steersman.modes.userspace.words import UserspaceWords
 from tests.support.builders.plans import simple
