@@ -19,7 +19,7 @@ from steersman.host.nlmsg import (
     u8,
 )
 from steersman.model.names import Family
-from steersman.netfilter.conntrack.wire import LAYOUTS, entry_keys, list_request
+from steersman.netfilter.conntrack.wire import entry_keys, list_request
 from tests.support.stale import Entry
 
 _CT_NEW = 0x100
@@ -62,7 +62,7 @@ async def entries(family: Family, protocol: int) -> list[Entry]:
     found = []
     with Netlink(NETLINK_NETFILTER) as netlink:
         for reply in netlink.dump(list_request(family, bytes((protocol,)))):
-            destination, source = entry_keys(reply.payload, LAYOUTS[family])
+            destination, source = entry_keys(reply.payload)
             if destination and destination[0] == protocol:
                 found.append(unpack_entry(family, destination, source))
     return found

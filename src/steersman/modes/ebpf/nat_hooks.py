@@ -9,11 +9,11 @@ until nothing is translated any more.
 from __future__ import annotations
 
 import logging
-import struct
 
 from steersman.host.exec import Exec
 from steersman.host.netlink import NETLINK_NETFILTER, Netlink
-from steersman.host.nlmsg import Request, attributes
+from steersman.host.nlmsg import Request
+from steersman.netfilter.conntrack.wire import CT_GET, DST_NAT, SRC_NAT, status_of
 
 TABLE = "steersman-hold"
 _CREATE = """\
@@ -25,9 +25,6 @@ add rule {family} {table} track ct state established
 """
 _DELETE = "add table {family} {table}\ndelete table {family} {table}\n"
 _FAMILIES = ("ip", "ip6")
-_CT_GET = 0x101
-_CTA_STATUS = 3
-_TRANSLATED = 0x30  # IPS_SRC_NAT | IPS_DST_NAT
 log = logging.getLogger("steersman.ebpf")
 
 
@@ -76,11 +73,10 @@ class NatHookGuard:
         # A list that changes while it is read is good enough: any translated connection counts.
         try:
             with Netlink(NETLINK_NETFILTER) as netlink:
-                for reply in netlink.dump(Request(_CT_GET, bytes(4))):
-                    values = attributes(reply.payload, 4)
-                    (status,) = struct.unpack("!I", values.get(_CTA_STATUS, bytes(4)))
-                    if status & _TRANSLATED:
-                        return True
+                return any(
+                    status_of(reply.payload) & (SRC_NAT | DST_NAT)
+                    for reply in netlink.dump(Request(CT_GET, bytes(4)))
+                )
         except OSError as error:
             log.debug("ebpf: conntrack does not answer: %s", error)
         return False

@@ -9,7 +9,6 @@ from __future__ import annotations
 import time
 from collections.abc import Collection, Generator, Mapping
 from contextlib import suppress
-from ipaddress import ip_address
 from typing import NamedTuple
 
 from steersman.host.netlink import NETLINK_NETFILTER, DumpInterruptedError, Netlink
@@ -17,6 +16,7 @@ from steersman.host.nlmsg import Request, attributes
 from steersman.host.sysctl import SysctlError, read
 from steersman.model.addresses import join_host_port
 from steersman.model.connections import ConnectionSearch, ConnectionState, OpenConnection
+from steersman.model.conntrack import pack_socket
 from steersman.model.names import PROTOCOL_BY_NUMBER, Family, Protocol
 from steersman.model.tracing import TrackedConnection, WatchedFlow
 from steersman.netfilter.conntrack.wire import (
@@ -30,7 +30,6 @@ from steersman.netfilter.conntrack.wire import (
     CTA_TIMESTAMP_START,
     CTA_TUPLE_ORIG,
     CTA_TUPLE_REPLY,
-    LAYOUTS,
     SEEN_REPLY,
     entry_keys,
     is_of,
@@ -132,7 +131,7 @@ def find_connections(search: ConnectionSearch) -> Generator[None, None, None]:
                 with suppress(DumpInterruptedError):  # most of it was seen
                     replies = netlink.dump(list_request(family, key))
                     for number, reply in enumerate(replies, 1):
-                        destination, source = entry_keys(reply.payload, LAYOUTS[family])
+                        destination, source = entry_keys(reply.payload)
                         translated = destination[1:] != source
                         wanted = is_of(key, destination)
                         if wanted and search.wants(destination, translated=translated):
@@ -188,8 +187,7 @@ def find_connection(flow: WatchedFlow) -> TrackedConnection | None:
     Raises:
         OSError: the entries cannot be listed.
     """
-    packed = ip_address(flow.destination).packed
-    key = bytes((flow.protocol.number,)) + packed + flow.port.to_bytes(2, "big")
+    key = bytes((flow.protocol.number,)) + pack_socket(flow.destination, flow.port)
     wanted = flow.source, flow.source_port, flow.destination, flow.port
     found: TrackedConnection | None = None
     with Netlink(NETLINK_NETFILTER, buffer=1 << 20) as netlink, suppress(DumpInterruptedError):

@@ -8,7 +8,6 @@ the ports of the other: two connections with the same addresses and ports break 
 from __future__ import annotations
 
 import errno
-import socket
 from collections.abc import Iterable, Iterator
 from contextlib import suppress
 
@@ -27,7 +26,6 @@ from steersman.netfilter.conntrack.wire import (
     CTA_TIMEOUT,
     CTA_TUPLE_ORIG,
     CTA_TUPLE_REPLY,
-    LAYOUTS,
     SEEN_REPLY,
     SRC_NAT,
     entry_keys,
@@ -50,8 +48,7 @@ def masqueraded(netlink: Netlink) -> Iterator[Tracked]:
     masquerade = be32(CTA_STATUS, SRC_NAT) + be32(CTA_STATUS_MASK, SRC_NAT)
     with suppress(DumpInterruptedError):  # most of them were seen
         for reply in netlink.dump(Request(CT_GET, bytes(4) + masquerade)):
-            layout = LAYOUTS[Family.IPV4 if reply.payload[0] == socket.AF_INET else Family.IPV6]
-            destination, endpoint = entry_keys(reply.payload, layout)
+            destination, endpoint = entry_keys(reply.payload)
             # Most leave the cluster. (IPVS does not set IPS_DST_NAT, so addresses must tell.)
             if destination[1:] == endpoint:
                 continue

@@ -30,7 +30,6 @@ from steersman.netfilter.conntrack.wire import (
     CTA_ID,
     CTA_TUPLE_ORIG,
     CTA_ZONE,
-    LAYOUTS,
     entry_keys,
     list_request,
     listed_keys,
@@ -65,7 +64,7 @@ async def delete_stale(
                 break
             if confirm is not None:
                 fresh = await confirm()
-                found = [p for p in found if fresh.contains(*entry_keys(p, search.layout))]
+                found = [payload for payload in found if fresh.contains(*entry_keys(payload))]
             await worker.do(search.delete, found)
     except OSError:
         try:
@@ -98,7 +97,7 @@ def find_stale(stale: Stale, most: int = 20) -> list[tuple[bytes, bytes]]:
     if not stale:
         return []
     with closing(_Search(stale)) as search:
-        return [entry_keys(payload, search.layout) for payload in finish(search.chunk())[:most]]
+        return [entry_keys(payload) for payload in finish(search.chunk())[:most]]
 
 
 class _Search:
@@ -113,7 +112,6 @@ class _Search:
         self.complete = True
         self.seconds = 0.0
         """CPU time of the thread."""
-        self.layout = LAYOUTS[stale.family]
         self._sockets = ExitStack()
         self._found = self._find(stale)
 
@@ -145,7 +143,6 @@ class _Search:
             self._sockets.enter_context(Netlink(protocol))
             for protocol in (NETLINK_NETFILTER, NETLINK_ROUTE)
         )
-        layout, contains = self.layout, stale.contains
         found: list[bytes] = []
 
         @cache
@@ -161,8 +158,8 @@ class _Search:
                     if number % _STEP == _STEP - 1:
                         yield found
                         found = []
-                    destination, source = entry_keys(reply.payload, layout)
-                    if contains(destination, source) and (
+                    destination, source = entry_keys(reply.payload)
+                    if stale.contains(destination, source) and (
                         destination in stale.by_address or is_local(destination[1:-2])
                     ):
                         found.append(reply.payload)

@@ -8,14 +8,13 @@ for that: 60 ms of CPU time with 100,000 entries.
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Generator, Iterable
-from ipaddress import ip_address
 
 from steersman.host.netlink import (
     NETLINK_NETFILTER,
     DumpInterruptedError,
     Netlink,
 )
-from steersman.host.nlmsg import Request, attributes, be32
+from steersman.host.nlmsg import Request, be32
 from steersman.model.conntrack import Cleanup, pack_socket
 from steersman.model.failover import Backend
 from steersman.model.names import Family, Protocol
@@ -26,16 +25,14 @@ from steersman.netfilter.conntrack.wire import (
     CT_GET,
     CTA_STATUS,
     CTA_STATUS_MASK,
-    LAYOUTS,
+    DST_NAT,
     SEEN_REPLY,
-    Layout,
     entry_keys,
+    status_of,
 )
 
-_DST_NAT = 1 << 5  # IPS_DST_NAT
 _STEP = 1000  # entries that are looked at in one step; about 2 ms
 _LISTINGS = 5  # attempts at a complete list, while the table changes
-_LAYOUT_OF: dict[int, Layout] = {AF_NUMBERS[family]: layout for family, layout in LAYOUTS.items()}
 
 
 def _listing(status: int, mask: int, family: int = 0) -> Request:
@@ -53,13 +50,10 @@ def delete_unanswered(backends: Collection[Backend]) -> Generator[None, None, in
     Raises:
         OSError: the entries cannot be listed.
     """
-    wanted = {
-        bytes((each.protocol.number,)) + ip_address(each.ip).packed + each.port.to_bytes(2, "big")
-        for each in backends
-    }
+    wanted = {bytes((each.protocol.number,)) + pack_socket(each.ip, each.port) for each in backends}
 
     def is_wanted(payload: bytes) -> bool:
-        destination, source = entry_keys(payload, _LAYOUT_OF[payload[0]])
+        destination, source = entry_keys(payload)
         return destination[:1] + source in wanted
 
     cleanup = yield from _delete_silent(_listing(0, SEEN_REPLY), is_wanted if wanted else None)
@@ -90,13 +84,12 @@ def delete_untranslated(
         for frontend in plan.frontends
         if frontend.address
     }
-    layout = LAYOUTS[family]
 
     def is_wanted(payload: bytes) -> bool:
-        destination, source = entry_keys(payload, layout)
+        destination, source = entry_keys(payload)
         return destination[1:] == source and destination in wanted
 
-    listing = _listing(0, SEEN_REPLY | _DST_NAT, AF_NUMBERS[family])
+    listing = _listing(0, SEEN_REPLY | DST_NAT, AF_NUMBERS[family])
     return _delete_silent(listing, is_wanted if wanted else None)
 
 
@@ -116,7 +109,7 @@ def _delete_silent(
                     if number % _STEP == 0:
                         yield
                     # Kernels before 5.15 send answered entries, too.
-                    if is_wanted(reply.payload) and not _answered(reply.payload):
+                    if is_wanted(reply.payload) and not status_of(reply.payload) & SEEN_REPLY:
                         found.append(reply.payload)
                 complete = True
             except DumpInterruptedError:  # some may be missing: list again
@@ -126,8 +119,3 @@ def _delete_silent(
             if complete:
                 break
     return Cleanup(deleted, failed, complete)
-
-
-def _answered(payload: bytes) -> bool:
-    status = attributes(payload, 4).get(CTA_STATUS, b"")
-    return bool(int.from_bytes(status, "big") & SEEN_REPLY)

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import socket
 import struct
-from collections.abc import Collection
+from collections.abc import Collection, Mapping
 from ipaddress import ip_address
 from typing import NamedTuple
 
@@ -23,7 +23,7 @@ CTA_TUPLE_ORIG, CTA_TUPLE_REPLY, CTA_STATUS = 1, 2, 3
 CTA_PROTOINFO, CTA_TIMEOUT, CTA_ID, CTA_ZONE, CTA_FILTER, CTA_STATUS_MASK = 4, 7, 12, 18, 25, 26
 CTA_TIMESTAMP, CTA_TIMESTAMP_START = 20, 1
 SEEN_REPLY = 1 << 1  # IPS_SEEN_REPLY
-ASSURED, CONFIRMED, SRC_NAT = 1 << 2, 1 << 3, 1 << 4
+ASSURED, CONFIRMED, SRC_NAT, DST_NAT = 1 << 2, 1 << 3, 1 << 4, 1 << 5
 CTA_TUPLE_IP, CTA_TUPLE_PROTO = 1, 2
 CTA_IP_V4_SRC, CTA_IP_V4_DST, CTA_IP_V6_SRC, CTA_IP_V6_DST = 1, 2, 3, 4
 CTA_PROTO_NUM, CTA_PROTO_SRC_PORT, CTA_PROTO_DST_PORT = 1, 2, 3
@@ -124,15 +124,17 @@ def _layout(size: int) -> Layout:
     )
 
 
-LAYOUTS = {Family.IPV4: _layout(4), Family.IPV6: _layout(16)}
 AF_NUMBERS = {Family.IPV4: socket.AF_INET, Family.IPV6: socket.AF_INET6}
+LAYOUTS: Mapping[int, Layout] = {socket.AF_INET: _layout(4), socket.AF_INET6: _layout(16)}
+"""By the first byte of the payload, nfgen_family."""
 
 
-def entry_keys(payload: bytes, layout: Layout) -> tuple[bytes, bytes]:
+def entry_keys(payload: bytes) -> tuple[bytes, bytes]:
     """Return destination and source as `model.conntrack.Stale` packs them.
 
     Both are b"" for an entry without ports.
     """
+    layout = LAYOUTS[payload[0]]
     at = layout.reply_at
     if payload[4:8] != layout.orig or payload[at : at + 4] != layout.reply:
         return _parsed_keys(payload)
@@ -140,6 +142,11 @@ def entry_keys(payload: bytes, layout: Layout) -> tuple[bytes, bytes]:
         payload[layout.protocol] + payload[layout.destination] + payload[layout.destination_port],
         payload[layout.source] + payload[layout.source_port],
     )
+
+
+def status_of(payload: bytes) -> int:
+    """Return the status of an entry, IPS_*."""
+    return int.from_bytes(attributes(payload, 4).get(CTA_STATUS, b""), "big")
 
 
 def _parsed_keys(payload: bytes) -> tuple[bytes, bytes]:
