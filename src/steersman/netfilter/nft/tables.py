@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import errno
 from collections.abc import Callable, Iterable
-from functools import partial
 
 from steersman.host.netlink import (
     NETLINK_NETFILTER,
@@ -47,39 +46,55 @@ def chains_left(ours: Callable[[str, str], bool], families: Iterable[Family]) ->
         families: where to look.
     """
 
-    def name(found: dict[int, bytes]) -> str:
-        table, chain = string(found.get(TABLE_NAME, b"")), string(found.get(CHAIN_NAME, b""))
-        return chain if ours(table, chain) else ""
+    def look(netlink: Netlink, family: Family) -> list[str]:
+        """List all chains; if rules change all the time, believe the longest of several lists."""
+        longest: list[str] = []
+        for _ in range(_LISTS):
+            found: list[str] = []
+            try:
+                for reply in netlink.dump(request(GETCHAIN, NFPROTO[family])):
+                    values = attributes(reply.payload, HEAD.size)
+                    chain = string(values.get(CHAIN_NAME, b""))
+                    if ours(string(values.get(TABLE_NAME, b"")), chain):
+                        found.append(chain)
+                return found
+            except DumpInterruptedError:
+                longest = max(longest, found, key=len)
+        return longest
 
-    return _left("chains", partial(_some_list, GETCHAIN, name), families)
+    return _left("chains", look, families)
 
 
 def known_chains_left(chains: Iterable[tuple[str, str]], families: Iterable[Family]) -> str:
     """Do the same for chains of known tables and names, without a list of all chains."""
 
     def look(netlink: Netlink, family: Family) -> list[str]:
-        found = []
-        for table, chain in chains:
-            where = Table(NFPROTO[family], table)
-            try:
-                netlink.request(about(where, GETCHAIN, text(CHAIN_NAME, chain)))
-            except NetlinkError as error:
-                if error.errno in _UNSUPPORTED:  # ENOENT: there is no such chain or table
-                    continue
-                raise
-            found.append(chain)
-        return found
+        return [
+            chain
+            for table, chain in chains
+            if _exists(netlink, Table(NFPROTO[family], table), GETCHAIN, text(CHAIN_NAME, chain))
+        ]
 
     return _left("chains", look, families)
 
 
-def table_left(wanted: str, families: Iterable[Family]) -> str:
+def table_left(name: str, families: Iterable[Family]) -> str:
     """Return a sentence about a table of nftables that is left, or ""."""
 
-    def name(found: dict[int, bytes]) -> str:
-        return wanted if string(found.get(TABLE_NAME, b"")) == wanted else ""
+    def look(netlink: Netlink, family: Family) -> list[str]:
+        return [name] if _exists(netlink, Table(NFPROTO[family], name), GETTABLE) else []
 
-    return _left("tables", partial(_some_list, GETTABLE, name), families)
+    return _left("tables", look, families)
+
+
+def _exists(netlink: Netlink, table: Table, kind: int, *named: bytes) -> bool:
+    try:
+        netlink.request(about(table, kind, *named))
+    except NetlinkError as error:
+        if error.errno in _UNSUPPORTED:  # ENOENT: there is no such object, or no such table
+            return False
+        raise
+    return True
 
 
 def _left(
@@ -98,24 +113,6 @@ def _left(
         return f"{objects} cannot be listed: {error.strerror}"
     found = sorted(names)
     return f"{objects} are left: {len(found)}, such as {found[0]}" if found else ""
-
-
-def _some_list(
-    kind: int, name: Callable[[dict[int, bytes]], str], netlink: Netlink, family: Family
-) -> list[str]:
-    """Return the names in a list; if rules change all the time, in the longest of several."""
-    listing = request(kind, NFPROTO[family])
-    longest: list[str] = []
-    for _ in range(_LISTS):
-        found: list[str] = []
-        try:
-            for reply in netlink.dump(listing):
-                if named := name(attributes(reply.payload, HEAD.size)):
-                    found.append(named)
-            return found
-        except DumpInterruptedError:
-            longest = max(longest, found, key=len)
-    return longest
 
 
 def list_tables() -> list[tuple[str, str]]:
