@@ -53,10 +53,9 @@ def describe(item: tuple[bytes, bytes]) -> str:
                 f"{affinity}"
             )
         case Kind.FRONTEND:
-            return f"frontend {frontend_name(rest)}: {_frontend(FrontendValue.unpack(value))}"
+            return f"frontend {frontend_name(rest)}: {print_frontend(FrontendValue.unpack(value))}"
         case Kind.RANGE:
-            cidr, service = layout.split_range(rest)
-            return f"range {layout.print_cidr(cidr)} may use {service.decode()}"
+            return f"range {print_range(rest)}"
         case Kind.NODE_IP:
             return f"node port address {print_address(rest)}"
         case Kind.PREFIX:
@@ -75,7 +74,7 @@ def _list(endpoints: bytes) -> str:
     return f"[{' '.join(map(layout.print_endpoint, layout.cut(endpoints)))}]"
 
 
-def _frontend(value: FrontendValue) -> str:
+def print_frontend(value: FrontendValue) -> str:
     """Describe the actions of a frontend by class of the source."""
     parts = []
     for place, source in enumerate(_CLASSES):
@@ -88,6 +87,12 @@ def _frontend(value: FrontendValue) -> str:
     if value.flags & layout.FRONTEND_RANGES:
         parts.append("source ranges")
     return f"{value.service.decode()}, {', '.join(parts)}"
+
+
+def print_range(rest: bytes) -> str:
+    """Print a Kind.RANGE, given its key without the kind."""
+    cidr, service = layout.split_range(rest)
+    return f"{layout.print_cidr(cidr)} may use {service.decode()}"
 
 
 def frontend_name(key: bytes) -> str:

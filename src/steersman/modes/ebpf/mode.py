@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import errno
-from collections.abc import Callable, Collection, Generator, Hashable, Iterable
-from contextlib import closing
+from collections.abc import Collection, Generator, Hashable, Iterable, Iterator
+from contextlib import contextmanager
 from functools import cached_property
 from pathlib import Path
-from typing import TYPE_CHECKING, TypeVar
+from typing import TYPE_CHECKING
 
 import msgspec
 
@@ -38,8 +38,6 @@ if TYPE_CHECKING:
     from steersman.modes.ebpf.failures import EbpfFailures
     from steersman.modes.ebpf.trace import EbpfTracer
     from steersman.modes.ebpf.words import EbpfWords
-
-T = TypeVar("T")
 
 # Errors that say nothing about the written objects. EPERM may: some processes are allowed to
 # write maps, but not to load programs.
@@ -107,15 +105,18 @@ class EbpfMode(Mode):
 
     def read(self) -> Ruleset:
         """Read the maps, and whether the programs are attached."""
-        return guarded(self.datapath.read)
+        with explained():
+            return self.datapath.read()
 
     def fingerprint(self) -> Hashable:
         """Return how often programs were missing; others write none of our maps."""
-        return ByOthers(guarded(self.datapath.fingerprint))
+        with explained():
+            return ByOthers(self.datapath.fingerprint())
 
     def apply(self, change: Diff) -> None:
         """Write the maps, then attach the programs; to remove everything, detach them first."""
-        guarded(lambda: self.datapath.apply(change))
+        with explained():
+            self.datapath.apply(change)
         if Kind.CONFIG.value in change.removed:
             self.nat_hooks.remove(even_if_used=True)
         if not self._watcher.running:
@@ -123,14 +124,15 @@ class EbpfMode(Mode):
 
     def stats(self, plans: Collection[ServicePlan]) -> Generator[None, None, ConnectionStats]:
         """Return connections by frontend and endpoint."""
-        counting = self.datapath.while_open(lambda tracking: tracking.stats(plans))
-        stats = yield from guarded_steps(counting)
+        with explained():
+            stats = yield from self.datapath.while_open(lambda tracking: tracking.stats(plans))
         return stats or ConnectionStats({}, {})
 
     def totals(self) -> NodeTotals:
         """Return the programs' event counters, and the fill level of the map of flows."""
-        tracking = self.datapath.tracking
-        return guarded(tracking.totals) if tracking else NodeTotals()
+        with explained():
+            tracking = self.datapath.tracking
+            return tracking.totals() if tracking else NodeTotals()
 
     def free_node_ports(self, have: Ruleset) -> Ruleset:
         """Let processes of the node bind node ports, a proxy of ours among them."""
@@ -142,9 +144,8 @@ class EbpfMode(Mode):
 
     def find_connections(self, search: ConnectionSearch) -> Generator[None, None, None]:
         """Add the connections whose packets are rewritten, and those of balanced sockets."""
-        yield from guarded_steps(
-            self.datapath.while_open(lambda tracking: tracking.find_connections(search))
-        )
+        with explained():
+            yield from self.datapath.while_open(lambda each: each.find_connections(search))
 
     def watch_failures(self) -> EbpfFailures:
         """Return what sees connections fail, at sockets and as packets."""
@@ -177,7 +178,8 @@ class Rewritten(Carrier):
 
     def connections(self) -> int:
         """Count them."""
-        return finish(guarded_steps(self._datapath.while_open(Tracking.count_open))) or 0
+        with explained():
+            return finish(self._datapath.while_open(Tracking.count_open)) or 0
 
     def without_new_connections(self, have: Ruleset) -> Ruleset:
         """Keep what carries the present connections: programs, without frontends."""
@@ -199,38 +201,24 @@ class Connections(ConnectionTable[StaleConnections]):
     def find_stale(self, stale: Stale) -> Generator[None, None, StaleConnections | None]:
         """Look for connections to endpoints that are gone."""
         self._searched = self._datapath.tracking
-        searching = self._datapath.while_open(lambda tracking: tracking.find_stale(stale))
-        return (yield from guarded_steps(searching))
+        with explained():
+            return (yield from self._datapath.while_open(lambda each: each.find_stale(stale)))
 
     def delete_stale(self, found: StaleConnections, stale: Stale) -> int:
         """Cut them; unconnected sockets get another endpoint."""
         tracking = self._datapath.tracking
         if tracking is None or tracking is not self._searched:
             raise BusyError("ebpf: the programs were replaced in the meantime")
-
-        def delete() -> int:
+        with explained():
             cut, sockets = tracking.delete_stale(found, stale)
             return cut + destroy(sockets)
 
-        return guarded(delete)
 
-
-def guarded_steps(steps: Generator[None, None, T]) -> Generator[None, None, T]:
-    """Do the steps of a generator; turn its errors into ApplyError or BusyError."""
-    with closing(steps):
-        while True:
-            try:
-                guarded(lambda: next(steps))
-            except StopIteration as end:
-                result: T = end.value
-                return result
-            yield
-
-
-def guarded(work: Callable[[], T]) -> T:
-    """Call a function; turn its errors into ApplyError or BusyError."""
+@contextmanager
+def explained() -> Iterator[None]:
+    """Turn errors of the maps and the kernel into ApplyError or BusyError."""
     try:
-        return work()
+        yield
     except LockedError as error:
         raise BusyError(f"ebpf: {error}") from error
     except FullError as error:

@@ -30,7 +30,7 @@ def _service_words(key: bytes, value: bytes) -> list[Words]:
 
 def _frontend_words(key: bytes, value: bytes) -> list[Words]:
     name = dump.frontend_name(layout.split_key(key)[1])
-    actions = dump.describe((key, value)).partition(": ")[2]
+    actions = dump.print_frontend(FrontendValue.unpack(value))
     purpose = f"what happens to new connections to {name}, by class of client"
     return [Words("map frontends", f"{name}: {actions}", purpose)]
 
@@ -45,8 +45,8 @@ def _program_words(_key: bytes, value: bytes) -> list[Words]:
     return [Words("programs", text)]
 
 
-def _range_words(key: bytes, value: bytes) -> list[Words]:
-    return [Words("map prefixes", dump.describe((key, value)).removeprefix("range "))]
+def _range_words(key: bytes, _value: bytes) -> list[Words]:
+    return [Words("map prefixes", dump.print_range(layout.split_key(key)[1]))]
 
 
 def _node_words(key: bytes, value: bytes) -> list[Words]:

@@ -10,7 +10,7 @@ import pytest
 from steersman.host.exec import SubprocessExec
 from steersman.model.errors import ApplyError, BusyError
 from steersman.model.plan import NodeSettings
-from steersman.modes.ebpf.mode import EbpfMode, guarded
+from steersman.modes.ebpf.mode import EbpfMode, explained
 from steersman.modes.ebpf.render import Programs, render_node
 
 
@@ -25,11 +25,8 @@ from steersman.modes.ebpf.render import Programs, render_node
     ],
 )
 def test_only_what_is_about_an_object_is_its_fault(code: int, kind: type[Exception]) -> None:
-    def work() -> None:
+    with pytest.raises(kind, match=os.strerror(code)), explained():
         raise OSError(code, os.strerror(code))
-
-    with pytest.raises(kind, match=os.strerror(code)):
-        guarded(work)
 
 
 def test_another_mode_may_bind_node_ports_while_this_one_still_serves() -> None:
