@@ -17,7 +17,7 @@ from steersman.modes.tracer import Tracer
 from steersman.netfilter.conntrack.flows import find_connection
 from steersman.netfilter.trace.events import TraceEvent
 from steersman.netfilter.trace.legacy_log import TraceLog, has_legacy_tables
-from steersman.netfilter.trace.mark import FIRST_PREFIX, REPLY_PREFIX, NftTrace
+from steersman.netfilter.trace.mark import NftTrace
 from steersman.netfilter.trace.reader import read_rule_book
 from steersman.netfilter.trace.steps import first_headers, to_steps
 
@@ -80,7 +80,7 @@ class NetfilterTracer(Tracer):
         assert self._nft is not None
         assert self.flow is not None
         headers = None
-        while not (headers := first_headers(self._events, self._nft.table, FIRST_PREFIX)):
+        while not (headers := first_headers(self._events, self._nft.table)):
             with suppress(AnswersLostError):
                 self._events += await self._nft.receive()
         self.flow = WatchedFlow(
@@ -98,14 +98,13 @@ class NetfilterTracer(Tracer):
         assert self.flow is not None
         with suppress(AnswersLostError):  # 1 MB holds some thousand events
             self._events += self._nft.waiting()
-        if self._log is not None:
-            self._events += self._log.waiting()
+        with suppress(AnswersLostError):
+            self._events += self._log.waiting() if self._log is not None else []
         return to_steps(
             self._events,
             await read_rule_book(self._execute, self._events),
             self.flow,
             table=self._nft.table,
-            reply_prefix=REPLY_PREFIX,
             owns=self._owns,
             to_endpoint=self.translates_to_endpoint and not self._to_anywhere,
         )

@@ -60,7 +60,7 @@ def legacy(
 
 def steps(*events: TraceEvent, to_endpoint: bool = True) -> tuple[TraceStep, ...]:
     return to_steps(
-        events, BOOK, FLOW, table=MINE, reply_prefix="reply-",
+        events, BOOK, FLOW, table=MINE,
         owns=lambda table, chain: table == "ip kube-proxy" or chain.startswith("KUBE-"),
         to_endpoint=to_endpoint,
     )  # fmt: skip
@@ -201,7 +201,7 @@ def test_an_event_before_any_base_chain_has_no_hook() -> None:
 
 
 def test_the_first_packet_is_that_of_our_rule() -> None:
-    assert first_headers(FORWARDED, MINE, "first-") == SENT
-    assert first_headers(FORWARDED[1:], MINE, "first-") is None
+    assert first_headers(FORWARDED, MINE) == SENT
+    assert first_headers(FORWARDED[1:], MINE) is None
     answer = nft(f"inet {MINE}", "reply-prerouting", 6, "continue", packet=2, headers=ANSWER)
-    assert first_headers([answer], MINE, "first-") is None
+    assert first_headers([answer], MINE) is None

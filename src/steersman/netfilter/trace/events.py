@@ -16,6 +16,8 @@ from steersman.netfilter.nft.wire import FAMILY_NAMES, HEAD, HOOKS, SUBSYSTEM, T
 
 TRACE_MESSAGE = SUBSYSTEM | TRACE
 """The kind of message about a traced packet."""
+FIRST, REPLY = "first-", "reply-"
+"""Beginnings of the names of our chains that mark the first packet, and the first answer."""
 
 _KINDS: dict[int, Literal["rule", "return", "policy"]] = {3: "rule", 2: "return", 1: "policy"}
 _VERDICTS = {0: "drop", 1: "accept", 2: "stolen", 3: "queue", -1: "continue", -2: "break"}
@@ -59,6 +61,11 @@ class TraceEvent(NamedTuple):
     """In the first event of a hook, and in all of legacy."""
     hook: str = ""
     """Of legacy: the hook."""
+
+    def marks(self, table: str, which: str) -> bool:
+        """Whether our table has marked a packet here: FIRST or REPLY."""
+        marking = self.table == table and self.chain.startswith(which)
+        return marking and self.kind == "rule" and self.number > 0
 
 
 def parse_nftrace(message: Message) -> TraceEvent | None:

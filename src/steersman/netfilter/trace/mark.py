@@ -56,13 +56,11 @@ from steersman.netfilter.nft.expressions import (
 )
 from steersman.netfilter.nft.owned import Chain, owned_table
 from steersman.netfilter.nft.wire import NFPROTO, OUTPUT, PREROUTING
-from steersman.netfilter.trace.events import TraceEvent, parse_nftrace
+from steersman.netfilter.trace.events import FIRST, REPLY, TraceEvent, parse_nftrace
 
 TABLE_PREFIX = "steersman-trace-"
-FIRST_PREFIX, REPLY_PREFIX = "first-", "reply-"
-"""Chains of the table whose rules match the first packet, and the first answer."""
 _GROUP = 9  # NFNLGRP_NFTRACE
-_FIRST, _AFTER_CONNTRACK = -500, -199
+_BEFORE_ALL, _AFTER_CONNTRACK = -500, -199
 _META_NFTRACE = 12
 _ASSURED = struct.pack("=I", 4)  # IPS_ASSURED: packets went both ways and back again
 _DAY = 86400
@@ -141,13 +139,13 @@ def batch_of(
     first = [(*first_packet(flow, to_anywhere), *_TRACE)]
     answer = [(*first_answer(flow), *_TRACE)]
     chains = [
-        Chain(f"{FIRST_PREFIX}prerouting", PREROUTING, _FIRST, first),
-        Chain(f"{FIRST_PREFIX}output", OUTPUT, _FIRST, first),
+        Chain(f"{FIRST}prerouting", PREROUTING, _BEFORE_ALL, first),
+        Chain(f"{FIRST}output", OUTPUT, _BEFORE_ALL, first),
     ]
     if replies:
         chains += [
-            Chain(f"{REPLY_PREFIX}prerouting", PREROUTING, _AFTER_CONNTRACK, answer),
-            Chain(f"{REPLY_PREFIX}output", OUTPUT, _AFTER_CONNTRACK, answer),
+            Chain(f"{REPLY}prerouting", PREROUTING, _AFTER_CONNTRACK, answer),
+            Chain(f"{REPLY}output", OUTPUT, _AFTER_CONNTRACK, answer),
         ]
     return owned_table(table, chains)
 

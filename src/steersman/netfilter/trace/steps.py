@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Iterable, Sequence
-from typing import Literal, NamedTuple
+from typing import Literal, NamedTuple, TypeAlias
 
 from msgspec.structs import replace
 
@@ -16,11 +16,12 @@ from steersman.model.addresses import join_host_port
 from steersman.model.tracing import STEERSMAN, TraceStep, WatchedFlow
 from steersman.netfilter.nflog import ICMP, ICMP6
 from steersman.netfilter.nft.wire import HOOKS
-from steersman.netfilter.trace.events import Headers, TraceEvent
+from steersman.netfilter.trace.events import FIRST, REPLY, Headers, TraceEvent
 from steersman.netfilter.trace.owners import ANOTHER, owner_of
 from steersman.netfilter.trace.rules import LEGACY, BaseChain, RuleBook
 
-Owns = Callable[[str, str], bool]
+Direction: TypeAlias = Literal["original", "reply"]
+Owns: TypeAlias = Callable[[str, str], bool]
 """Whether a chain is ours: by family and table (`ip nat`), and chain."""
 _FROM_INSIDE = ("output", "postrouting", "prerouting", "input", "forward")
 _TARGET = re.compile(r" -([jg]) (\S+)")
@@ -38,17 +39,37 @@ class _Item(NamedTuple):
     headers: Headers | None
 
 
-def first_headers(events: Iterable[TraceEvent], table: str, prefix: str) -> Headers | None:
-    """Return the headers of the first packet that was marked; None if none was yet.
+class _Directions:
+    """Tells the packet from its first answer."""
 
-    Args:
-        events: as they arrived.
-        table: our table that marks packets.
-        prefix: of its chains that mark the first packet.
-    """
+    def __init__(self, events: Iterable[TraceEvent], table: str, flow: WatchedFlow) -> None:
+        self._answers = {event.packet for event in events if event.marks(table, REPLY)}
+        self._known: dict[int, Direction] = {}
+        """By number of the packet; legacy has none, but always headers."""
+        self._clients = {(flow.source, flow.source_port)}
+        for event in events:
+            # Before conntrack translates it, an answer goes to a masquerading node.
+            if event.packet in self._answers and event.headers:
+                self._clients.add((event.headers.destination, event.headers.port))
+
+    def of(self, event: TraceEvent) -> Direction:
+        """Return which of the two an event is about; ask for the events in their order."""
+        if event.packet and event.packet in self._known:
+            return self._known[event.packet]
+        headers, answers = event.headers, event.packet in self._answers
+        if headers and not answers:
+            is_error = headers.protocol in (ICMP, ICMP6)
+            answers = is_error or (headers.destination, headers.port) in self._clients
+            if not answers:
+                self._clients.add((headers.source, headers.source_port))
+        direction = self._known[event.packet] = "reply" if answers else "original"
+        return direction
+
+
+def first_headers(events: Iterable[TraceEvent], table: str) -> Headers | None:
+    """Return the headers of the first packet that our table has marked; None if none was yet."""
     for event in events:
-        marks = event.table == table and event.kind == "rule" and event.number
-        if marks and event.chain.startswith(prefix) and event.headers:
+        if event.headers and event.marks(table, FIRST):
             return event.headers
     return None
 
@@ -59,7 +80,6 @@ def to_steps(
     flow: WatchedFlow,
     *,
     table: str,
-    reply_prefix: str,
     owns: Owns,
     to_endpoint: bool = True,
 ) -> tuple[TraceStep, ...]:
@@ -70,73 +90,49 @@ def to_steps(
         book: the rules.
         flow: the packet's.
         table: our table that marks packets; it is left out.
-        reply_prefix: prefix of its chains that mark answers.
         owns: which chains are ours.
         to_endpoint: whether the rule that changes the destination chooses the endpoint.
     """
-    marked = {
-        event.packet
-        for event in events
-        if event.table == table
-        and event.chain.startswith(reply_prefix)
-        and event.kind == "rule"
-        and event.number
-    }
-    clients = {(flow.source, flow.source_port)}
-    for event in events:  # before conntrack translates it, an answer goes to a masquerading node
-        if event.packet in marked and event.headers:
-            clients.add((event.headers.destination, event.headers.port))
-    directions: dict[int, Literal["original", "reply"]] = {}
+    directions = _Directions(events, table, flow)
+    ways: dict[Direction, list[_Item]] = {"original": [], "reply": []}
     bases: dict[int, BaseChain] = {}
+    """The last base chain of each packet: chains that others jump to belong to its hook."""
     kept: dict[int, Headers | None] = {}
-    ways: dict[str, list[_Item]] = {"original": [], "reply": []}
     for event in events:
-        # Which of the two packets? Legacy has no number of the packet, but always its headers.
-        headers = event.headers
-        direction = directions.get(event.packet) if event.packet else None
-        if direction is None:
-            answer = event.packet in marked or (
-                headers is not None
-                and (
-                    headers.protocol in (ICMP, ICMP6)  # an error
-                    or (headers.destination, headers.port) in clients
-                )
-            )
-            direction = "reply" if answer else "original"
-            directions[event.packet] = direction
-            if headers and not answer:
-                clients.add((headers.source, headers.source_port))
-        # A chain that others jump to belongs to the hook of the last base chain.
+        direction = directions.of(event)
+        before = ways[direction]
         base = book.base(event)
         if base:
             bases[event.packet] = base
         elif event.backend == "legacy":
-            before = ways[direction]
             base = BaseChain(event.hook, before[-1].priority if before else 0)
         else:
             base = bases.get(event.packet, BaseChain("", 0))
         if event.backend == "nft" and event.kind == "rule" and not event.number:
             # The end of a chain, once more; but it may have the headers of the hook.
-            kept[event.packet] = headers
+            kept[event.packet] = event.headers
             continue
-        headers = headers or kept.pop(event.packet, None)
-        step = _step(event, book, base, direction, owns)
-        ways[direction].append(_Item(step, base.priority, headers))
+        headers = event.headers or kept.pop(event.packet, None)
+        before.append(_Item(_step(event, book, base, direction, owns), base.priority, headers))
     if len({event.backend for event in events}) > 1:
-        # Put the steps of both backends in the order in which a packet meets them.
         for items in filter(None, ways.values()):
-            inside = items[0].step.hook == "output"
-            rank = {h: n for n, h in enumerate(_FROM_INSIDE if inside else HOOKS)}
-            items.sort(key=lambda item: (rank.get(item.step.hook, 9), item.priority))
+            _sort_as_met(items)
     merged = [_with_translations(items, to_endpoint) for items in ways.values()]
     return tuple(step for steps in merged for step in steps if step.table != f"inet {table}")
+
+
+def _sort_as_met(items: list[_Item]) -> None:
+    """Put the steps of both backends in the order in which a packet meets them."""
+    hooks = _FROM_INSIDE if items[0].step.hook == "output" else HOOKS
+    rank = {hook: number for number, hook in enumerate(hooks)}
+    items.sort(key=lambda item: (rank.get(item.step.hook, len(hooks)), item.priority))
 
 
 def _step(
     event: TraceEvent,
     book: RuleBook,
     base: BaseChain,
-    direction: Literal["original", "reply"],
+    direction: Direction,
     owns: Owns,
 ) -> TraceStep:
     rule = book.text(event)
