@@ -263,7 +263,7 @@ class NetlinkSocket:
             else:
                 self._request(each.kind, each.flags, each.sequence, each.payload)
 
-    def recv(self, _size: int) -> bytes:
+    def recv(self, _size: int, _flags: int = 0) -> bytes:
         if not self._datagrams:
             raise BlockingIOError(errno.EAGAIN, "nothing there")
         found = self._datagrams.popleft()

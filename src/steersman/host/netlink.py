@@ -129,10 +129,23 @@ class Netlink(OfOneThread):
         """Close the socket."""
         self._socket.close()
 
-    @property
-    def socket(self) -> socket.socket:
-        """The socket, for messages that are no answers (nfnetlink_log sends to one socket)."""
-        return self._socket
+    def fileno(self) -> int:
+        """Return the descriptor, which is readable while messages wait."""
+        return self._socket.fileno()
+
+    def waiting(self) -> list[Message]:
+        """Return the messages so far that answer no request (nfnetlink_log sends to one socket).
+
+        Unlike the rest, this may be called in another thread than the one that opened the socket.
+
+        Raises:
+            AnswersLostError: some were lost; the next call continues.
+        """
+        found: list[Message] = []
+        with suppress(TimeoutError):
+            while True:
+                found += self._receive(socket.MSG_DONTWAIT)
+        return found
 
     def dump(self, request: Request) -> Iterator[Message]:
         """Yield the objects of a listing; only one datagram of them is in memory.
@@ -149,6 +162,7 @@ class Netlink(OfOneThread):
         sequence = self._send([request._replace(flags=request.flags | NLM_F_DUMP)])
         interrupted = False
         while True:
+            self._use()
             for reply in self._receive():
                 if reply.sequence != sequence:  # of an earlier exchange that was given up
                     continue
@@ -226,10 +240,9 @@ class Netlink(OfOneThread):
         self._socket.sendmsg(data)
         return first
 
-    def _receive(self) -> Iterator[Message]:
-        self._use()
+    def _receive(self, flags: int = 0) -> Iterator[Message]:
         try:
-            return messages(self._socket.recv(_RECEIVE))
+            return messages(self._socket.recv(_RECEIVE, flags))
         except BlockingIOError:
             raise TimeoutError(errno.ETIMEDOUT, "the kernel does not answer") from None
         except OSError as error:

@@ -21,12 +21,12 @@ from __future__ import annotations
 import errno
 import os
 import struct
-from collections.abc import Collection, Generator, Iterator, Sequence
-from contextlib import ExitStack
+from collections.abc import Collection, Generator, Iterable, Iterator, Sequence
+from contextlib import ExitStack, suppress
 
 from steersman.failover.watch import Failure, FailureWatch
-from steersman.host.netlink import NETLINK_NETFILTER, Netlink
-from steersman.host.nlmsg import be16, be32, messages, text
+from steersman.host.netlink import NETLINK_NETFILTER, AnswersLostError, Netlink
+from steersman.host.nlmsg import Message, be16, be32, text
 from steersman.host.process import CAP_NET_ADMIN, NEEDS_NET_ADMIN, has_capability
 from steersman.host.worker import KernelWorker, Pause
 from steersman.model.errors import BusyError
@@ -92,8 +92,7 @@ class FailureLog(FailureWatch):
         except OSError as error:
             self._sockets.close()
             raise BusyError(_explain(error)) from error
-        self._socket = listener.socket
-        self._socket.setblocking(False)
+        self._listener = listener
 
     async def receive(self) -> list[Failure]:
         """Wait for failures."""
@@ -101,13 +100,9 @@ class FailureLog(FailureWatch):
 
     def _read(self) -> Generator[Pause, None, list[Failure]]:
         while True:
-            yield Pause(self._socket.fileno())
-            try:
-                return list(parse(self._socket.recv(1 << 17)))
-            except OSError as error:
-                # Lost messages are no harm: clients try again.
-                if error.errno not in (errno.ENOBUFS, errno.EAGAIN):
-                    raise
+            yield Pause(self._listener.fileno())
+            with suppress(AnswersLostError):  # no harm: clients try again
+                return list(failures(self._listener.waiting()))
 
     async def cut(self, backends: Collection[Backend]) -> int:
         """Delete conntrack entries that endpoints have not answered."""
@@ -184,9 +179,9 @@ def _logged(group: int, prefix: str) -> Sequence[bytes]:
 # Packets
 
 
-def parse(data: bytes) -> Iterator[Failure]:
-    """Yield the failures in a datagram of nfnetlink_log; other packets say nothing."""
-    for message in messages(data):
+def failures(received: Iterable[Message]) -> Iterator[Failure]:
+    """Yield the failures in messages of nfnetlink_log; other packets say nothing."""
+    for message in received:
         logged = nflog.read(message)
         if logged and (found := parse_packet(logged.prefix, logged.packet)):
             yield found

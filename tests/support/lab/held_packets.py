@@ -6,12 +6,13 @@ yet: the kernel enters it when the packet leaves.
 
 from __future__ import annotations
 
+import select
 import struct
 from collections.abc import Iterator
 from contextlib import contextmanager
 
 from steersman.host.netlink import NETLINK_NETFILTER, Netlink
-from steersman.host.nlmsg import Request, attr, attributes, messages
+from steersman.host.nlmsg import Request, attr, attributes
 from tests.support.lab.namespace import sh
 
 _PACKET, _VERDICT, _CONFIG = 0x300, 0x301, 0x302
@@ -29,7 +30,8 @@ class HeldPackets:
     def wait(self) -> int:
         """Wait until a packet is held; return its number."""
         while True:
-            for message in messages(self._netlink.socket.recv(1 << 16)):
+            assert select.select([self._netlink], [], [], 60)[0], "no packet is held"
+            for message in self._netlink.waiting():
                 if message.kind == _PACKET:
                     header = attributes(message.payload, 4)[_HEADER]
                     return int(struct.unpack_from("!I", header)[0])

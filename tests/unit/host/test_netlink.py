@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import errno
 import os
+import socket
 import struct
 from collections.abc import Sequence
 
@@ -47,7 +48,7 @@ class Socket:
         assert len(buffers) <= 1024  # IOV_MAX
         self.sent.append(b"".join(buffers))
 
-    def recv(self, _size: int) -> bytes:
+    def recv(self, _size: int, _flags: int = 0) -> bytes:
         datagram = self._datagrams.pop(0)
         if isinstance(datagram, OSError):
             raise datagram
@@ -182,8 +183,23 @@ def test_a_silent_kernel_is_given_up(script: list[Socket]) -> None:
 
 
 def test_the_kernel_keeps_the_time_of_an_answer() -> None:
-    with Netlink(netlink.NETLINK_ROUTE, timeout=0.01) as link, pytest.raises(BlockingIOError):
-        link.socket.recv(1)
+    with (
+        Netlink(netlink.NETLINK_ROUTE, timeout=0.01) as link,
+        socket.socket(fileno=os.dup(link.fileno())) as same,
+        pytest.raises(BlockingIOError),
+    ):
+        same.recv(1)
+
+
+def test_messages_that_answer_nothing_are_taken_without_waiting(script: list[Socket]) -> None:
+    link = kernel(
+        script,
+        *(item(0, b"one") + item(0, b"two"), item(0, b"three")),
+        *(BlockingIOError(errno.EAGAIN, "no more"), OSError(errno.ENOBUFS, "")),
+    )
+    assert [each.payload for each in link.waiting()] == [b"one", b"two", b"three"]
+    with pytest.raises(AnswersLostError):
+        link.waiting()
 
 
 def test_lost_answers_are_an_error_of_their_own(script: list[Socket]) -> None:

@@ -9,10 +9,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from steersman.failover.watch import Failure
-from steersman.host.nlmsg import attr, message, text
+from steersman.host.nlmsg import attr, message, messages, text
 from steersman.model.failover import Backend, Observation
 from steersman.model.names import Protocol
-from steersman.netfilter.failure_log import chains, parse, parse_packet
+from steersman.netfilter.failure_log import chains, failures, parse_packet
 
 CLIENT4, END4 = bytes((10, 0, 9, 9)), bytes((10, 0, 0, 1))
 CLIENT6, END6 = bytes(15) + b"\x09", bytes(15) + b"\x01"
@@ -90,7 +90,7 @@ def test_a_datagram_holds_several_packets_and_other_messages() -> None:
     head = bytes((2, 0, 0, 0))
     body = head + text(10, "syn") + attr(9, TO_END4)
     data = message(4 << 8, 0, 0, body) + message(2, 0, 0, bytes(4)) + message(4 << 8, 0, 0, head)
-    assert list(parse(data)) == [Failure(TCP, Observation.SILENT, "10.0.9.9")]
+    assert list(failures(messages(data))) == [Failure(TCP, Observation.SILENT, "10.0.9.9")]
 
 
 def test_ipvs_has_no_dnat_bit() -> None:

@@ -10,16 +10,11 @@ child process puts the old one back when we end, whatever way: its standard inpu
 from __future__ import annotations
 
 import errno
-from collections.abc import Iterable
 from contextlib import suppress
 from pathlib import Path
 
 from steersman.host.exec import Successor
 from steersman.host.netlink import NETLINK_NETFILTER, Netlink, NetlinkError
-from steersman.host.nlmsg import (
-    Message,
-    messages,
-)
 from steersman.model.errors import BusyError
 from steersman.model.names import Family
 from steersman.netfilter import nflog
@@ -74,8 +69,6 @@ class TraceLog:
         except BaseException:
             self.close()
             raise
-        self._socket = self._netlink.socket
-        self._socket.setblocking(False)
 
     def _bind(self) -> None:
         """Receive packets that are logged to group 0, each at once."""
@@ -92,19 +85,15 @@ class TraceLog:
             raise BusyError(f"rules of iptables-legacy cannot be traced: {why}") from error
 
     def waiting(self) -> list[TraceEvent]:
-        """Return the events received so far, without waiting."""
-        found: list[TraceEvent] = []
-        with suppress(BlockingIOError):
-            while True:
-                found += _events(messages(self._socket.recv(1 << 17)))
-        return found
+        """Return the events received so far, without waiting.
+
+        Raises:
+            AnswersLostError: some were lost.
+        """
+        return [event for each in self._netlink.waiting() if (event := parse_legacy(each))]
 
     def close(self) -> None:
         """Stop listening, and wait until the logger is as it was."""
         self._netlink.close()
         if self._restorer:
             self._restorer.finish()
-
-
-def _events(received: Iterable[Message]) -> list[TraceEvent]:
-    return [event for each in received if (event := parse_legacy(each))]
