@@ -6,7 +6,7 @@ everything else counts as unknown. Elements of sets by name are not looked up.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from typing import Any, TypeAlias, cast
 
 from steersman.model.addresses import canonical_cidr
@@ -58,18 +58,6 @@ _ALL_BITS = 0xFFFFFFFF
 _FATES: tuple[Fate, ...] = ("accept", "drop", "reject", "return", "jump", "goto")
 _IPS_DST_NAT = 32  # linux/netfilter/nf_conntrack_common.h
 _ESTABLISHED, _NEW = 2, 8  # of `ct state`, as numbers
-_STATES: dict[str, Callable[[Json], Match]] = {
-    "state": lambda value: (
-        lambda packet: (
-            bool(value & (_ESTABLISHED if packet.answer else _NEW))
-            if isinstance(value, int)
-            else None
-        )
-    ),
-    "status": lambda value: translated if value == _IPS_DST_NAT else unknown_match,
-}
-"""The match of a property of the connection with a value."""
-_PROTOCOLS = {"tcp": Protocol.TCP, "udp": Protocol.UDP, "sctp": Protocol.SCTP}
 _NFPROTO = {Family.IPV4: 2, Family.IPV6: 10}
 _SILENT = frozenset({"counter", "log", "comment", "mangle", "ct helper", "nflog"})
 """Statements that match everything."""
@@ -184,68 +172,55 @@ def _match(what: Json) -> Match:
     if operation not in ("==", "!=", "in") or not isinstance(left, dict):
         return unknown_match
     ((kind, key),) = left.items()
-    make: Callable[[Json], Match] | None = None
-    only: Match | None = None
-    mask = None
+    mask = _ALL_BITS
     if kind == "&" and isinstance(key[0], dict) and isinstance(key[1], int):
         mask, ((kind, key),) = key[1], key[0].items()
-    if kind == "payload" and "field" in key:
-        make, only = _payload(key["protocol"], key["field"])
-    elif kind == "meta":
-        make = _meta(key["key"], mask)
-    elif kind == "ct" and key["key"] in _STATES:
-        make = _STATES[key["key"]]
-    if make is None:
-        return unknown_match
     values = right["set"] if isinstance(right, dict) and "set" in right else right
-    found = either([make(value) for value in (values if isinstance(values, list) else [values])])
+    values = values if isinstance(values, list) else [values]
+    found = either([_is(kind, key, value, mask) for value in values])
     found = negated(found) if operation == "!=" else found
     # `tcp dport != 80` does not match UDP either: the protocol is a match of its own.
-    return (lambda packet: only(packet) and found(packet)) if only else found
+    has_header = _has_header(kind, key)
+    return lambda packet: has_header(packet) and found(packet)
 
 
-def _payload(protocol: str, field: str) -> tuple[Callable[[Json], Match] | None, Match | None]:
-    """Return the match of a header field, and of the header itself."""
-    if protocol in ("ip", "ip6"):
-        family = Family.IPV4 if protocol == "ip" else Family.IPV6
-        if field in ("saddr", "daddr"):
-            return lambda value: _address(value, source=field == "saddr"), _of(family)
-        if field in ("protocol", "nexthdr"):
-            return _protocol, _of(family)
-    elif field == "dport" and (protocol in _PROTOCOLS or protocol == "th"):
-        number = _PROTOCOLS[protocol].number if protocol in _PROTOCOLS else 0
-        return _port, of_protocol(number)
-    elif protocol in _PROTOCOLS:
-        return (lambda _: unknown_match), of_protocol(_PROTOCOLS[protocol].number)
-    return None, None
-
-
-def _of(family: Family) -> Match:
-    return lambda packet: packet.family is family
-
-
-def _meta(key: str, mask: int | None) -> Callable[[Json], Match] | None:
-    match key:
-        case "iifname" | "oifname" | "iif" | "oif":
-            return lambda value: (
-                on_interface(value, out=key[0] == "o") if isinstance(value, str) else unknown_match
-            )
-        case "l4proto":
-            return _protocol
-        case "nfproto":
-            return lambda value: lambda packet: _NFPROTO[packet.family] == value
-        case "mark":
-            return lambda value: (
-                with_mark(value, 0xFFFFFFFF if mask is None else mask)
-                if isinstance(value, int)
-                else unknown_match
-            )
+def _is(kind: str, key: Json, value: Json, mask: int) -> Match:
+    """Match a property of the packet, or of its connection, with one value."""
+    match kind, key:
+        case "payload", {"protocol": "ip" | "ip6", "field": "saddr" | "daddr" as field}:
+            return _address(value, source=field == "saddr")
+        case "payload", {"protocol": "tcp" | "udp" | "sctp" | "th", "field": "dport"}:
+            return _port(value)
+        case "payload", {"field": "protocol" | "nexthdr"} if isinstance(value, int):
+            return of_protocol(value)
+        case "meta", {"key": "l4proto"} if isinstance(value, int):
+            return of_protocol(value)
+        case "meta", {"key": "iifname" | "oifname" | "iif" | "oif" as name} if isinstance(
+            value, str
+        ):
+            return on_interface(value, out=name.startswith("o"))
+        case "meta", {"key": "nfproto"}:
+            return lambda packet: _NFPROTO[packet.family] == value
+        case "meta", {"key": "mark"} if isinstance(value, int):
+            return with_mark(value, mask)
+        case "ct", {"key": "state"} if isinstance(value, int):
+            return lambda packet: bool(value & (_ESTABLISHED if packet.answer else _NEW))
+        case "ct", {"key": "status"} if value == _IPS_DST_NAT:
+            return translated
         case _:
-            return None
+            return unknown_match
 
 
-def _protocol(value: Json) -> Match:
-    return of_protocol(value) if isinstance(value, int) else unknown_match
+def _has_header(kind: str, key: Json) -> Match:
+    """Match packets that have the header whose field is compared."""
+    match kind, key:
+        case "payload", {"protocol": "ip" | "ip6" as name}:
+            family = Family.IPV4 if name == "ip" else Family.IPV6
+            return lambda packet: packet.family is family
+        case "payload", {"protocol": "tcp" | "udp" | "sctp" as name}:
+            return of_protocol(Protocol(name.upper()).number)
+        case _:
+            return lambda _: True
 
 
 def _port(value: Json) -> Match:
