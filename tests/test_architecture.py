@@ -17,6 +17,7 @@ from steersman.modes.specs import SPECS
 
 SOURCE = Path(__file__).parents[1] / "src"
 PACKAGE = SOURCE / "steersman"
+TESTS = Path(__file__).parent
 MODULES = sorted(PACKAGE.rglob("*.py"))
 LAYERS: dict[str, set[str]] = {
     # a part of the package and the parts that it may import, beside itself
@@ -360,9 +361,32 @@ def test_tests_import_no_test_module() -> None:
     """Shared helpers are in tests/support."""
     found = {
         path.name: name
-        for path in Path(__file__).parent.rglob("*.py")
+        for path in TESTS.rglob("*.py")
         if "test_" in path.read_text().replace("def test_", "")
         for name in imports(path)
         if re.search(r"^tests\b.*\.test_\w+", name)
     }
     assert not found
+
+
+READMES = sorted(PACKAGE.rglob("README.md"))
+
+
+def files_named(readme: Path) -> set[str]:
+    return set(re.findall(r"`([\w./-]+\.(?:py|h|c))`", readme.read_text()))
+
+
+@pytest.mark.parametrize("readme", READMES, ids=lambda path: path.parent.name)
+def test_readmes_name_files_that_exist(readme: Path) -> None:
+    files = [f"/{p.relative_to(SOURCE.parent)}" for p in (*PACKAGE.rglob("*"), *TESTS.rglob("*"))]
+    gone = {n for n in files_named(readme) if not any(f.endswith(f"/{n}") for f in files)}
+    assert not gone
+
+
+MODE_READMES = [path for path in READMES if path.parent.parent.name == "modes"]
+
+
+@pytest.mark.parametrize("readme", MODE_READMES, ids=lambda path: path.parent.name)
+def test_the_readme_of_a_mode_names_its_modules(readme: Path) -> None:
+    modules = {path.name for path in readme.parent.glob("[!_]*.py")}
+    assert not modules - files_named(readme)
