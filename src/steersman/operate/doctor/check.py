@@ -166,9 +166,11 @@ class Diagnosis(Answer, frozen=True, kw_only=True, rename="camel"):
                 yield Line(f"and {more} more lines (-o json)", style="dim", indent=9)
             if result.remedy:
                 yield Line(f"remedy: {result.remedy}", indent=9)
-        fine = dict.fromkeys(result.title for result in self.of(Verdict.OK))
+        # A check that found some ways fine and others not has both kinds of results.
+        bad = {each.title for each in (*self.of(Verdict.ERROR), *self.of(Verdict.WARNING))}
+        fine = [each.title for each in self.of(Verdict.OK) if each.title not in bad]
         if fine and not wide:
-            yield Line(f"{'ok':8} {', '.join(fine)}", style="good")
+            yield Line(f"{'ok':8} {', '.join(dict.fromkeys(fine))}", style="good")
         words = ", ".join(f"{count} {verdict}" for verdict, count in counts.items() if count)
         yield Line(f"{words}; {self.seconds:.1f} s", style="dim")
 

@@ -32,6 +32,7 @@ from steersman.operate.doctor.result import (
     Verdict,
     error,
     ok,
+    result_of,
     skipped,
     warning,
 )
@@ -88,10 +89,9 @@ class Failure(NamedTuple):
     """The endpoints behind it that do not answer when they are dialled themselves."""
 
     @property
-    def text(self) -> str:
-        """The symptom, for people."""
-        times = f"{self.failed} of {self.made} times" if self.failed < self.made else "each time"
-        return f"{self.way.words} does not work from {self.way.place.name} ({times})"
+    def times(self) -> str:
+        """How often it fails, for people."""
+        return f"{self.failed} of {self.made} times" if self.failed < self.made else "each time"
 
 
 # Places
@@ -274,74 +274,87 @@ async def _still(context: Context, failures: Sequence[Failure]) -> list[Failure]
 async def _explain(
     context: Context, failures: Sequence[Failure], began: float
 ) -> list[CheckResult]:
-    """Return the symptoms, and the causes of the first ones."""
-    out: list[CheckResult] = []
+    """Return the causes of the first failures, then the symptoms: one result of each kind."""
+    causes: dict[str, CheckResult] = {}
+    failing: list[Failure] = []
+    unanswered: list[Failure] = []
+    cut_off: list[Failure] = []
     traced: set[tuple[PlanKey, str]] = set()
     async with asyncio.TaskGroup() as group:
-        cut_off: dict[tuple[PlanKey, str], asyncio.Task[bool]] = {}
+        looking: dict[tuple[PlanKey, str], asyncio.Task[bool]] = {}
         for way in (failure.way for failure in failures):
             pair = way.key, way.place.name
             by_chance = way.place.kind == "pod" and not context.question.netns
-            if by_chance and pair not in cut_off and len(cut_off) < _MOST_CUT_OFF:
-                cut_off[pair] = group.create_task(_is_cut_off(way))
+            if by_chance and pair not in looking and len(looking) < _MOST_CUT_OFF:
+                looking[pair] = group.create_task(_is_cut_off(way))
         for failure in failures:
-            way = failure.way
-            found = None
+            way, why = failure.way, failure.why
+            found: CheckResult | None = None
             if (way.key, way.place.kind) not in traced and len(traced) < _MOST_TRACED:
                 traced.add((way.key, way.place.kind))
                 found = await _follow(context, failure, began)
+            if found and found.verdict is not Verdict.ERROR:
+                why += f"; not followed: {found.text}"
+                found = None
             if failure.consequence:
-                out += _consequence(failure, found)
-                continue
-            pair = way.key, way.place.name
-            unreachable = pair in cut_off and await cut_off[pair]
-            out += _results(failure, found, unreachable)
-    return out
+                # Of an endpoint that does not answer, nothing else is to be told.
+                asked_for = False
+                if found is not None and found.cause >= Cause.ENDPOINT:
+                    found = None
+                unanswered.append(failure._replace(why=why))
+            else:
+                pair = way.key, way.place.name
+                unreachable = pair in looking and await looking[pair]
+                asked_for = unreachable and bool(found and _POLICY.search(found.text))
+                if found is None and unreachable:
+                    cut_off.append(failure._replace(why=why))
+                elif not asked_for:
+                    failing.append(failure._replace(why=why))
+            if found is not None:
+                located = replace(found, text=f"{way}: {found.text}")
+                if asked_for:
+                    located = replace(located, verdict=Verdict.WARNING, cause=Cause.POLICY)
+                causes.setdefault(found.text, located)
+    return [*causes.values(), *_symptoms(failing, unanswered, cut_off)]
 
 
-def _consequence(failure: Failure, found: CheckResult | None) -> Iterator[CheckResult]:
-    """Yield the symptom of a failure whose endpoint does not answer either, and who is to blame.
-
-    Args:
-        failure: the failure.
-        found: where a packet left the predicted way; that its endpoint is silent is known.
-    """
-    if found is not None and found.verdict is Verdict.ERROR and found.cause < Cause.ENDPOINT:
-        yield replace(found, text=f"{failure.way}: {found.text}")
-    text = f"{failure.text}: its endpoint {failure.consequence} does not answer either"
-    yield error(text, f"{failure.way.target}: {failure.why}", cause=Cause.SYMPTOM + 5)
-
-
-def _results(
-    failure: Failure, found: CheckResult | None, unreachable: bool
+def _symptoms(
+    failing: Sequence[Failure], unanswered: Sequence[Failure], cut_off: Sequence[Failure]
 ) -> Iterator[CheckResult]:
-    """Yield the cause of a failure if it is known, and the symptom.
+    """Yield what fails.
 
     Args:
-        failure: the failure.
-        found: where a packet left the predicted way.
-        unreachable: the client is a pod that does not reach the endpoints themselves.
+        failing: ways whose endpoints answer.
+        unanswered: ways whose endpoints do not answer either.
+        cut_off: ways of pods that do not reach the endpoints themselves.
     """
-    way, evidence = failure.way, f"{failure.way.target}: {failure.why}"
-    text = f"{failure.text}: {failure.why}"
-    remedy = f"steersman trace --to {way.target} shows the way of a packet"
-    if found is not None and found.verdict is Verdict.ERROR:
-        named = f"{way}: {found.text}"
-        if unreachable and _POLICY.search(found.text):
-            yield warning(named, *found.evidence, remedy=found.remedy, cause=Cause.POLICY)
-            return
-        yield error(
-            named, *found.evidence, remedy=found.remedy, cause=found.cause or Cause.NODE + 5
+    remedy = "steersman trace --to {} shows the way of a packet"
+    if failing:
+        first = failing[0]
+        text, evidence = _listed(failing, first.why)
+        yield error(text, *evidence, remedy=remedy.format(first.way.target))
+    if unanswered:
+        why = f"its endpoint {unanswered[0].consequence} does not answer either"
+        text, evidence = _listed(unanswered, why)
+        yield error(text, *evidence, cause=Cause.SYMPTOM + 5)
+    if cut_off:
+        first = cut_off[0]
+        text, evidence = _listed(
+            cut_off, f"{first.why}; that pod gets no answer of endpoints, either"
         )
-        yield error(text, evidence)
-        return
-    more = (f"not followed: {found.text}",) if found is not None else ()
-    if unreachable:
-        text += "; nor does an endpoint itself answer that pod"
-        remedy = f"a NetworkPolicy may ask for it; {remedy}"
-        yield warning(text, evidence, *more, remedy=remedy, suspect=True)
-    else:
-        yield error(text, evidence, *more, remedy=remedy)
+        remedy = f"a NetworkPolicy may ask for it; {remedy.format(first.way.target)}"
+        yield warning(text, *evidence, remedy=remedy, suspect=True)
+
+
+def _listed(failures: Sequence[Failure], why: str) -> tuple[str, list[str]]:
+    """Return a sentence about the first of some failures and their number, and a line of each."""
+    first, *others = failures
+    text = f"{first.way.words} does not work from {first.way.place.name} ({first.times}): {why}"
+    if len(others) == 1:
+        text += f"; nor does {others[0].way}"
+    elif others:
+        text += f"; nor do {len(others)} more ways, such as {others[0].way}"
+    return text, [f"{each.way} ({each.times}): {each.why}" for each in failures]
 
 
 async def _is_cut_off(way: Way) -> bool:
@@ -386,19 +399,27 @@ async def _sources(
     Without the masquerade that the plan says, answers may not come back through this node. Clients
     outside whose packets are not masqueraded are those of policy Local, which keeps their address.
     """
-    out: list[CheckResult] = []
+    severe: list[tuple[Way, str]] = []
+    odd: list[tuple[Way, str]] = []
     for way, made_ways in made.items():
         local = context.world.plan.settings.family(way.key.family).local_addresses
-        why = next((why for each in made_ways if (why := wrong_source(each, local))), "")
-        if not why:
+        if why := next((why for each in made_ways if (why := wrong_source(each, local))), ""):
+            bad = way.predicted.masquerade or way.place.kind == "outside"
+            (severe if bad else odd).append((way, why))
+    out: list[CheckResult] = []
+    for verdict, ways in ((Verdict.ERROR, severe), (Verdict.WARNING, odd)):
+        if not ways:
             continue
-        failure = Failure(way, why, 1, len(made_ways))
-        found = await _follow(context, failure, began) if not out else None
-        named = f": {found.text}" if found and found.verdict is Verdict.ERROR else f": {why}"
+        way, why = ways[0]
+        failure = Failure(way, why, 1, len(made[way]))
+        followed = None if out else await _follow(context, failure, began)
+        found = followed if followed and followed.verdict is Verdict.ERROR else None
+        more = f" (and {len(ways) - 1} more)" if len(ways) > 1 else ""
         out.append(
-            (error if way.predicted.masquerade or way.place.kind == "outside" else warning)(
-                f"{way}{named}",
-                why,
+            result_of(
+                verdict,
+                f"{way}{more}: {found.text if found else why}",
+                *(f"{each}: {seen}" for each, seen in ways),
                 *(found.evidence if found else ()),
                 remedy=found.remedy if found else "",
                 cause=Cause.SYMPTOM,

@@ -20,12 +20,12 @@ from steersman.operate.trace import TraceAnswer, make_tracer, trace_packet
 from steersman.operate.trace_question import TraceQuestion
 
 _CAUSES = {
-    "rules": Cause.RULES,
     # The check of routes names the endpoint, too.
     **dict.fromkeys(("no-route", "policy-rule"), Cause.PATH + 1),
     # These name nobody, or a place and no object: a check that finds one there explains them.
     **dict.fromkeys(
         (
+            "rules",
             "rules-differ",
             "rules-agree",
             "unseen",
