@@ -8,7 +8,7 @@ part of it: words.py.
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Awaitable, Callable, Collection, Generator, Hashable, Iterable
+from collections.abc import Awaitable, Callable, Collection, Generator, Hashable, Iterable, Mapping
 from functools import cached_property
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple, TypeVar
 
@@ -53,6 +53,9 @@ class Requirements(msgspec.Struct, frozen=True):
     """Names of tables of nf_tables that are the mode's own."""
     own_jumps: str = ""
     """Beginning of the names of its chains in tables of others; "" for none."""
+    listed_by: Mapping[tuple[str, Family], str] = {}
+    """Programs of iptables by which `read` lists all rules, those of others too, by variant and
+    family."""
     bridge_netfilter: bool = False
     """Whether netfilter must see what passes between two ports of a bridge: otherwise the answers
     of a pod on the client's bridge come back untranslated."""
@@ -105,9 +108,6 @@ class Mode(ABC):
     changes_during_read = 0
     """How often the rules changed during the last `read`, if it puts up with that (for commands):
     it may have missed an object, and the others are of different moments."""
-    listings: dict[tuple[str, int], str] | None = None
-    """If it is a dict (for commands), a mode whose `read` has iptables-save list all rules keeps
-    the output there, by variant and family: it has the rules of other programs, too."""
 
     @cached_property
     def worker(self) -> KernelWorker:

@@ -129,8 +129,13 @@ class IptablesMode(Mode):
 
     def requirements(self) -> Requirements:
         """Return what rules need: the lock is only that of iptables-legacy."""
+        listed_by = {}
+        if self._iptables:
+            tool = self._iptables.tool
+            listed_by = {(tool.variant, each): tool.save_of(each) for each in self.families}
         return Requirements(
             own_jumps="KUBE-",
+            listed_by=listed_by,
             bridge_netfilter=True,
             lock=LOCK if (self.variant or self._options.iptables_variant) == "legacy" else "",
             most_rules=_MOST_RULES,
@@ -185,10 +190,7 @@ class IptablesMode(Mode):
         spellings: dict[str, str] = {}
         referenced: set[tuple[int, str, str]] = set()
         for family in self.families:
-            text = iptables.save(family)
-            if self.listings is not None:
-                self.listings[iptables.tool.variant, family] = text
-            found = parse(text, int(family))
+            found = parse(iptables.save(family), int(family))
             ruleset.update(found.ruleset)
             spellings.update(found.spellings)
             referenced.update((int(family), table, chain) for table, chain in found.referenced)

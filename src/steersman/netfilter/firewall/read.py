@@ -47,7 +47,7 @@ async def read_firewall(
     list_tables: Callable[[], list[tuple[str, str]]] = list_tables,
     *,
     own_jumps: str = "",
-    listings: Mapping[tuple[str, int], str] | None = None,
+    listed_by: Mapping[tuple[str, Family], str] | None = None,
 ) -> Firewall:
     """Read the rules of iptables-nft, iptables-legacy and nft.
 
@@ -58,7 +58,7 @@ async def read_firewall(
         root: of the file system with /proc.
         list_tables: returns family and name of all tables of nft (in another namespace, in tests).
         own_jumps: beginning of the names of a mode's chains of nat, to leave out.
-        listings: what iptables-save has just printed, by variant and family; it is not run again.
+        listed_by: programs to use instead of such as `iptables-nft-save`, by variant and family.
     """
     families = tuple(families)
     runs = []
@@ -70,8 +70,9 @@ async def read_firewall(
             if (root / f"proc/net/{name}_tables_names").read_text():
                 variants.append("legacy")
         for variant in variants:
-            text = (listings or {}).get((variant, family))
-            runs.append(_saved(execute, family, f"{prefix}-{variant}", text, own_jumps))
+            tool = f"{prefix}-{variant}"
+            program = (listed_by or {}).get((variant, family), f"{tool}-save")
+            runs.append(_saved(execute, family, tool, program, own_jumps))
     tables: list[FilterTable] = []
     notes: list[str] = []
     # iptables-nft keeps its rules in tables that nft lists, too, but without its extensions. A
@@ -108,29 +109,28 @@ async def read_firewall(
 
 
 async def _saved(
-    execute: Exec, family: Family, tool: str, listed: str | None, own_jumps: str
+    execute: Exec, family: Family, tool: str, program: str, own_jumps: str
 ) -> tuple[list[FilterTable], set[tuple[str, str]], list[str]]:
     """Return the tables of an iptables, their names in nft and, if it fails, a note.
 
     Args:
-        execute: runs iptables-save.
+        execute: runs programs.
         family: of the command.
-        tool: the command, without `-save`.
-        listed: what iptables-save has printed; None to run it.
+        tool: the command.
+        program: what lists its rules.
         own_jumps: see `read_firewall`.
     """
-    if listed is None:
-        try:
-            result = await execute.run([f"{tool}-save"], timeout=_SAVING)
-        except FileNotFoundError:
-            legacy = tool.endswith("legacy")
-            notes = [f"rules of {tool} were not read: it is not installed"] if legacy else []
-            return [], set(), notes
-        except OSError as error:  # TimeoutError, too
-            return [], set(), [f"rules of {tool} were not read: {error.strerror or error}"]
-        if result.returncode:
-            return [], set(), [f"rules of {tool} were not read: {result.message}"]
-        listed = result.stdout.decode(errors="replace")
+    try:
+        result = await execute.run([program], timeout=_SAVING)
+    except FileNotFoundError:
+        legacy = tool.endswith("legacy")
+        notes = [f"rules of {tool} were not read: it is not installed"] if legacy else []
+        return [], set(), notes
+    except OSError as error:  # TimeoutError, too
+        return [], set(), [f"rules of {tool} were not read: {error.strerror or error}"]
+    if result.returncode:
+        return [], set(), [f"rules of {tool} were not read: {result.message}"]
+    listed = result.stdout.decode(errors="replace")
     found = await asyncio.to_thread(parse_saved, listed, family, tool, own_jumps)
     names = {(_TOOLS[family][1], table.name.split()[1]) for table in found}
     return found, names if tool.endswith("nft") else set(), []

@@ -56,6 +56,10 @@ class Tool(NamedTuple):
         """Return the name of the command for a family."""
         return command_of(self.command, family)
 
+    def save_of(self, family: int) -> str:
+        """Return the name of the program that lists all rules of a family."""
+        return f"{self.of(family)}-save"
+
     @property
     def random_fully(self) -> bool:
         """Whether MASQUERADE has --random-fully."""
@@ -181,7 +185,7 @@ class Iptables:
         Raises:
             BusyError: they cannot be read.
         """
-        command = f"{self.tool.of(family)}-save"
+        command = self.tool.save_of(family)
         result = self._run([command])
         if result.returncode:
             raise BusyError(f"{command}: {_message(result)}")

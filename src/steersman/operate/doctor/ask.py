@@ -27,6 +27,7 @@ from steersman.operate.client import Client, NotRunningError
 from steersman.operate.doctor import CHECKS
 from steersman.operate.doctor.check import Diagnosis, diagnose
 from steersman.operate.doctor.context import ApiReply, Context, Question
+from steersman.operate.doctor.facts import SharedListings
 from steersman.operate.dump import mode_of
 from steersman.operate.load import config_of, load_world, world_again
 from steersman.operate.names import Names, Target, UnknownNameError, split_words
@@ -90,7 +91,7 @@ async def examine(world: World, asked: Asked, config: ProxyConfig) -> Diagnosis:
         assert access is not None
         return ApiReply(*await fetch_reply(access, path))
 
-    execute = SubprocessExec()
+    execute = SharedListings(SubprocessExec())
     server_pid = await asyncio.to_thread(Client().server_pid)
     # Where the mode keeps its objects is said by the flags of the process, not by ours.
     with suppress(OSError, ConfigError):

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from contextlib import suppress
 from itertools import islice
 from typing import NamedTuple
 
 from steersman.compile.trace import classify
+from steersman.host.exec import Exec, Result
 from steersman.host.link_state import Link
 from steersman.model.errors import BusyError
 from steersman.model.plan import Endpoint, Frontend, ServicePlan, SourceClass, Verdict
@@ -37,11 +38,38 @@ async def requirements(context: Context) -> Requirements:
     return context.requirements()
 
 
+class SharedListings:
+    """An Exec; what lists all rules for the mode also answers the check of firewalls, once.
+
+    With thousands of Services, such a listing takes a second and has megabytes.
+    """
+
+    def __init__(self, execute: Exec) -> None:
+        self._execute = execute
+        self._listed: dict[str, Result] = {}
+        self._given: set[str] = set()
+
+    async def run(
+        self, argv: Sequence[str], stdin: bytes = b"", *, timeout: float = 60.0
+    ) -> Result:
+        """Return what the mode was told by the same program, or run it; see `Exec.run`."""
+        if (listed := self._listed.pop(argv[0], None)) is not None:
+            self._given.add(argv[0])
+            return listed
+        return await self._execute.run(argv, stdin, timeout=timeout)
+
+    def run_tool(self, argv: Sequence[str], stdin: bytes = b"", *, timeout: float = 60.0) -> Result:
+        """Run a program for the mode, and keep what it lists; see `Exec.run_tool`."""
+        result = self._execute.run_tool(argv, stdin, timeout=timeout)
+        if argv[0].endswith("-save") and not result.returncode and argv[0] not in self._given:
+            self._listed[argv[0]] = result
+        return result
+
+
 async def kernel_objects(context: Context) -> Ruleset:
     """Return the mode's objects in the kernel. Raises as `KernelWords.read`."""
     mode = context.mode
     assert mode is not None
-    mode.listings = {}
     return await read_kernel(mode, context.world)
 
 
@@ -122,17 +150,14 @@ async def ways(context: Context) -> dict[str, Hop]:
 
 async def firewall(context: Context) -> Firewall:
     """Return the rules of all programs, without tables of the mode itself."""
-    needs, mode = await context.once(requirements), context.mode
+    needs = await context.once(requirements)
     await context.once(rules_are_listed)
-    found = await read_firewall(
+    return await read_firewall(
         context.execute,
         context.families,
         needs.own_tables,
         context.root,
         context.list_tables,
         own_jumps=needs.own_jumps,
-        listings=mode.listings if mode else None,
+        listed_by=needs.listed_by,
     )
-    if mode:
-        mode.listings = None  # they may be megabytes
-    return found

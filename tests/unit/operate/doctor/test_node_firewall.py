@@ -8,6 +8,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import pytest
 
 from steersman.compile.trace import Flow
@@ -16,9 +17,11 @@ from steersman.model.errors import BusyError
 from steersman.model.names import Family
 from steersman.model.plan import SourceClass
 from steersman.model.ruleset import Ruleset
+from steersman.modes.base import Requirements
 from steersman.netfilter.firewall.read import read_firewall
 from steersman.operate.doctor.check import USUAL
 from steersman.operate.doctor.context import Question
+from steersman.operate.doctor.facts import SharedListings
 from steersman.operate.doctor.result import CheckResult, Verdict
 from steersman.operate.trace_loss import Hop
 from tests.support.builders.doctor import CART, context_of, named, results
@@ -217,15 +220,23 @@ def test_legacy_rules_are_read_if_a_table_exists(tmp_path: Path) -> None:
 
 
 def test_what_the_mode_has_read_is_not_read_again() -> None:
+    runs = Scripted(
+        ("iptables-save", saved(ACCEPTING, "-A FORWARD -j DROP")), ("ip6tables-nft-save", "")
+    )
+    execute = SharedListings(runs)
+
     class Listing(Delivering):
+        def requirements(self) -> Requirements:
+            listed_by = {("nft", Family.IPV4): "iptables-save"}
+            return msgspec.structs.replace(super().requirements(), listed_by=listed_by)
+
         def read(self) -> Ruleset:
-            assert self.listings is not None
-            self.listings["nft", Family.IPV4] = saved(ACCEPTING, "-A FORWARD -j DROP")
+            execute.run_tool(["iptables-save"])
             return super().read()
 
-    runs = Scripted(("ip6tables-nft-save", ""))
-    (result,) = results(FIREWALL, replace(context(runs), mode=Listing()))
+    (result,) = results(FIREWALL, replace(context(runs), mode=Listing(), execute=execute))
     assert "table filter (iptables-nft), chain FORWARD" in result.text
+    assert runs.ran.count("iptables-save") == 1
     assert "iptables-nft-save" not in runs.ran
 
 
