@@ -12,6 +12,8 @@ from typing import Any, Generic, Literal, NamedTuple, TypeAlias, TypeVar
 
 import msgspec
 
+from steersman.model.times import rfc3339
+
 T = TypeVar("T")
 _DAY, _HOUR, _MINUTE = 86400, 3600, 60
 
@@ -160,6 +162,6 @@ def age_text(seconds: float | None) -> str:
     return f"{whole}s"
 
 
-def rfc3339(at: float) -> str | None:
+def known_time(at: float) -> str | None:
     """Return a time in RFC 3339; None for 0, which is unknown."""
-    return datetime.fromtimestamp(at, UTC).strftime("%Y-%m-%dT%H:%M:%SZ") if at else None
+    return rfc3339(int(at) * 10**9) if at else None

@@ -20,8 +20,8 @@ from steersman.operate.answer import (
     Cell,
     Line,
     Style,
+    known_time,
     page_number,
-    rfc3339,
     rows_of_page,
     table_of,
 )
@@ -164,7 +164,7 @@ class FleetView(Answer, frozen=True, kw_only=True, rename="camel"):
                 "HEALTH": (row.health, _STYLES.get(row.health, "warn")),
                 "MODE": row.mode or "-",
                 "VERSION": row.version or "-",
-                "SYNCED": rfc3339(row.synced) or "never",
+                "SYNCED": known_time(row.synced) or "never",
                 "LAG": "-" if row.lag is None else f"{row.lag:.2f} s",
                 "FINDINGS": count_words(bad) if any(bad.values()) else "none",
                 "CPU": "-" if row.cpu is None else f"{row.cpu:.1%}",

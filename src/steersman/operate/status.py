@@ -21,7 +21,7 @@ from steersman.operate.answer import (
     Style,
     Table,
     age_text,
-    rfc3339,
+    known_time,
 )
 from steersman.operate.client import Client, NotRunningError
 from steersman.operate.process_lines import process_lines
@@ -58,7 +58,8 @@ class Status(Answer, frozen=True, kw_only=True, rename="camel"):
     def data(self) -> Any:
         """The answer as JSON types, times in RFC 3339."""
         conditions = [
-            {**msgspec.to_builtins(each), "since": rfc3339(each.since)} for each in self.conditions
+            {**msgspec.to_builtins(each), "since": known_time(each.since)}
+            for each in self.conditions
         ]
         out: dict[str, Any] = {"source": self.source, "conditions": conditions}
         if (state := self.state) is not None:
@@ -69,12 +70,12 @@ class Status(Answer, frozen=True, kw_only=True, rename="camel"):
             # Absolute times: with --watch, only a change is printed.
             connection = out["connection"] = fields["source"]
             quiet = connection.pop("quietSeconds")
-            connection["lastEvent"] = rfc3339(0.0 if quiet is None else state.now - quiet)
-            out["started"] = rfc3339(state.started)
+            connection["lastEvent"] = known_time(0.0 if quiet is None else state.now - quiet)
+            out["started"] = known_time(state.started)
             out["synced"] = None
             if state.synced_at:
                 out["synced"] = {
-                    "at": rfc3339(state.synced_at),
+                    "at": known_time(state.synced_at),
                     "reason": state.sync_reason,
                     "phases": dict(state.phases),
                     "refused": state.refused,

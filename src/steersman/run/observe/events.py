@@ -15,13 +15,13 @@ import time
 from collections import Counter
 from collections.abc import Callable
 from contextlib import suppress
-from datetime import UTC, datetime
 from typing import Any, Literal, Protocol, TypeAlias
 
 import msgspec
 
 from steersman.model.findings import printable
 from steersman.model.names import ObjectName
+from steersman.model.times import rfc3339
 
 log = logging.getLogger(__name__)
 
@@ -145,8 +145,6 @@ class Recorder:
     ) -> Event:
         text = printable(note[:_NOTE_BYTES])
         text = text.encode()[:_NOTE_BYTES].decode(errors="ignore")
-        seconds, fraction = divmod(now, 10**9)
-        when = datetime.fromtimestamp(seconds, UTC).strftime("%Y-%m-%dT%H:%M:%S")
         return {
             "apiVersion": "events.k8s.io/v1",
             "kind": "Event",
@@ -154,7 +152,7 @@ class Recorder:
                 "name": f"{regarding.name}.{now:x}",
                 "namespace": regarding.namespace or "default",
             },
-            "eventTime": f"{when}.{fraction // 1000:06d}Z",
+            "eventTime": rfc3339(now, 6),
             "reportingController": CONTROLLER,
             "reportingInstance": self._instance[:128],
             "action": action,

@@ -43,12 +43,12 @@ import os
 import socket
 import sys
 import time
-from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Any
 
 import msgspec
 
 from steersman.host.peers import is_trusted, peer
+from steersman.model.times import rfc3339
 from steersman.run.process.startup import StartError
 
 if TYPE_CHECKING:
@@ -82,7 +82,7 @@ class Holder(msgspec.Struct, frozen=True):
     """Name of the abstract socket that wakes it."""
 
     def __str__(self) -> str:
-        since = datetime.fromtimestamp(self.since, UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
+        since = rfc3339(self.since * 10**9)
         return f"pid {self.pid} on host {self.host}, {self.mode} mode, since {since}"
 
     @property

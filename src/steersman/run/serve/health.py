@@ -16,13 +16,13 @@ import logging
 import re
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from datetime import UTC, datetime
 from typing import NamedTuple
 
 import msgspec
 
 from steersman.model.kube import Node
 from steersman.model.names import Family, ObjectName
+from steersman.model.times import rfc3339
 from steersman.run.serve.connections import ListenError
 from steersman.run.serve.http import Answer, App, Listening, Page, Request, application, listen
 
@@ -48,13 +48,6 @@ NEVER = Moment(-62135596800 * 10**9, 0.0)
 def now() -> Moment:
     """Read both clocks."""
     return Moment(time.time_ns(), time.monotonic())
-
-
-def rfc3339(nanoseconds: int) -> str:
-    """Format a time in UTC as Go does: without trailing zeros of the fraction."""
-    seconds, fraction = divmod(nanoseconds, 10**9)
-    text = datetime.fromtimestamp(seconds, UTC).isoformat().removesuffix("+00:00")
-    return f"{text}.{fraction:09d}".rstrip("0").rstrip(".") + "Z"
 
 
 def eligible(node: Node | None) -> bool:
