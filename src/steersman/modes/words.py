@@ -19,6 +19,9 @@ _OBJECTS = Kind("objects")
 class KernelWords:
     """Describes the kernel objects of a mode; this class does so for modes without a tool."""
 
+    are_rules = False
+    """Whether nft or iptables-save prints all of the objects."""
+
     def __init__(
         self,
         worker: KernelWorker,

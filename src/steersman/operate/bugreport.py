@@ -12,10 +12,11 @@ import gzip
 import io
 import json
 import os
+import re
 import tarfile
 import time
 from collections.abc import Awaitable, Callable, Iterable, Iterator, Sequence
-from contextlib import nullcontext
+from contextlib import nullcontext, suppress
 from functools import partial
 from pathlib import Path
 from typing import BinaryIO
@@ -27,6 +28,7 @@ from steersman.host.exec import Exec, SubprocessExec
 from steersman.host.process import words_of
 from steersman.model.world import World
 from steersman.model.yaml_reader import Budget, read_yaml
+from steersman.netfilter.nft.tables import list_tables
 from steersman.operate.answer import Answer, Block, Line, QuestionError, Table
 from steersman.operate.client import Client
 from steersman.operate.drift import find_drift
@@ -66,16 +68,16 @@ _FILES = (
     "/proc/net/ip_vs",
 )
 TOOLS: dict[str, Sequence[str]] = {
-    "kernel/nft.txt": ("nft", "--handle", "list", "ruleset"),
-    "kernel/iptables.txt": ("iptables-save", "--counters"),
-    "kernel/ip6tables.txt": ("ip6tables-save", "--counters"),
     "kernel/ipset.txt": ("ipset", "save"),
     "node/addresses.txt": ("ip", "-details", "address"),
     "node/routes.txt": ("ip", "route", "show", "table", "all"),
     "node/rules.txt": ("ip", "rule"),
     "node/listening.txt": ("ss", "--no-header", "-lntup"),
 }
-"""What the tools of this node print, each if it is installed."""
+"""What the tools of this node print, each if it is installed; `parts_of` adds iptables and nft."""
+_FAMILIES = ("ip", "ip6")
+"""Names of nft; programs and files of iptables begin with them."""
+_SAVED_TABLE = re.compile(rb"^\*(\S+)", re.MULTILINE)
 JOURNAL = ("journalctl", "--no-pager", "--lines", str(_JOURNAL_LINES), "--unit", "steersman")
 
 
@@ -115,6 +117,7 @@ class BugReport(Answer, frozen=True, kw_only=True, rename="camel"):
 
 
 Collect = Callable[[], Awaitable["Answer | str | bytes"]]
+ListTables = Callable[[], list[tuple[str, str]]]
 
 
 async def write_report(
@@ -125,6 +128,7 @@ async def write_report(
     execute: Exec | None = None,
     client: Client | None = None,
     out: BinaryIO | None = None,
+    list_tables: ListTables = list_tables,
 ) -> BugReport:
     """Collect everything, and write the archive.
 
@@ -135,6 +139,7 @@ async def write_report(
         execute: runs the tools of this node.
         client: reaches the running process.
         out: standard output.
+        list_tables: returns family and name of the tables of nft.
 
     Raises:
         QuestionError: the archive cannot be written.
@@ -144,7 +149,7 @@ async def write_report(
     stamp = time.strftime("%Y%m%dT%H%M%SZ", time.gmtime(now))
     folder = f"steersman-{node}-{stamp}"
     file = file or f"{folder}.tar.gz"
-    tools = {**TOOLS, **({"journal.txt": JOURNAL} if journal else {})}
+    tools = {**TOOLS, **_legacy_tools(), **({"journal.txt": JOURNAL} if journal else {})}
     stream = out if out is not None and file == STDOUT else _new_file(Path(file))
     done: list[Part] = []
     try:
@@ -158,7 +163,7 @@ async def write_report(
             # meet a type for the first time.
             world = asyncio.ensure_future(world_of_process(client))
             await asyncio.wait((world,))
-            parts = parts_of(config, tools, execute, client, world)
+            parts = parts_of(config, tools, execute, client, world=world, list_tables=list_tables)
             # As they end, so that no more than a few are in memory.
             for next_part in asyncio.as_completed([_collected(*each) for each in parts.items()]):
                 part, body = await next_part
@@ -182,7 +187,9 @@ def parts_of(
     tools: dict[str, Sequence[str]],
     execute: Exec,
     client: Client,
+    *,
     world: asyncio.Future[World],
+    list_tables: ListTables,
 ) -> dict[str, Collect]:
     """Return what collects each part, by its name in the archive; see `write_report`."""
 
@@ -194,6 +201,30 @@ def parts_of(
         if result.returncode:
             raise QuestionError(result.message or f"exit status {result.returncode}")
         return result.stdout
+
+    saves = {
+        family: asyncio.ensure_future(tool((f"{family}tables-nft-save", "--counters")))
+        for family in _FAMILIES
+    }
+
+    async def nft() -> str:
+        # nft takes seconds for the tables of iptables-nft, and does not print its extensions.
+        ended = await asyncio.shield(asyncio.gather(*saves.values(), return_exceptions=True))
+        saved = {
+            (family, name.decode(errors="replace"))
+            for family, text in zip(saves, ended, strict=True)
+            if isinstance(text, bytes)
+            for name in _SAVED_TABLE.findall(text)
+        }
+        texts = [f"# printed by iptables-save: table {' '.join(each)}\n" for each in sorted(saved)]
+        for table in await asyncio.to_thread(list_tables):
+            if table not in saved:
+                try:
+                    printed = await tool(("nft", "--handle", "list", "table", *table))
+                    texts.append(printed.decode(errors="replace"))
+                except QuestionError as error:  # it may have gone meanwhile
+                    texts.append(f"# table {' '.join(table)}: {error}\n")
+        return "".join(texts)
 
     async def findings() -> str:
         return "".join(f"{each.severity}: {each}\n" for each in (await world).findings)
@@ -218,6 +249,8 @@ def parts_of(
         "process.txt": lambda: asyncio.to_thread(describe_process, client.server_pid()),
         "kernel/objects.txt": objects,
         "node/facts.txt": lambda: asyncio.to_thread(describe_node),
+        "kernel/nft.txt": nft,
+        **{f"kernel/{each}tables.txt": partial(asyncio.shield, saves[each]) for each in saves},
         **{name: partial(tool, argv) for name, argv in tools.items()},
     }
 
@@ -245,13 +278,15 @@ async def _collected(name: str, collect: Collect) -> tuple[Part, bytes]:
 
 
 async def kernel_objects(world: World, config: ProxyConfig, execute: Exec) -> Iterable[str]:
-    """Return the lines of all kernel objects of the mode in force, as its tool prints them.
+    """Return the lines of all kernel objects of the mode in force, unless other parts have them.
 
     Raises:
         QuestionError: the kernel cannot be read.
     """
     mode = mode_of(world, config, execute)
     words = mode.words
+    if words.are_rules:
+        return [f"all objects of the {mode.name} mode are rules: see the other files here\n"]
     async with reading_kernel(mode):
         kernel = await words.read()
 
@@ -301,6 +336,17 @@ def describe_node(root: Path = Path("/")) -> str:
             text = error.strerror or str(error)
         found.append(f"{path}: {text}" if "\n" not in text else f"{path}:\n{text}")
     return "\n".join(found) + "\n"
+
+
+def _legacy_tools() -> dict[str, Sequence[str]]:
+    """Return the commands that print rules of iptables-legacy, if there are any."""
+    found: dict[str, Sequence[str]] = {}
+    for family in _FAMILIES:
+        with suppress(OSError):
+            if (_PROC / f"net/{family}_tables_names").read_text():
+                argv = (f"{family}tables-legacy-save", "--counters")
+                found[f"kernel/{family}tables-legacy.txt"] = argv
+    return found
 
 
 def _kubeconfig(root: Path, path: str) -> str:

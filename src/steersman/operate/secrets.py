@@ -29,7 +29,11 @@ _PATTERNS: tuple[tuple[tuple[str, ...], re.Pattern[str], str], ...] = (
     ),
 )
 """Each with words in lower case, one of which is in every match: to look for these is cheap."""
-_NAMED_WORDS = ("token", "passw", "passphrase", "secret", "credential", "key", "-data", "_data")
+_NAMED_WORDS = (
+    *("token", "passw", "passphrase", "secret", "credential", "-data", "_data"),
+    *("apikey", "api-key", "api_key", "privatekey", "private-key", "private_key"),
+)
+"""One is in every match of `_NAMED`; names of iptables' chains have a `key` now and then."""
 _NAMED = re.compile(
     rf"""(?i)(["']?{_NAMES}["']?[ \t]*[:=][ \t]*)("[^"\n]*"|'[^'\n]*'|[^\s"',}}]+)"""
 )

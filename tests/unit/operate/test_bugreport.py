@@ -48,6 +48,12 @@ users:
       args: [planted-token]
       env: [{{name: A, value: planted}}]
 """
+NAMES = (
+    *("api-token", "PASSWD", "pass-passphrase", "clientSecret", "credential", "x-credentials"),
+    *("apikey", "API-Key", "api_key", "privateKey", "private-key", "private_key"),
+    *("client-key-data", "client_data"),
+)
+"""Of values that are secrets."""
 PLANTED = ("planted", "cGxhbnRlZ", "LS0tLS1CRUdJTiB")
 """Parts of every secret, also in base64."""
 
@@ -82,6 +88,10 @@ class PlantedTools(SubprocessExec):
             raise FileNotFoundError(2, "No such file or directory", "ipset")
         if argv[0] == "ss":
             return Result(1, b"", b"password: planted-in-a-message")
+        if argv[0] == "iptables-nft-save":
+            return Result(0, b"# api-token: planted\n*nat\n:PREROUTING ACCEPT [0:0]\nCOMMIT\n", b"")
+        if argv[-1] == "gone":
+            return Result(1, b"", b"Error: No such file or directory")
         return Result(0, f"a rule of {argv[0]} # api-token: planted\n{PEM}".encode(), b"")
 
 
@@ -102,6 +112,10 @@ def process() -> Iterator[int]:
         child.kill()
 
 
+def tables_of_nft() -> list[tuple[str, str]]:
+    return [("ip", "nat"), ("ip6", "nat"), ("inet", "mine"), ("inet", "gone")]
+
+
 def files_of(archive: bytes) -> dict[str, str]:
     with tarfile.open(fileobj=io.BytesIO(archive), mode="r:gz") as tar:
         found = {}
@@ -118,7 +132,11 @@ async def test_no_secret_is_in_the_archive(tmp_path: Path, process: int) -> None
     file = tmp_path / "report.tar.gz"
     client = PlantedClient(process, str(kubeconfig))
     report = await write_report(
-        *(str(file), ProxyConfig()), journal=True, execute=PlantedTools(), client=client
+        *(str(file), ProxyConfig()),
+        journal=True,
+        execute=PlantedTools(),
+        client=client,
+        list_tables=tables_of_nft,
     )
     files = files_of(file.read_bytes())
     assert file.stat().st_mode & 0o777 == 0o600
@@ -134,6 +152,12 @@ async def test_no_secret_is_in_the_archive(tmp_path: Path, process: int) -> None
     assert "a rule of nft" in files["kernel/nft.txt"]
     assert "AWS_SECRET_ACCESS_KEY=(removed)" in files["process.txt"]
     assert "net/ipv4/ip_forward: " in files["node/facts.txt"]
+
+    # A table that iptables-save has printed is named only.
+    rules = files["kernel/nft.txt"]
+    assert rules.startswith("# printed by iptables-save: table ip nat\na rule of nft")
+    assert rules.count("a rule of nft") == 2
+    assert rules.endswith("# table inet gone: Error: No such file or directory\n")
 
     # Missing parts are named, with the reason.
     index = {each["name"]: each for each in json.loads(files["index.json"])["parts"]}
@@ -174,7 +198,7 @@ async def test_a_tool_that_takes_too_long_is_named(monkeypatch: pytest.MonkeyPat
     client = PlantedClient(0, "")
     report = await write_report("-", ProxyConfig(), execute=Stuck(), client=client, out=out)
     problems = {part.name: part.problem for part in report.parts}
-    assert problems["kernel/nft.txt"] == "it took more than 20 s"
+    assert problems["kernel/iptables.txt"] == "it took more than 20 s"
 
 
 async def test_no_file_is_overwritten(tmp_path: Path) -> None:
@@ -191,6 +215,8 @@ async def test_no_file_is_overwritten(tmp_path: Path) -> None:
         ("tokenFile: /etc/token", "tokenFile: /etc/token"),
         ("--state-token-file=/etc/token", "--state-token-file=/etc/token"),
         ("10.96.0.1 . tcp . 80 : goto external-x/shop/web", None),
+        ("-A KUBE-SVC-2KEYX -j KUBE-SEP-APIKX", None),
+        *((f"{name}: planted", f'{name}: "(removed)"') for name in NAMES),
         ('{"token": "planted"}', '{"token": "(removed)"}'),
         ("password = planted", 'password = "(removed)"'),
         ("Authorization: Basic cGxhbnRlZDpw", "Authorization: Basic (removed)"),

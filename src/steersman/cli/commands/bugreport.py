@@ -38,9 +38,9 @@ COMMAND = Command(
     summary="write one archive with what a report of a bug needs, without secrets",
     description="""\
 Write a .tar.gz with what somebody who was not there needs to know: versions, status, Findings,
-drift, the last syncs, the configuration, the kernel objects of the mode, all rules of nft and
-iptables, ipset, addresses, routes, and facts of the node. --journal adds the last 5,000
-lines of the unit `steersman`.
+drift, the last syncs, the configuration, all rules of nft and iptables, kernel objects of the
+mode that are no rules, ipset, addresses, routes, and facts of the node. --journal adds the last
+5,000 lines of the unit `steersman`.
 
 Tokens, keys, certificates, passwords and the values of most environment variables are removed.
 Services, addresses and rules of this node are in it: look at it before you publish it.

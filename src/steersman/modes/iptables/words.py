@@ -95,6 +95,8 @@ _CANARY = _rules(5, _NODE, "is gone if another program has flushed the table")
 class IptablesWords(KernelWords):
     """Rules of the iptables mode."""
 
+    are_rules = True
+
     def kind_of(self, key: RuleKey) -> Kind:
         """Return the kind of a chain, or of a part of it."""
         _, table, chain, part = key

@@ -192,6 +192,8 @@ _KINDS = {
 class NftablesWords(KernelWords):
     """Elements, maps and chains of the nftables mode."""
 
+    are_rules = True
+
     async def read(self) -> Ruleset:
         """Return our objects. The sockets on loopback belong to the process that serves."""
         return {
