@@ -158,5 +158,6 @@ def test_without_a_process_it_says_so() -> None:
         status, out, err = await command("top", "--once")
         assert (status, out) == (2, "")
         assert "no steersman runs in this network namespace" in err
+        assert "--manifests" not in err  # it has no such flag
 
     in_namespace(scenario)

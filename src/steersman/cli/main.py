@@ -13,6 +13,7 @@ import asyncio
 import sys
 from collections.abc import AsyncIterator, Sequence
 from contextlib import suppress
+from functools import partial
 from typing import TYPE_CHECKING
 
 from steersman import __version__
@@ -89,8 +90,10 @@ def _dispatch(words: Sequence[str]) -> int:
         if set(words[1:]) & {"--help", "-h"} and not command.own_help:
             print(command_help(command))
             return 0
-        return command.main(words[1:])
-    return ask(command, words[1:])
+        call = partial(command.main, words[1:])
+    else:
+        call = partial(ask, command, words[1:])
+    return guarded(call, f"steersman {name}")
 
 
 def _dump_table(spec: ModeSpec, words: Sequence[str]) -> int:

@@ -210,8 +210,8 @@ class Client:
                 connection.connect()
             except ConnectionRefusedError as error:
                 raise NotRunningError(
-                    "no steersman runs in this network namespace; give --manifests or "
-                    "--kubeconfig, or run the command on the node or in steersman's pod"
+                    "no steersman runs in this network namespace: run the command on the node "
+                    "or in steersman's pod"
                 ) from error
             except BlockingIOError as error:  # as many clients as the socket takes wait already
                 raise HungError(

@@ -62,9 +62,9 @@ async def load_world(parsed: Parsed, client: Client | None = None) -> World:
         return await world_of_process(client)
     except HungError as hung:
         return await _by_flags_of(hung)
-    except NotRunningError:
+    except NotRunningError as error:
         if not SERVICE_ACCOUNT.exists():
-            raise
+            raise NotRunningError(f"{error}, or give --manifests or --kubeconfig") from error
         return await _from_api_server(config)
 
 
