@@ -20,7 +20,9 @@ _CODES: dict[Style, str] = {"good": "32", "warn": "33", "bad": "31", "dim": "2",
 _GAP = "   "
 _CLEAR = "\x1b[H\x1b[2J"
 _NARROWEST = 16
-"""Columns of a terminal below which the last column of a table is not broken into lines."""
+"""Columns that the last column of a table needs; what is longer goes below its row otherwise."""
+_INDENT = 4
+"""Of what goes there."""
 
 
 def print_answer(answer: Answer, output: str, out: TextIO | None = None) -> None:
@@ -117,17 +119,22 @@ def _table_lines(table: Table, width: int) -> Iterator[list[Span]]:
     rows = [[_span(cell) for cell in row] for row in (head, *table.rows)]
     widths = [max(len(text) for text, _ in column) for column in zip(*rows, strict=True)]
     before = sum(widths[:-1]) + len(_GAP) * (len(widths) - 1)
-    room = width - before
+    is_below = width - before < _NARROWEST
+    start = _INDENT if is_below else before
     for *cells, (last, style) in rows:
         pieces = [last]
-        if _NARROWEST <= room < len(last):
-            pieces = textwrap.wrap(last, room)
+        if width and len(last) > max(_NARROWEST, width - before):
+            pieces = textwrap.wrap(
+                last, max(_NARROWEST, width - start), break_on_hyphens=False, break_long_words=False
+            )
+            if is_below:
+                pieces.insert(0, "")
         spans = [
             (text.ljust(size) + _GAP, look)
             for (text, look), size in zip(cells, widths[:-1], strict=True)
         ]
         yield _stripped([*spans, (pieces[0], style)])
-        yield from ([(" " * before, ""), (piece, style)] for piece in pieces[1:])
+        yield from ([(" " * start, ""), (piece, style)] for piece in pieces[1:])
 
 
 def _span(cell: Cell) -> Span:
