@@ -169,5 +169,5 @@ async def test_an_unreadable_token_is_logged(caplog: pytest.LogCaptureFixture) -
         with caplog.at_level(logging.WARNING):
             async with recording(access) as recorder:
                 recorder.starting()
-        assert "could not be posted: token file: " in caplog.text
+        assert "posted: token file /nowhere/token: No such file or directory" in caplog.text
         assert not server.log

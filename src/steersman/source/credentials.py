@@ -105,7 +105,8 @@ class Credentials:
                 token = read_file(access.token_file, _MAX_TOKEN_BYTES).decode().strip()
             except (OSError, ValueError) as error:
                 if not self._token:
-                    raise CredentialError(f"token file: {error}") from error
+                    reason = error.strerror if isinstance(error, OSError) else error
+                    raise CredentialError(f"token file {access.token_file}: {reason}") from error
                 token = ""
             # An empty file is being written: use the last token.
             self._token = token = token or self._token

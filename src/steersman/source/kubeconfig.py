@@ -278,9 +278,11 @@ def _decoded(content: bytes, file: str) -> _File:
     if len(documents) > 1:
         line = documents[1].line
         raise KubeconfigError(file, "", f"line {line}: a second YAML document; remove it")
-    value = documents[0].value if documents else None
+    value = (documents[0].value if documents else None) or {}
+    if not isinstance(value, dict):
+        raise KubeconfigError(file, "", "is no kubeconfig: that begins with apiVersion: v1")
     try:
-        return msgspec.convert(_without_null(value or {}), _File)
+        return msgspec.convert(_without_null(value), _File)
     except msgspec.ValidationError as error:
         reason, _, field = str(error).partition(" - at `$")
         raise KubeconfigError(file, field.rstrip("`").lstrip("."), reason) from error

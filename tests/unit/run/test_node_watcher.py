@@ -124,6 +124,19 @@ async def test_going_on_without_addresses_is_said(
     assert (clock.time(), stopped) == (30, [])
 
 
+@pytest.mark.parametrize(
+    ("listed", "said"), [(True, "--hostname-override"), (False, "API server has not answered")]
+)
+async def test_why_a_node_is_not_known_is_said(
+    listed: bool, said: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    store = Store("n")
+    for kind in ("Service", "EndpointSlice") if listed else ():
+        store.replace(kind, ())
+    await NodeWatcher(NodeConfig(node_name="n"), store, pytest.fail).wait(PatientClock())
+    assert said in caplog.text
+
+
 async def test_nothing_is_said_of_a_node_that_is_whole(caplog: pytest.LogCaptureFixture) -> None:
     store = Store("n")
     store.upsert(WHOLE)

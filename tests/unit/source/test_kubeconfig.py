@@ -255,9 +255,10 @@ BOMB = "x0: &x0 [1]\n" + "".join(
         ("a: " + "[" * 60 + "]" * 60, "nested too deeply"),
         ("a: \xff\xfe", "is not YAML"),
         ("a: 1\n---\nb: 2\n", "line 3: a second YAML document"),
+        ("a token\n", "bad: is no kubeconfig"),
     ],
 )
-def test_files_that_would_take_for_ever(tmp_path: Path, text: str, words: str) -> None:
+def test_files_that_are_no_kubeconfig(tmp_path: Path, text: str, words: str) -> None:
     (tmp_path / "bad").write_bytes(text.encode("latin-1"))
     with pytest.raises(KubeconfigError, match=words):
         load_cluster_access(tmp_path / "bad")

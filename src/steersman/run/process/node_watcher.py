@@ -95,8 +95,10 @@ class NodeWatcher:
         self._started_with = node
         self.follow()
         if self._started_with is None:
-            text = 'node "%s" is not known, going on without it; is --hostname-override its name?'
-            log.warning(text, self._name)
+            text = 'node "%s" is not known, going on without it; %s'
+            known = self._store.synced
+            why = "is --hostname-override its name?" if known else "the API server has not answered"
+            log.warning(text, self._name, why)
         elif not host_ips(self._started_with):
             text = 'node "%s" has no addresses, going on without them; its kubelet reports them'
             log.warning(text, self._name)

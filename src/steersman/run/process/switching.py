@@ -340,11 +340,12 @@ class Switch:
         """Compare the kernel with the plan now that only one mode is in it."""
         report = await self._tried(partial(self.daemon.compare, whole=True))
         written = len(report.written) if report else 0
-        if written:  # both modes may have had a part in it
+        if written:  # both modes may have had a part in it, or changes of the cluster
             again = await self._tried(partial(self.daemon.compare, whole=False))
             if again is not None and (drift := again.drift) is not None:
                 raise SwitchError(f"{drift.what} differed again: another program writes them")
-            self._say(step, f"{written} objects were missing and are written again", "note")
+            text = f"{written} objects were missing or have changed since, and are written"
+            self._say(step, text, "note")
         self._say(step, "the kernel is as planned")
 
     async def _watch(self) -> None:
