@@ -179,17 +179,18 @@ def _why_endpoint(
         elif state.ready:
             why = "in: ready, on this node"
         else:
-            why = _why_not_ready(state, any(other.endpoint.local for other in ready))
+            others_here = any(other.endpoint.local for other in ready)
+            why = _why_not_ready(state, others_here, " on this node")
         words.append(f"for policy Local {why}")
         used |= why.startswith("in: ")
     return used, "; ".join(words)
 
 
-def _why_not_ready(state: EndpointState, others_ready: bool) -> str:
+def _why_not_ready(state: EndpointState, others_ready: bool, where: str = "") -> str:
     if state.ejection is not None:
         return f"out: ejected: {state.ejection.why}"
     if not state.draining:
         return "out: not ready" + (", terminating" if state.terminating else "")
     if others_ready:
-        return "out: terminating, and others are ready"
-    return "in: terminating, but it still serves and nothing is ready"
+        return f"out: terminating, and others{where} are ready"
+    return f"in: terminating, but it still serves and nothing{where} is ready"

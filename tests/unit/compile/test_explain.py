@@ -64,7 +64,7 @@ def test_both_policies_are_told_apart() -> None:
         "10.0.0.1:8080: for policy Cluster in: ready; for policy Local in: ready, on this node",
         "10.0.0.2:8080: for policy Cluster in: ready; for policy Local out: on another node",
         "10.0.0.3:8080: for policy Cluster out: terminating, and others are ready; "
-        "for policy Local out: terminating, and others are ready",
+        "for policy Local out: terminating, and others on this node are ready",
     )
 
 
@@ -73,7 +73,8 @@ def test_policy_local_inside_alone() -> None:
     hinted = endpoint("10.0.0.2", "other", zones=["z9"])
     assert why(slice_(DRAINING, hinted), obj=inside) == (
         "10.0.0.2:8080: for policy Local out: on another node",
-        "10.0.0.3:8080: for policy Local in: terminating, but it still serves and nothing is ready",
+        "10.0.0.3:8080: for policy Local in: terminating, but it still serves and nothing on this"
+        " node is ready",
     )
 
 
