@@ -201,7 +201,9 @@ class _Overlay:
                 self.notes.append(text)
         findings = combined.findings.get(_PLACE, ())
         # The API server assigns what a file would lack for ever.
-        findings = tuple(f for f in findings if f.code != codes.CLUSTER_IP)
+        findings = tuple(
+            f for f in findings if f.code != codes.CLUSTER_IP and not f.field.endswith(".nodePort")
+        )
         snapshot = msgspec.structs.replace(
             self._world.snapshot, services=self._services, slices=self._slices
         )

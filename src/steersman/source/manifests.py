@@ -202,8 +202,12 @@ def _with_defaults(obj: KubeObject) -> KubeObject:
         return obj
     spec = obj.spec
     changes: dict[str, Any] = {}
+    if not spec.type:
+        changes["type"] = "ClusterIP"
     if spec.cluster_ips and not spec.cluster_ip:
         changes["cluster_ip"] = spec.cluster_ips[0]
+    if spec.cluster_ip and spec.ip_families and not spec.cluster_ips:
+        changes["cluster_ips"] = [spec.cluster_ip]
     ips = [ip for text in spec.cluster_ips or () if (ip := canonical_ip(text))]
     if ips and not spec.ip_families:
         changes["ip_families"] = [family_of(ip).kubernetes for ip in ips]
@@ -226,6 +230,13 @@ def _remarks(located: Located) -> Iterator[Finding]:
             f"unused address of the Service range (or None for a headless one) ({located.where})"
         )
         yield Finding(name, "spec.clusterIP", reason, Severity.ERROR, codes.CLUSTER_IP)
+    if isinstance(obj, Service) and obj.spec.type == "NodePort":
+        ports = enumerate(obj.spec.ports or ())
+        missing = [f"spec.ports[{index}].nodePort" for index, port in ports if not port.node_port]
+        if missing:
+            reason = "is missing and nothing assigns one to a manifest, so there is no node port:"
+            reason += f" write an unused number of the range for node ports ({located.where})"
+            yield Finding(name, missing[0], reason, Severity.ERROR, codes.SERVICE_FIELD)
     if isinstance(obj, EndpointSlice) and not (
         obj.metadata.labels and obj.metadata.labels.service_name
     ):

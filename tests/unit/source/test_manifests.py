@@ -9,9 +9,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from steersman.compile.service import service_ports
 from steersman.model.findings import Severity
 from steersman.model.kube import EndpointSlice, Service
-from steersman.model.names import ObjectName
+from steersman.model.names import Family, ObjectName
 from steersman.source import documents
 from steersman.source.documents import BrokenFileError, read_documents
 from steersman.source.manifests import Manifest, combine_manifests, read_manifest
@@ -234,6 +235,27 @@ def test_cluster_ip_and_families_follow_from_cluster_ips() -> None:
     spec = one_service(CART.replace("clusterIP: 10.96.0.1", both)).spec
     assert spec.cluster_ip == "10.96.0.1"
     assert spec.ip_families == ["IPv4", "IPv6"]
+
+
+def test_families_count_also_without_cluster_ips() -> None:
+    families = "clusterIP: 10.96.0.1, ipFamilyPolicy: SingleStack, ipFamilies: [IPv4]"
+    service = one_service(CART.replace("clusterIP: 10.96.0.1", families))
+    assert list(service_ports(service, Family.IPV4))
+
+
+def test_a_service_without_a_type_has_the_usual_one() -> None:
+    outside = "spec: {externalIPs: [192.0.2.1], externalTrafficPolicy: Local, "
+    service = one_service(CART.replace("spec: {", outside))
+    (spec,) = service_ports(service, Family.IPV4).values()
+    assert spec.external_policy_local
+
+
+def test_nothing_assigns_node_ports_to_a_manifest() -> None:
+    text = CART.replace("spec: {", "spec: {type: NodePort, ")
+    (finding,) = read(text).findings
+    assert (finding.object, finding.field) == ("Service shop/cart", "spec.ports[0].nodePort")
+    assert "a.yaml line 1" in finding.reason
+    assert read(text.replace("port: 80", "port: 80, nodePort: 30080")).findings == ()
 
 
 def test_affinity_without_a_timeout_has_the_usual_one() -> None:
