@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
+import textwrap
 from collections.abc import AsyncIterator, Callable, Coroutine, Sequence
 from importlib import import_module
 from importlib.util import find_spec
+from itertools import chain
 from typing import TYPE_CHECKING, Any, Final
 
 import msgspec
 
 from steersman.config.flags import FLAGS
 from steersman.config.flags_upstream import Flag, Group
-from steersman.config.help import flag_lines
+from steersman.config.help import WIDTH, beside, flag_lines
 
 if TYPE_CHECKING:
     from steersman.config.commandline import Parsed
@@ -153,11 +155,14 @@ def find_command(name: str) -> Command:
 
 def command_help(command: Command) -> str:
     """Return the text of `steersman COMMAND --help`."""
-    parts = [f"Usage: {command.usage}\n", f"{command.description or command.summary}\n"]
+    parts = [f"Usage: {command.usage}\n"]
+    for paragraph in (command.description or command.summary).split("\n\n"):
+        text = paragraph if is_table(paragraph) else textwrap.fill(paragraph, WIDTH)
+        parts.append(f"{text}\n")
     if command.arguments:
-        width = max(len(each.name) for each in command.arguments)
-        rows = [f"  {each.name:{width}}  {each.help}" for each in command.arguments]
-        parts.append("\n".join(["Arguments:", *rows, ""]))
+        column = max(len(each.name) for each in command.arguments) + 4
+        rows = [beside(f"  {each.name}", each.help, column) for each in command.arguments]
+        parts.append("\n".join(["Arguments:", *chain(*rows), ""]))
     if command.all_flags:
         parts.append("\n".join(["Flags:", *flag_lines(command.all_flags), ""]))
     if command.answer is not None and not command.process_only:
@@ -165,9 +170,14 @@ def command_help(command: Command) -> str:
         note = "  By default, the running process of this node. Other flags of `run` also work."
         parts.append("\n".join(["Where to read from:", *flag_lines(where), note, ""]))
     if command.examples:
-        rows = [f"  # {each.purpose}\n  {each.words}\n" for each in command.examples]
-        parts.append("\n".join(["Examples:", *rows]))
+        examples = [f"  # {each.purpose}\n  {each.words}\n" for each in command.examples]
+        parts.append("\n".join(["Examples:", *examples]))
     if command.answer is not None:
-        rows = [f"  {code}  {text}" for code, text in command.exit_codes]
-        parts.append("\n".join(["Exit status:", *rows, ""]))
+        rows = [beside(f"  {code}", text, 5) for code, text in command.exit_codes]
+        parts.append("\n".join(["Exit status:", *chain(*rows), ""]))
     return "\n".join(parts).rstrip("\n")
+
+
+def is_table(paragraph: str) -> bool:
+    """Whether the lines of a paragraph of a description are rows, which stay as they are."""
+    return "  " in paragraph

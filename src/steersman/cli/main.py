@@ -122,17 +122,21 @@ def _dump_table(spec: ModeSpec, words: Sequence[str]) -> int:
 def usage() -> str:
     """Return the list of commands under their headings."""
     from steersman.cli.command import command_names, find_command  # noqa: PLC0415
+    from steersman.config.help import beside  # noqa: PLC0415
     from steersman.modes.specs import SPECS  # noqa: PLC0415
 
     commands = [find_command(name) for name in command_names()]
     lines = ["Usage: steersman COMMAND [flags]"]
     for group in ("Run", "Ask", "Change", "Tools"):
         lines += ["", f"{group}:"]
-        lines += [f"  {c.name:14}{c.summary}" for c in commands if c.group == group]
+        for command in commands:
+            if command.group == group:
+                lines += beside(f"  {command.name}", command.summary, 16)
     dumps = [spec for spec in SPECS.values() if spec.dumps]
     for spec in dumps:
         *first, last = spec.dumps
-        lines.append(f"  {spec.name:14}dump {', '.join(first)} or {last} of the {spec.name} mode")
+        text = f"dump {', '.join(first)} or {last} of the {spec.name} mode"
+        lines += beside(f"  {spec.name}", text, 16)
     lines += ["", "steersman COMMAND --help shows flags and examples."]
     return "\n".join(lines)
 

@@ -14,8 +14,9 @@ from steersman.model.addresses import without_password
 if TYPE_CHECKING:  # the help of a command needs no parser
     from steersman.config.arguments import Value
 
-_WIDTH: Final = 100
-_COLUMN: Final = 44
+WIDTH: Final = 80
+"""Columns of the terminals that help is made for."""
+_COLUMN: Final = 34
 _ZERO: Final = frozenset({"", "0", "0s", "false"})
 
 
@@ -39,12 +40,17 @@ def flag_lines(flags: Iterable[Flag]) -> Iterator[str]:
         text = flag.help
         if flag.default not in _ZERO:
             text += f" (default {flag.default})"
-        first, *rest = textwrap.wrap(text, _WIDTH - _COLUMN)
-        if len(left) + 2 > _COLUMN:
-            yield left
-            left = ""
-        yield f"{left:{_COLUMN}}{first}"
-        yield from (" " * _COLUMN + line for line in rest)
+        yield from beside(left, text, _COLUMN)
+
+
+def beside(left: str, text: str, column: int) -> Iterator[str]:
+    """Yield the lines of a text that begins at a column, with something on its left."""
+    if len(left) + 2 > column:
+        yield left
+        left = ""
+    for line in textwrap.wrap(text, WIDTH - column, break_on_hyphens=False):
+        yield f"{left:{column}}{line}"
+        left = ""
 
 
 def flagz(values: Mapping[str, Value]) -> str:

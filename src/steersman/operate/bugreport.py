@@ -178,7 +178,8 @@ async def write_report(
             Path(file).unlink(missing_ok=True)  # noqa: ASYNC240 - a file that is open already
         if not isinstance(error, OSError):
             raise
-        raise QuestionError(f"{file} cannot be written: {error.strerror or error}") from error
+        where = "standard output" if stream is out else file
+        raise QuestionError(f"{where} cannot be written: {error.strerror or error}") from error
     return BugReport(source="this node", file=file, node=node, parts=tuple(done))
 
 

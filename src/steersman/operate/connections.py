@@ -93,7 +93,7 @@ class Connections(Answer, frozen=True, kw_only=True, rename="camel"):
         if (more := self.matching - len(rows)) > 0:
             yield Line(f"{more} more; --limit {self.matching} shows all", "dim")
         if self.ended and not any(each.state == "ended" for each in self.connections):
-            yield Line(f"{self.ended} more have ended; --all shows them", "dim")
+            yield Line(f"{self.ended} have ended; --all shows them", "dim")
 
 
 async def list_connections(

@@ -71,7 +71,7 @@ def test_ends_have_names_and_old_endpoints_are_told_apart() -> None:
         "192.0.2.2:4001 node-b 10.96.0.10:80/TCP 10.244.1.9:8080 closing - 65s",
         "[fd00::9]:4002 - 10.96.0.10:80/TCP none opening - 65s",
         "5 more; --limit 8 shows all",
-        "2 more have ended; --all shows them",
+        "2 have ended; --all shows them",
     ]
     assert "192.0.2.1:7" in texts(shown, wide=True)[6]
     assert shown.connections[0].client_name == "shop/web-2"

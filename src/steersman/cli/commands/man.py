@@ -12,6 +12,7 @@ from steersman.cli.command import (
     Example,
     command_names,
     find_command,
+    is_table,
 )
 from steersman.config.flags import FLAGS
 from steersman.config.flags_upstream import Flag, Group
@@ -90,7 +91,10 @@ def _paragraphs(text: str) -> Iterator[str]:
     for number, paragraph in enumerate(text.split("\n\n")):
         if number:
             yield ".PP"
-        yield _text(" ".join(paragraph.split()))
+        if is_table(paragraph):
+            yield from (".nf", *map(_text, paragraph.split("\n")), ".fi")
+        else:
+            yield _text(" ".join(paragraph.split()))
 
 
 def _text(text: str) -> str:

@@ -29,10 +29,10 @@ Findings, and conditions like those of Kubernetes objects, each with its status,
 how long it has had that status.
 
 Running           the process answers on its local socket
-Synced            the first sync reached the kernel, and the last one did not fail
+Synced            the first sync was written, and the last one did not fail
 SourceConnected   the API server, or the manifests, can be read
-KernelMatches     the kernel has what the plan says, as of the last sync or comparison
-NoFindings        no object has an error (warnings are listed, but do not count as errors)
+KernelMatches     the kernel has what the plan says, when it was last compared
+NoFindings        no object has an error; warnings are listed, but do not count
 Healthy           no change waits for longer than the health check allows""",
     flags=(
         option("wait", "Wait until every condition is True.", kind="bool"),
