@@ -43,13 +43,13 @@ from steersman.model.names import ObjectName
 from steersman.source.apiserver import ApiServerSource
 from steersman.source.kubeconfig import ClusterAccess
 from steersman.source.pace import Timing
-from tests.support.apiserver.reading import until
 from tests.support.apiserver.remote import control
 from tests.support.apiserver.server import ApiServer
 from tests.support.apiserver.world import Object, World
 from tests.support.builders import kube
 from tests.support.virtual import VirtualLoop
 from tests.support.virtual import run as in_virtual_time
+from tests.support.waiting import until
 
 Address = tuple[str, int]
 

@@ -20,8 +20,9 @@ import yaml
 
 from steersman.source.kubeconfig import ClusterAccess, Material, load_cluster_access
 from tests.support.apiserver.certificates import Authority
-from tests.support.apiserver.reading import WORLD, reading, service, timing, until
+from tests.support.apiserver.reading import WORLD, reading, service, timing
 from tests.support.apiserver.server import ApiServer
+from tests.support.waiting import until
 
 pytestmark = pytest.mark.usefixtures("each_http")
 

@@ -18,9 +18,9 @@ from tests.support.apiserver.reading import (
     service,
     slice_,
     timing,
-    until,
 )
 from tests.support.apiserver.server import ApiServer
+from tests.support.waiting import until
 
 pytestmark = pytest.mark.usefixtures("each_http")
 

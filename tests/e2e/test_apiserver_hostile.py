@@ -16,8 +16,9 @@ from steersman.source import lister
 from steersman.source.http import Response
 from steersman.source.kubeconfig import ClusterAccess
 from steersman.source.pace import MAX_RETRY_AFTER
-from tests.support.apiserver.reading import WORLD, Reading, reading, service, timing, until
+from tests.support.apiserver.reading import WORLD, Reading, reading, service, timing
 from tests.support.apiserver.server import ApiServer
+from tests.support.waiting import until
 
 MIB = 1 << 20
 JSON = "Content-Type: application/json\r\n"

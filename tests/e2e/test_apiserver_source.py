@@ -24,10 +24,10 @@ from tests.support.apiserver.reading import (
     service_cidr,
     slice_,
     timing,
-    until,
 )
 from tests.support.apiserver.remote import ServerThread, control
 from tests.support.apiserver.server import ApiServer
+from tests.support.waiting import until
 
 pytestmark = pytest.mark.usefixtures("each_http")
 

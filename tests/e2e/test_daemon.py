@@ -25,9 +25,9 @@ from tests.support.processes.steersman import (
     not_in_rules,
     rules,
     steersman,
-    until,
     world,
 )
+from tests.support.waiting import until
 
 pytestmark = pytest.mark.kernel
 

@@ -19,9 +19,9 @@ from tests.support.processes.steersman import (
     manifests,
     rules,
     steersman,
-    until,
     world,
 )
+from tests.support.waiting import until
 
 pytestmark = pytest.mark.kernel
 WAITS = """\

@@ -11,7 +11,8 @@ from tests.support.apiserver.server import ApiServer
 from tests.support.builders import kube
 from tests.support.builders.asked import DEMO, NODE_B
 from tests.support.lab.namespace import in_namespace, sh
-from tests.support.processes.steersman import command, steersman, until
+from tests.support.processes.steersman import command, steersman
+from tests.support.waiting import until
 
 pytestmark = pytest.mark.kernel
 

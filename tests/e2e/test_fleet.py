@@ -21,7 +21,8 @@ from tests.support.apiserver.reading import service, slice_
 from tests.support.fleet import followed
 from tests.support.lab.namespace import in_namespace, sh
 from tests.support.pages import serving
-from tests.support.processes.steersman import command, manifests, steersman, until, world
+from tests.support.processes.steersman import command, manifests, steersman, world
+from tests.support.waiting import until
 
 pytestmark = pytest.mark.kernel
 

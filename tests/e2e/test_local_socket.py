@@ -11,7 +11,8 @@ import pytest
 
 from steersman.host.peers import CONTROL
 from tests.support.lab.namespace import in_namespace, sh
-from tests.support.processes.steersman import command, manifests, steersman, until, world
+from tests.support.processes.steersman import command, manifests, steersman, world
+from tests.support.waiting import until
 
 pytestmark = pytest.mark.kernel
 

@@ -10,15 +10,8 @@ import pytest
 
 from steersman.host.limits import raise_descriptor_limit
 from tests.support.lab.namespace import in_namespace
-from tests.support.processes.steersman import (
-    answers,
-    get,
-    in_rules,
-    manifests,
-    steersman,
-    until,
-    world,
-)
+from tests.support.processes.steersman import answers, get, in_rules, manifests, steersman, world
+from tests.support.waiting import until
 
 pytestmark = pytest.mark.kernel
 

@@ -13,7 +13,8 @@ from prometheus_client.parser import text_string_to_metric_families
 
 from tests.support.apiserver.reading import service, slice_
 from tests.support.lab.namespace import in_namespace, sh
-from tests.support.processes.steersman import answers, get, manifests, steersman, until
+from tests.support.processes.steersman import answers, get, manifests, steersman
+from tests.support.waiting import until
 
 pytestmark = pytest.mark.kernel
 ONE, TWO = "10.244.0.5", "10.244.0.6"

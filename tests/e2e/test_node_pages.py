@@ -22,7 +22,8 @@ from steersman.operate.world_reader import decode_world
 from tests.support.apiserver.reading import service
 from tests.support.lab.namespace import in_namespace, sh
 from tests.support.otlp import otlp_receiver
-from tests.support.processes.steersman import Process, command, manifests, steersman, until, world
+from tests.support.processes.steersman import Process, command, manifests, steersman, world
+from tests.support.waiting import until
 
 pytestmark = pytest.mark.kernel
 

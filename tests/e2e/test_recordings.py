@@ -24,10 +24,11 @@ from steersman.source.wire import (
     splitter_for,
 )
 from tests.support.apiserver import protobuf
-from tests.support.apiserver.reading import reading, until
+from tests.support.apiserver.reading import reading
 from tests.support.apiserver.server import ApiServer
 from tests.support.apiserver.world import KINDS, Object, World, read_token
 from tests.support.data import RECORDED
+from tests.support.waiting import until
 
 FOLDER = RECORDED / "api"
 

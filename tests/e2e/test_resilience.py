@@ -41,7 +41,6 @@ from tests.support.apiserver.chaos import (
     same_world,
     service,
     slice_,
-    until,
 )
 from tests.support.apiserver.reading import NODE
 from tests.support.apiserver.server import ApiServer, Request
@@ -49,6 +48,7 @@ from tests.support.apiserver.world import World
 from tests.support.lab.namespace import in_namespace, sh
 from tests.support.modes.scripted import OnLoop
 from tests.support.processes.fast_clock import SPEED, FastClock
+from tests.support.waiting import until
 
 MINUTE = 60.0
 KINDS = ("Service", "EndpointSlice", "Node", "ServiceCIDR")

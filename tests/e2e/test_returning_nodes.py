@@ -10,10 +10,11 @@ from functools import cache
 import pytest
 
 from benchmarks.fleet import Fleet, Outcome
-from tests.support.apiserver.reading import WORLD, Reading, reading, service, timing, until
+from tests.support.apiserver.reading import WORLD, Reading, reading, service, timing
 from tests.support.apiserver.server import ApiServer
 from tests.support.virtual import VirtualLoop
 from tests.support.virtual import run as in_virtual_time
+from tests.support.waiting import until
 
 NODES = 48
 LARGE = timing(resume_spacing=0.1, list_spacing=0.4, first=1.0, longest=30.0, idle_timeout=180.0)

@@ -11,7 +11,8 @@ import pytest
 from tests.support.apiserver.reading import slice_
 from tests.support.builders import kube
 from tests.support.lab.namespace import in_namespace
-from tests.support.processes.steersman import get, manifests, rules, steersman, until
+from tests.support.processes.steersman import get, manifests, rules, steersman
+from tests.support.waiting import until
 
 pytestmark = pytest.mark.kernel
 

@@ -17,7 +17,8 @@ from pathlib import Path
 import pytest
 
 from tests.support.lab.namespace import in_namespace
-from tests.support.processes.steersman import command, manifests, steersman, until, world
+from tests.support.processes.steersman import command, manifests, steersman, world
+from tests.support.waiting import until
 
 pytestmark = pytest.mark.kernel
 WAIT = 60.0

@@ -17,7 +17,8 @@ from tests.support.apiserver.pods import steersman_pod
 from tests.support.apiserver.server import ApiServer
 from tests.support.http import free_port
 from tests.support.lab.namespace import in_namespace
-from tests.support.processes.steersman import NODE, command, manifests, steersman, until, world
+from tests.support.processes.steersman import NODE, command, manifests, steersman, world
+from tests.support.waiting import until
 
 WAIT = 60.0
 

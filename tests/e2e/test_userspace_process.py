@@ -14,15 +14,8 @@ from steersman.model.plan import Endpoint
 from tests.support.builders import kube
 from tests.support.lab.namespace import in_namespace, sh
 from tests.support.modes.userspace_proxy import answering, ask, endpoint
-from tests.support.processes.steersman import (
-    NOBODY,
-    command,
-    get,
-    manifests,
-    rules,
-    steersman,
-    until,
-)
+from tests.support.processes.steersman import NOBODY, command, get, manifests, rules, steersman
+from tests.support.waiting import until
 
 pytestmark = pytest.mark.kernel
 

@@ -6,7 +6,6 @@ import json
 import signal
 import subprocess
 import sys
-import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -15,6 +14,7 @@ import pytest
 
 from tests.support.apiserver.world import Object
 from tests.support.lab.cluster import Lab, Layout, Pod
+from tests.support.waiting import wait_until
 
 pytestmark = pytest.mark.kernel
 NODE = "192.0.2.1"
@@ -54,10 +54,7 @@ class Cluster:
             self._processes.append(subprocess.Popen(argv, stdout=log, stderr=log))
 
     def until(self, true: Callable[[], bool]) -> None:
-        end = time.monotonic() + WAIT
-        while not true():
-            assert time.monotonic() < end, self._log.read_text()
-            time.sleep(0.05)
+        wait_until(true, self._log.read_text)
 
     def command(self) -> subprocess.Popen[str]:
         words = ("steersman", "connectivity", f"--master={URL}", "--image=any", "-o", "json")

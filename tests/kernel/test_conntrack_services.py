@@ -34,11 +34,11 @@ from steersman.run.observe.observers import SyncObservers
 from steersman.run.serve.health import ProxyHealth
 from steersman.run.sync.sync import Sync
 from steersman.source.store import Store
-from tests.support.apiserver.reading import until
 from tests.support.builders.store import make
 from tests.support.lab.conntrack_flows import FlowEntry, add_entries, creation
 from tests.support.lab.held_packets import held_packets
 from tests.support.lab.namespace import in_namespace, sh
+from tests.support.waiting import until
 
 pytestmark = pytest.mark.kernel
 

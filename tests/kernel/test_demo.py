@@ -7,13 +7,14 @@ import os
 import signal
 import subprocess
 import sys
-import time
 import urllib.request
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
+
+from tests.support.waiting import wait_until
 
 pytestmark = pytest.mark.kernel
 
@@ -119,9 +120,7 @@ def test_demo_ui_serves_pages_of_two_nodes_until_it_is_stopped(number: signal.Si
         else:
             pytest.fail("".join(printed))
         url = line.split()[1]
-        deadline = time.monotonic() + 60
-        while "node-a" not in (page := _page(url)) or "node-b" not in page:
-            assert time.monotonic() < deadline, page
+        wait_until(lambda: all(name in _page(url) for name in ("node-a", "node-b")))
         process.send_signal(number)
         output = process.stdout.read()
         process.wait(60)

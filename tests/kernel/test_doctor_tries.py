@@ -8,7 +8,6 @@ import signal
 import socket
 import subprocess
 import sys
-import time
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -26,6 +25,7 @@ from tests.support.lab.faulty_node import (
     Object,
     endpoint,
 )
+from tests.support.waiting import wait_until
 
 pytestmark = [pytest.mark.kernel, pytest.mark.slow(seconds=90)]
 
@@ -169,13 +169,9 @@ def test_a_killed_doctor_leaves_nothing(node: FaultyNode) -> None:
     before = devices(node)
     argv = node.exec_argv([sys.executable, "-m", "steersman", "doctor", "shop/web", "-o", "json"])
     with subprocess.Popen(argv, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL) as process:
-        end = time.monotonic() + 60
-        while devices(node) == before:
-            assert time.monotonic() < end
-            assert process.poll() is None
+        wait_until(lambda: devices(node) != before or process.poll() is not None)
+        assert process.poll() is None
         process.send_signal(signal.SIGKILL)
-    while devices(node) != before:
-        assert time.monotonic() < end
-        time.sleep(0.05)
+    wait_until(lambda: devices(node) == before)
     left = json.loads(node.lab.run("nft", "-j", "list", "tables"))
     assert "trace" not in json.dumps(left)

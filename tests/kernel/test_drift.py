@@ -14,9 +14,9 @@ from tests.support.processes.steersman import (
     get,
     manifests,
     steersman,
-    until,
     world,
 )
+from tests.support.waiting import until
 
 pytestmark = pytest.mark.kernel
 PATIENCE = 60.0

@@ -17,7 +17,6 @@ from steersman.model.plan import Endpoint
 from steersman.modes.base import release
 from steersman.modes.ebpf.bpf import TCX_INGRESS, Link
 from steersman.modes.ebpf.probe import load
-from tests.support.apiserver.reading import until
 from tests.support.builders.ebpf_node_plan import (
     CLIENT,
     ENDPOINTS,
@@ -36,6 +35,7 @@ from tests.support.builders.ebpf_node_plan import (
 from tests.support.lab import ebpf
 from tests.support.lab.cluster import Lab, ip
 from tests.support.lab.ebpf_node import MARKS, WAIT, Node, replace_programs, serving
+from tests.support.waiting import until
 
 pytestmark = MARKS
 SCHED_CLS, SHOT = 3, 2

@@ -50,6 +50,7 @@ from tests.support.builders.ebpf_node_plan import (
 from tests.support.lab.cluster import Lab, ip
 from tests.support.lab.ebpf_node import MARKS, WAIT, Node, programmed, replace_programs, serving
 from tests.support.lab.sockets import Netns
+from tests.support.waiting import until
 
 pytestmark = MARKS
 SO_COOKIE = 57
@@ -75,13 +76,6 @@ def ask(sock: socket.socket) -> str:
 
 def greeting(sock: socket.socket) -> str:
     return sock.recv(100).decode().split()[0]
-
-
-async def until(condition: Callable[[], bool]) -> None:
-    """Wait for a condition, on a loop that has work of its own to do."""
-    async with asyncio.timeout(WAIT):
-        while not condition():  # noqa: ASYNC110 - the kernel sends no event
-            await asyncio.sleep(0.01)
 
 
 @pytest.mark.parametrize(("address", "at"), [(VIP, LOOKER), (VIP, NODE), (VIP6, NODE)])

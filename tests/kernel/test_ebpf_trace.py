@@ -61,6 +61,7 @@ from tests.support.builders.plans import plan
 from tests.support.lab import trace_page
 from tests.support.lab.ebpf_node import MARKS, Node, programmed, serving
 from tests.support.lab.traced import first_difference
+from tests.support.waiting import until
 
 pytestmark = MARKS
 ROOT = Path(__file__).parents[2]
@@ -480,9 +481,7 @@ async def test_nothing_is_left_after_kill(node: Node) -> None:
     pinned = sorted(node.pins.rglob("*"))
     child.send_signal(signal.SIGKILL)
     await child.communicate()
-    async with asyncio.timeout(WAIT):
-        while any(map(exists, ids)):  # noqa: ASYNC110 - the kernel frees them after a grace period
-            await asyncio.sleep(0.01)
+    await until(lambda: not any(map(exists, ids)))  # after a grace period
     assert sorted(node.pins.rglob("*")) == pinned
     with node.socket(VIP) as sock:
         assert ask(sock, VIP, 80) in ENDS

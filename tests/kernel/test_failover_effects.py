@@ -8,7 +8,6 @@ import socket
 import subprocess
 import sys
 import threading
-import time
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, suppress
 from functools import partial
@@ -23,6 +22,7 @@ from tests.support.lab.ebpf_node import MARKS
 from tests.support.lab.mounts import ebpf_mounts
 from tests.support.lab.sockets import CGROUPS, printed
 from tests.support.processes.steersman import manifests
+from tests.support.waiting import wait_until
 
 ROOT = Path(__file__).parents[2]
 pytestmark = pytest.mark.kernel
@@ -141,10 +141,7 @@ class Node:
         return text in self.log
 
     def until(self, true: Callable[[], bool]) -> None:
-        deadline = time.monotonic() + LONGEST
-        while not true():
-            assert time.monotonic() < deadline, self.log
-            time.sleep(0.05)
+        wait_until(true, lambda: self.log)
 
     def reached(
         self,

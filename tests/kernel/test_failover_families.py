@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import errno
 import signal
-import time
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
@@ -28,6 +27,7 @@ from tests.support.lab.faulty_node import (
     endpoint,
 )
 from tests.support.lab.sockets import Outcome, printed
+from tests.support.waiting import wait_until
 
 pytestmark = [pytest.mark.kernel, pytest.mark.slow(seconds=60)]
 MODES = [
@@ -68,10 +68,7 @@ class DualStackNode(FaultyNode):
         return (self.folder / "log").read_text()
 
     def until(self, true: Callable[[], bool]) -> None:
-        end = time.monotonic() + PATIENCE
-        while not true():
-            assert time.monotonic() < end, self.log
-            time.sleep(0.1)
+        wait_until(true, lambda: self.log)
 
     def connect(self, vip: str, number: int = 30, timeout: float = PATIENCE) -> list[Outcome]:
         """Connect many times at once, from a pod and from the node."""

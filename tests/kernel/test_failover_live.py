@@ -8,7 +8,6 @@ import signal
 import socket
 import subprocess
 import sys
-import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
@@ -18,6 +17,8 @@ from pathlib import Path
 import pytest
 import yaml
 from demo_cluster import POD_CIDR, Cluster
+
+from tests.support.waiting import wait_until
 
 ROOT = Path(__file__).parents[2]
 pytestmark = [pytest.mark.kernel, pytest.mark.slow(seconds=25)]
@@ -88,10 +89,7 @@ class Node:
             os.kill(int(pid), number)
 
     def until(self, true: Callable[[], bool]) -> None:
-        deadline = time.monotonic() + LONGEST
-        while not true():
-            assert time.monotonic() < deadline, self.log
-            time.sleep(0.1)
+        wait_until(true, lambda: self.log)
 
 
 def connect_all(number: int) -> set[str]:

@@ -23,9 +23,9 @@ from tests.support.processes.steersman import (
     manifests,
     rules,
     steersman,
-    until,
     world,
 )
+from tests.support.waiting import until
 
 pytestmark = pytest.mark.kernel
 OTHER_NAMESPACES = ("unshare", "--mount", "--pid", "--uts", "--fork", "--kill-child")

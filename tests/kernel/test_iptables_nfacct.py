@@ -20,7 +20,8 @@ from steersman.netfilter.nfacct import PacketCounters
 from steersman.run.observe.scraped import NFACCT
 from tests.support.apiserver.reading import service, slice_
 from tests.support.lab.namespace import in_namespace, sh
-from tests.support.processes.steersman import command, get, manifests, steersman, until
+from tests.support.processes.steersman import command, get, manifests, steersman
+from tests.support.waiting import until
 
 pytestmark = pytest.mark.kernel
 
@@ -87,9 +88,7 @@ def test_counters_are_created_once_and_stay_while_rules_use_them() -> None:
         assert counters.packets() == dict.fromkeys(COUNTERS, 0)
         sh(f"iptables-nft -A INPUT -m nfacct --nfacct-name {INVALID_DROPPED}")
         deleting = asyncio.create_task(asyncio.to_thread(counters.delete))
-        async with asyncio.timeout(60):
-            while counters.packets() != {INVALID_DROPPED: 0}:  # noqa: ASYNC110
-                await asyncio.sleep(0.01)
+        await until(lambda: counters.packets() == {INVALID_DROPPED: 0})
         sh("iptables-nft -F INPUT")
         await deleting
         assert counters.packets() == {}

@@ -15,7 +15,8 @@ import pytest
 from steersman.modes.iptables.parse import parse
 from tests.support.apiserver.reading import service, slice_
 from tests.support.lab.namespace import in_namespace, sh
-from tests.support.processes.steersman import command, manifests, steersman, until
+from tests.support.processes.steersman import command, manifests, steersman
+from tests.support.waiting import until
 
 pytestmark = pytest.mark.kernel
 

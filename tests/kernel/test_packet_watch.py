@@ -6,8 +6,7 @@ import os
 import signal
 import subprocess
 import sys
-import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -20,6 +19,7 @@ from tests.support.lab.cluster import Lab
 from tests.support.lab.ebpf import compiled
 from tests.support.lab.switches import CLIENT, ENDS, mode_of
 from tests.support.lab.traced import VIP, service_lab, serving
+from tests.support.waiting import wait_until
 
 pytestmark = pytest.mark.kernel
 
@@ -150,11 +150,3 @@ def exists(program: int) -> bool:
     except FileNotFoundError:
         return False
     return True
-
-
-def wait_until(true: Callable[[], bool]) -> None:
-    """Wait for a condition, at most a minute."""
-    end = time.monotonic() + 60
-    while not true():
-        assert time.monotonic() < end
-        time.sleep(0.02)

@@ -8,7 +8,6 @@ import os
 import socket
 import subprocess
 import sys
-import time
 from collections.abc import Iterator
 
 import pytest
@@ -17,6 +16,7 @@ from steersman.host.netns import call_inside, linked_namespaces
 from steersman.model.names import Family
 from steersman.operate.places import client_outside, find_pods, uplink
 from tests.support.lab.cluster import Lab, Layout, Pod
+from tests.support.waiting import wait_until
 
 pytestmark = pytest.mark.kernel
 
@@ -131,9 +131,6 @@ def test_the_kernel_removes_the_client_of_a_killed_process(lab: Lab) -> None:
         device = process.stdout.readline().strip()
         assert lab.node.call(here) - before == {device}
         process.kill()
-    end = time.monotonic() + 60
-    while lab.node.call(here) != before:
-        assert time.monotonic() < end
-        time.sleep(0.05)
+    wait_until(lambda: lab.node.call(here) == before)
     left = json.loads(lab.run("ip", "-j", "route"))
     assert not [route for route in left if route["dev"] == device]

@@ -11,7 +11,6 @@ import re
 import shlex
 import subprocess
 import sys
-import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -19,6 +18,8 @@ from typing import Any
 import pytest
 import yaml
 from demo_cluster import POD_CIDR, Cluster
+
+from tests.support.waiting import wait_until
 
 ROOT = Path(__file__).parents[2]
 pytestmark = pytest.mark.kernel
@@ -86,10 +87,9 @@ def node(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Node]:
         with (folder / "log").open("wb") as log:
             process = cluster.start("node-a", "steersman", [*STEERSMAN, *words], log)
         node = Node(cluster)
-        deadline = time.monotonic() + 60
-        while node.ask("explain shop/web")[0] != 0:
-            assert process.poll() is None, (folder / "log").read_text()
-            assert time.monotonic() < deadline, (folder / "log").read_text()
+        said = (folder / "log").read_text
+        wait_until(lambda: process.poll() or node.ask("explain shop/web")[0] == 0, said)
+        assert process.poll() is None, said()
         yield node
     finally:
         cluster.close()

@@ -14,14 +14,8 @@ from tests.support.apiserver.reading import slice_
 from tests.support.apiserver.server import ApiServer
 from tests.support.builders import kube
 from tests.support.lab.namespace import in_namespace, sh
-from tests.support.processes.steersman import (
-    NODE,
-    command,
-    manifests,
-    steersman,
-    until,
-    world,
-)
+from tests.support.processes.steersman import NODE, command, manifests, steersman, world
+from tests.support.waiting import until
 
 pytestmark = pytest.mark.kernel
 PATIENCE = 60.0

@@ -43,7 +43,7 @@ from tests.support.lab.switches import (
     program,
 )
 from tests.support.modes.registry import MODES
-from tests.support.processes.steersman import until
+from tests.support.waiting import until
 
 __all__ = ["lab"]  # a fixture
 

@@ -16,7 +16,8 @@ from steersman.model.names import Protocol
 from steersman.model.tracing import WatchedFlow
 from steersman.modes.netfilter_tracer import NetfilterTracer
 from tests.support.lab.namespace import in_namespace, sh
-from tests.support.processes.steersman import command, manifests, steersman, until, world
+from tests.support.processes.steersman import command, manifests, steersman, world
+from tests.support.waiting import until
 
 pytestmark = pytest.mark.kernel
 LOGGER = Path("/proc/sys/net/netfilter/nf_log/2")

@@ -36,7 +36,8 @@ from tests.support.lab.userspace_node import (
     rendered,
     served,
 )
-from tests.support.modes.userspace_proxy import PATIENCE, ask, client, owner, server
+from tests.support.modes.userspace_proxy import ask, client, owner, server
+from tests.support.waiting import PATIENCE, until
 
 pytestmark = pytest.mark.kernel
 OTHER_HOST = "192.168.77.3"
@@ -169,9 +170,7 @@ def test_a_node_port_is_served_at_an_address_that_is_not_usable_yet() -> None:
         wanted = {**mode.render_node(settings), **mode.render_service(each, settings)}
         await mode.worker.do(mode.apply, diff(await mode.worker.do(mode.read), wanted))
         assert "tentative" in sh("ip addr show dev v0")
-        async with asyncio.timeout(60):
-            while "tentative" in sh("ip addr show dev v0"):  # noqa: ASYNC110  # it tells nobody
-                await asyncio.sleep(0.1)
+        await until(lambda: "tentative" not in sh("ip addr show dev v0"))
         assert await ask(NODE_PORT, b"!", address) == b"one!"
         await release(mode)
 

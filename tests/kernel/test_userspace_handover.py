@@ -25,8 +25,8 @@ from tests.support.modes.userspace_proxy import (
     listener,
     proxy,
     server,
-    until,
 )
+from tests.support.waiting import until
 
 pytestmark = pytest.mark.kernel
 NAME = "steersman-test"

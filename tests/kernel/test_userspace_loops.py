@@ -25,7 +25,8 @@ from tests.support.lab.userspace_node import (
     on_a_node,
     served,
 )
-from tests.support.modes.userspace_proxy import ask, owner, until
+from tests.support.modes.userspace_proxy import ask, owner
+from tests.support.waiting import until
 
 pytestmark = pytest.mark.kernel
 OTHER_VIP = "10.96.0.11"

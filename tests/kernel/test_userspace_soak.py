@@ -24,15 +24,8 @@ import pytest
 from steersman.model.plan import Endpoint
 from steersman.proxy import relay
 from steersman.proxy.engine import Proxy
-from tests.support.modes.userspace_proxy import (
-    LOCAL,
-    answering,
-    endpoint,
-    key,
-    listener,
-    proxy,
-    until,
-)
+from tests.support.modes.userspace_proxy import LOCAL, answering, endpoint, key, listener, proxy
+from tests.support.waiting import until
 
 pytestmark = [pytest.mark.kernel, pytest.mark.slow]
 CONNECTIONS = 2000

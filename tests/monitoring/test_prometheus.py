@@ -26,15 +26,8 @@ from tests.support.builders import kube
 from tests.support.lab import ebpf
 from tests.support.lab.namespace import in_namespace, sh
 from tests.support.monitoring import metrics_in, queries, rules
-from tests.support.processes.steersman import (
-    HAS_IPVS,
-    NODE,
-    Process,
-    command,
-    get,
-    steersman,
-    until,
-)
+from tests.support.processes.steersman import HAS_IPVS, NODE, Process, command, get, steersman
+from tests.support.waiting import until
 
 pytestmark = [
     pytest.mark.kernel,

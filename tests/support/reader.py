@@ -16,7 +16,7 @@ from steersman.ui.nodes import FixedNodes
 from steersman.ui.pages import PAGES
 from steersman.ui.site import Site
 from tests.support.pages import serving
-from tests.support.processes.steersman import until
+from tests.support.waiting import until
 
 JSON = {"Accept": "application/json"}
 SECONDS = 60.0

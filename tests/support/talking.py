@@ -14,7 +14,7 @@ import pytest
 
 from steersman.source.http import HttpClient, Response
 from steersman.source.http_connection import HttpError
-from tests.support.apiserver.reading import until
+from tests.support.waiting import until
 
 PATIENCE = 60.0
 OK = b"HTTP/1.1 200 OK\r\nContent-Length: 2\r\n\r\nok"

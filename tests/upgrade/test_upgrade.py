@@ -16,7 +16,6 @@ import signal
 import subprocess
 import sys
 import tarfile
-import time
 import zipfile
 from collections.abc import Iterator
 from functools import cache
@@ -36,6 +35,7 @@ from tests.support.lab.machine import (
     still_carry,
 )
 from tests.support.lab.switches import WAYS, Clients, lab
+from tests.support.waiting import wait_until
 
 __all__ = ["lab"]  # a fixture
 pytestmark = [*MARKS, pytest.mark.slow(seconds=120), needs_clang]
@@ -150,9 +150,11 @@ def test_upgrade_and_way_back_lose_no_connection_and_leave_nothing(
     if mode == "userspace":  # those that drain end with their last connection
         for each in machine.processes[:-1]:
             assert each.wait(WAIT) == 0, machine.log.read_text()
-    end = time.monotonic() + WAIT
-    while differing := set(kernel(machine)) ^ set(before):
-        assert time.monotonic() < end, sorted(differing)
+
+    def differing() -> list[str]:
+        return sorted(set(kernel(machine)) ^ set(before))
+
+    wait_until(lambda: not differing(), differing)
     process.send_signal(signal.SIGTERM)
     assert process.wait(WAIT) == 0
     done = subprocess.run(machine.argv(*old, "cleanup"), capture_output=True, check=True, text=True)

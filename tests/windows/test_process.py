@@ -11,8 +11,9 @@ import pytest
 
 from tests.support.builders import kube
 from tests.support.lab.namespace import sh
-from tests.support.modes.userspace_proxy import PATIENCE, answering, ask, endpoint, until
+from tests.support.modes.userspace_proxy import answering, ask, endpoint
 from tests.support.processes.steersman import get, manifests
+from tests.support.waiting import PATIENCE, until
 from tests.windows.node import CONTROLLED, HOST, OTHER, VIP, Node, on_a_node, world
 
 pytestmark = [pytest.mark.kernel, pytest.mark.slow(seconds=40)]

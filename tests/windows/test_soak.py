@@ -11,15 +11,9 @@ import pytest
 
 from steersman.model.plan import Endpoint
 from tests.support.builders import kube
-from tests.support.modes.userspace_proxy import (
-    PATIENCE,
-    answering,
-    ask,
-    client,
-    endpoint,
-    server,
-)
+from tests.support.modes.userspace_proxy import answering, ask, client, endpoint, server
 from tests.support.processes.steersman import manifests
+from tests.support.waiting import PATIENCE
 from tests.windows.node import CONTROLLED, HOST, VIP, Node, Process, on_a_node
 
 pytestmark = [pytest.mark.kernel, pytest.mark.slow(seconds=120)]

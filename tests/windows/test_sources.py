@@ -11,7 +11,8 @@ import yaml
 from tests.support.apiserver.certificates import Authority
 from tests.support.apiserver.server import ApiServer
 from tests.support.builders import kube
-from tests.support.modes.userspace_proxy import PATIENCE, answering, ask, endpoint, until
+from tests.support.modes.userspace_proxy import answering, ask, endpoint
+from tests.support.waiting import PATIENCE, until
 from tests.windows.node import HOST, OTHER, VIP, Node, on_a_node, windows_path, world
 
 pytestmark = [pytest.mark.kernel, pytest.mark.slow(seconds=40)]

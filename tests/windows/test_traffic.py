@@ -14,15 +14,9 @@ import pytest
 
 from steersman.model.plan import Endpoint
 from tests.support.builders import kube
-from tests.support.modes.userspace_proxy import (
-    Answers,
-    answering,
-    ask,
-    client,
-    endpoint,
-    until,
-)
+from tests.support.modes.userspace_proxy import Answers, answering, ask, client, endpoint
 from tests.support.processes.steersman import manifests
+from tests.support.waiting import until
 from tests.windows.node import HOST, HOST6, Node, on_a_node
 
 pytestmark = [pytest.mark.kernel, pytest.mark.slow(seconds=60)]

@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import re
-import time
 from collections.abc import Iterator
 
 import pytest
 
-from tests.kernel.faults.judge import PATIENCE
 from tests.support.builders import kube
 from tests.support.lab.faulty_node import Addresses, FaultyNode, Object
+from tests.support.waiting import wait_until
 
 pytestmark = [pytest.mark.kernel, pytest.mark.slow(seconds=150)]
 
@@ -95,6 +94,4 @@ def test_it_is_named_first(node: FaultyNode, name: str) -> None:
         node.inside(AT.node, "sh", "-c", undo)
     assert found.status == 1
     assert re.search(cause, found.cause), found
-    end = time.monotonic() + PATIENCE
-    while fails(node, 5.0):
-        assert time.monotonic() < end
+    wait_until(lambda: not fails(node, 5.0))

@@ -6,7 +6,7 @@ import asyncio
 import errno
 import random
 import signal
-from collections.abc import Awaitable, Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from typing import Any
 
@@ -30,6 +30,7 @@ from tests.support.apiserver.reading import IMPATIENT, NODE, timing
 from tests.support.apiserver.server import ApiServer
 from tests.support.apiserver.world import Object
 from tests.support.lab.namespace import sh
+from tests.support.waiting import until
 
 SERVICES = 12
 
@@ -195,12 +196,6 @@ FLUSHES = (
     "printf '*filter\\n:FORWARD ACCEPT [0:0]\\n-A FORWARD -s 192.0.2.7 -j DROP\\nCOMMIT\\n' "
     "| iptables-restore -w 5",
 )
-
-
-async def until(true: Callable[[], Awaitable[bool]], seconds: float = 60.0) -> None:
-    async with asyncio.timeout(seconds):
-        while not await true():  # noqa: ASYNC110 - the kernel sets no event
-            await asyncio.sleep(0.05)
 
 
 async def same_world(chaos: Chaos) -> bool:

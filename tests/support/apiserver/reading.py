@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import dataclasses
-import time
-from collections.abc import AsyncIterator, Callable, Container, Sized
+from collections.abc import AsyncIterator, Container, Sized
 from contextlib import asynccontextmanager
 from typing import Any
 
@@ -19,6 +18,7 @@ from steersman.source.store import Store
 from tests.support.apiserver.server import ApiServer
 from tests.support.apiserver.world import Object
 from tests.support.builders import kube
+from tests.support.waiting import until
 
 NODE = "node-a"
 FAST = Timing(
@@ -102,14 +102,6 @@ class Reading:
         """Until everything is in, and followed."""
         await until(lambda: len({kind for kind, _ in self.store.replaced}) == 4)
         await until(lambda: self.source.stats.connected)
-
-
-async def until(condition: Callable[[], object], seconds: float = 60.0) -> None:
-    """Poll until it holds."""
-    deadline = time.monotonic() + seconds
-    while not condition():
-        assert time.monotonic() < deadline, "it did not come to pass in time"
-        await asyncio.sleep(0.005)
 
 
 @asynccontextmanager

@@ -6,7 +6,6 @@ import json
 import socket
 import subprocess
 import sys
-import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
@@ -18,6 +17,7 @@ from tests.support.lab.cluster import Lab
 from tests.support.lab.mounts import Mounts, ebpf_mounts
 from tests.support.lab.sockets import CGROUPS
 from tests.support.lab.switches import ENDS, WAYS, Clients, ask, connected
+from tests.support.waiting import wait_until
 
 MODES = ("iptables", "nftables", "ebpf", "userspace")
 """Those that the kernel of a developer's machine has; ipvs needs tests/vm."""
@@ -75,10 +75,7 @@ class Machine:
         return process
 
     def until(self, true: Callable[[], bool]) -> None:
-        end = time.monotonic() + WAIT
-        while not true():
-            assert time.monotonic() < end, [*map(self.rules, MODES), self.log.read_text()]
-            time.sleep(0.05)
+        wait_until(true, lambda: [*map(self.rules, MODES), self.log.read_text()])
 
     def steersman(self, *words: str) -> tuple[int, Any, str]:
         argv = self.lab.exec_argv([sys.executable, "-m", "steersman", *words, "-o", "json"])

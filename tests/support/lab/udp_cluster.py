@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import subprocess
 import sys
-import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
@@ -16,6 +15,7 @@ from tests.support.builders import kube
 from tests.support.lab.cluster import Lab, Layout, Pod
 from tests.support.lab.mounts import Mounts, ebpf_mounts
 from tests.support.lab.sockets import CGROUPS
+from tests.support.waiting import wait_until
 
 NODE, NODE6, OUTSIDE, OUTSIDE6 = "192.0.2.1", "2001:db8::1", "203.0.113.9", "2001:db8:9::9"
 CLIENT, CLIENT6 = "10.244.7.7", "fd00:10:244::7"
@@ -59,11 +59,7 @@ class UdpCluster:
         new.replace(self.folder / "objects" / "dns.yaml")
 
     def until(self, true: Callable[[], bool]) -> None:
-        end = time.monotonic() + WAIT
-        while not true():
-            entries = self.lab.run("conntrack", "-L") if time.monotonic() > end else ""
-            assert not entries, (self.log.read_text(), entries)
-            time.sleep(0.02)
+        wait_until(true, lambda: (self.log.read_text(), self.lab.run("conntrack", "-L")))
 
     def close(self) -> None:
         self.process.kill()

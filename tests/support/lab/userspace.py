@@ -28,7 +28,7 @@ from steersman.proxy import tcp
 from tests.support.ending import ENDING
 from tests.support.lab.inside import Inside
 from tests.support.modes.inline import Inline
-from tests.support.modes.userspace_proxy import PATIENCE
+from tests.support.waiting import PATIENCE
 
 P = ParamSpec("P")
 T = TypeVar("T")

@@ -31,11 +31,11 @@ from tests.support.apiserver.chaos import (
     same_world,
     service,
     slice_,
-    until,
 )
 from tests.support.apiserver.server import ApiServer
 from tests.support.lab import ebpf
 from tests.support.lab.namespace import sh
+from tests.support.waiting import until
 
 SECONDS = float(os.environ.get("STEERSMAN_CHAOS_SECONDS", "45"))
 MUST = {"change", "flush", "restart_proxy", "restart_server", "lack_memory"}

@@ -16,10 +16,9 @@ from steersman.proxy.engine import Proxy
 from steersman.proxy.listeners import LISTENER, Decision, FrontendKey, ListenerPlan
 from steersman.proxy.ports import PortAllocator
 from tests.support.builders import plans
+from tests.support.waiting import PATIENCE, until
 
 LOCAL = "127.0.0.1"
-PATIENCE = 60.0
-"""Seconds after which a condition that does not come is a failure."""
 Serve = Callable[[asyncio.StreamReader, asyncio.StreamWriter], Awaitable[None]]
 
 
@@ -117,13 +116,6 @@ async def refusing() -> Endpoint:
     server.close()
     await server.wait_closed()
     return Endpoint(LOCAL, port)
-
-
-async def until(condition: Callable[[], bool]) -> None:
-    """Wait until something is so."""
-    async with asyncio.timeout(PATIENCE):
-        while not condition():  # noqa: ASYNC110  # any condition, not one that tells
-            await asyncio.sleep(0.005)
 
 
 async def ask(port: int, said: bytes = b"", address: str = LOCAL) -> bytes:

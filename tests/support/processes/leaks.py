@@ -30,10 +30,11 @@ from steersman.run.sync.sync import Sync
 from steersman.source.apiserver import ApiServerSource
 from steersman.source.kubeconfig import ClusterAccess
 from steersman.source.store import Store
-from tests.support.apiserver.reading import NODE, node, service, service_cidr, slice_, timing, until
+from tests.support.apiserver.reading import NODE, node, service, service_cidr, slice_, timing
 from tests.support.apiserver.server import ApiServer
 from tests.support.apiserver.world import Object
 from tests.support.modes.memory import MemoryMode
+from tests.support.waiting import until
 
 SERVICES = 200
 KINDS = 4

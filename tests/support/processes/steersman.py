@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import signal
 import sys
-from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
+from collections.abc import AsyncIterator, Mapping, Sequence
 from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
@@ -16,6 +16,7 @@ import yaml
 from tests.support.apiserver.reading import service, slice_
 from tests.support.lab.namespace import sh
 from tests.support.modes.iptables_rules import without_comments
+from tests.support.waiting import until
 
 NODE = "node-a"
 
@@ -26,12 +27,6 @@ FLAGS = (
     "--conntrack-max-per-core=0",
     "--iptables-min-sync-period=0s",
 )
-
-
-async def until(true: Callable[[], Awaitable[bool]], seconds: float = 60.0) -> None:
-    async with asyncio.timeout(seconds):
-        while not await true():  # noqa: ASYNC110 - the other process sets no event
-            await asyncio.sleep(0.02)
 
 
 class Process:

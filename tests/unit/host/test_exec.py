@@ -17,6 +17,7 @@ from steersman.host.exec import Result, SubprocessExec, tool_result
 from steersman.host.worker import KernelWorker
 from steersman.model.errors import BusyError
 from tests.support.processes.steersman import NOBODY
+from tests.support.waiting import until
 
 FREEZER = Path("/sys/fs/cgroup/freezer")
 
@@ -89,9 +90,7 @@ async def test_messages_are_in_english_and_sbin_is_found(monkeypatch: pytest.Mon
 async def test_what_a_program_has_started_ends_with_it(run: Run, tmp_path: Path) -> None:
     script = f"sleep 60 & echo $! > {tmp_path}/pid; wait"
     pid = await timed_out(run, script, tmp_path / "pid")
-    async with asyncio.timeout(60):
-        while state(pid) not in ("Z", ""):  # noqa: ASYNC110
-            await asyncio.sleep(0.01)
+    await until(lambda: state(pid) in ("Z", ""))
 
 
 async def timed_out(run: Run, script: str, file: Path) -> int:
@@ -117,9 +116,7 @@ def state(pid: int) -> str:
 
 
 async def started(path: Path) -> None:
-    async with asyncio.timeout(60):
-        while not os.path.exists(path):  # noqa: ASYNC110, ASYNC240
-            await asyncio.sleep(0.01)
+    await until(path.exists)
 
 
 async def test_a_writer_finishes_what_it_was_given_before_its_caller_ends(
@@ -249,9 +246,7 @@ async def test_a_program_that_the_kernel_does_not_let_go_is_left_behind(
         assert f"sh (pid {pid}) was killed but has not ended" in caplog.text
         assert state(pid) not in ("Z", "")
         (cgroup / "freezer.state").write_text("THAWED")
-        async with asyncio.timeout(60):
-            while state(pid):  # noqa: ASYNC110 - it is reaped, too
-                await asyncio.sleep(0.01)
+        await until(lambda: not state(pid))  # it is reaped, too
     finally:
         (cgroup / "freezer.state").write_text("THAWED")
         cgroup.rmdir()

@@ -23,7 +23,8 @@ from steersman.model.plan import Endpoint
 from tests.support.builders import kube
 from tests.support.http import free_ports
 from tests.support.modes.scripted import OnLoop
-from tests.support.modes.userspace_proxy import LOCAL, PATIENCE, answering, ask, endpoint
+from tests.support.modes.userspace_proxy import LOCAL, answering, ask, endpoint
+from tests.support.waiting import PATIENCE
 
 VIP, OTHER = "127.0.11.10", "127.0.11.11"
 """Every address of 127.0.0.0/8 can be bound without being added."""

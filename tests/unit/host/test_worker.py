@@ -11,6 +11,7 @@ from contextlib import suppress
 import pytest
 
 from steersman.host.worker import Changes, KernelWorker, apart
+from tests.support.waiting import until
 
 
 @pytest.fixture
@@ -46,8 +47,7 @@ class Blocking:
         return "done"
 
     async def has_begun(self) -> None:
-        while not self.begun.is_set():  # noqa: ASYNC110 - it is set in a thread
-            await asyncio.sleep(0.001)
+        await until(self.begun.is_set)
 
 
 async def few_turns() -> None:
@@ -155,8 +155,7 @@ async def test_steps_give_way_to_calls(worker: KernelWorker) -> None:
         return "counted"
 
     scrape = asyncio.create_task(worker.do_slowly(steps()))
-    while not begun.is_set():  # noqa: ASYNC110 - it is set in a thread
-        await asyncio.sleep(0.001)
+    await until(begun.is_set)
     calls = [asyncio.create_task(worker.do(seen.append, f"call {n}")) for n in range(2)]
     await few_turns()
     go_on.set()
@@ -205,8 +204,7 @@ async def test_cancelled_steps_are_closed_in_the_thread(worker: KernelWorker) ->
             closed_by.append(threading.get_ident())
 
     task = asyncio.create_task(worker.do_slowly(steps()))
-    while not begun.is_set():  # noqa: ASYNC110 - it is set in a thread
-        await asyncio.sleep(0.001)
+    await until(begun.is_set)
     task.cancel()
     with pytest.raises(asyncio.CancelledError):
         await task
@@ -233,8 +231,7 @@ async def test_notifications_are_judged_in_the_thread(
     thread = await worker.do(threading.get_ident)
     assert seen == [(b".", thread), (b".", thread), (b"!", thread)]
     again = asyncio.create_task(worker.wait_for(Changes(pipe[0], judge)))
-    while len(seen) < 4:  # noqa: ASYNC110 - a thread reads what was left
-        await asyncio.sleep(0.001)
+    await until(lambda: len(seen) >= 4)  # a thread reads what was left
     assert not again.done()
     os.write(pipe[1], b"!")
     await asyncio.wait_for(again, 60)

@@ -27,7 +27,7 @@ from steersman.run.process.assemble import assemble
 from steersman.run.process.daemon import Stop
 from steersman.run.process.klog import ProcessLog
 from steersman.run.process.machine import Machine
-from tests.support.apiserver.reading import until
+from tests.support.waiting import until
 
 CONTRIBUTING = Path(__file__).parents[3] / "CONTRIBUTING.md"
 

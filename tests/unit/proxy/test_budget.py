@@ -23,8 +23,8 @@ from tests.support.modes.userspace_proxy import (
     owner,
     proxy,
     server,
-    until,
 )
+from tests.support.waiting import until
 
 TCP, UDP = Protocol.TCP, Protocol.UDP
 

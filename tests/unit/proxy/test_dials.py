@@ -32,8 +32,8 @@ from tests.support.modes.userspace_proxy import (
     key,
     listener,
     owner,
-    until,
 )
+from tests.support.waiting import until
 
 TCP, UDP = Protocol.TCP, Protocol.UDP
 BOTH = pytest.mark.parametrize("protocol", [TCP, UDP])

@@ -19,8 +19,8 @@ from tests.support.modes.userspace_proxy import (
     owner,
     proxy,
     silent,
-    until,
 )
+from tests.support.waiting import until
 
 
 async def test_a_client_reset_before_it_is_served_leaves_nothing() -> None:

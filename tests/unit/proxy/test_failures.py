@@ -20,7 +20,6 @@ from steersman.proxy.engine import Proxy
 from steersman.proxy.failures import DialWatch, WithDials
 from tests.support.modes.userspace_proxy import (
     LOCAL,
-    PATIENCE,
     UDP,
     answering,
     ask,
@@ -33,8 +32,8 @@ from tests.support.modes.userspace_proxy import (
     refusing,
     server,
     silent,
-    until,
 )
+from tests.support.waiting import PATIENCE, until
 
 ANSWERED, REFUSED, SILENT = Observation.ANSWERED, Observation.REFUSED, Observation.SILENT
 LONG_AGO = float("-inf")

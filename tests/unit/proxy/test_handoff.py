@@ -32,8 +32,8 @@ from tests.support.modes.userspace_proxy import (
     listener,
     proxy,
     server,
-    until,
 )
+from tests.support.waiting import until
 
 NAME = f"steersman-test-{os.getpid()}"
 Wanted = dict[FrontendKey, ListenerPlan]

@@ -38,8 +38,8 @@ from tests.support.modes.userspace_proxy import (
     proxy,
     refusing,
     silent,
-    until,
 )
+from tests.support.waiting import until
 
 RESET = struct.pack("ii", 1, 0)
 EVERY_WAY = pytest.mark.usefixtures("way")

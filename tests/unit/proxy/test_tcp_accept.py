@@ -24,8 +24,8 @@ from tests.support.modes.userspace_proxy import (
     owner,
     proxy,
     silent,
-    until,
 )
+from tests.support.waiting import until
 
 
 async def test_at_the_limit_new_clients_are_refused_and_old_ones_served() -> None:

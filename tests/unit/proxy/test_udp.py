@@ -19,7 +19,6 @@ from steersman.proxy.ports import PortAllocator
 from steersman.proxy.sockets import open_socket
 from tests.support.modes.userspace_proxy import (
     LOCAL,
-    PATIENCE,
     UDP,
     client,
     key,
@@ -27,8 +26,8 @@ from tests.support.modes.userspace_proxy import (
     owner,
     proxy,
     server,
-    until,
 )
+from tests.support.waiting import PATIENCE, until
 
 
 async def test_each_client_has_a_session_and_gets_its_own_answers() -> None:

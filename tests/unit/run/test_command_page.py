@@ -18,6 +18,7 @@ from steersman.run.pages.command_page import COMMANDS, CommandPage, words_of
 from steersman.run.serve.http import application
 from tests.support.http import serving
 from tests.support.modes.scripted import OnLoop
+from tests.support.waiting import until
 
 SECONDS = 60.0
 
@@ -152,8 +153,7 @@ async def test_commands_are_bounded_and_end_with_their_clients(
             assert third.status == 503
             assert "ask again when one has ended" in await third.text()
         other.close()
-        while not programs.cancelled:  # noqa: ASYNC110 - the server notices it with the next line
-            await asyncio.sleep(0.01)
+        await until(lambda: programs.cancelled)  # the server notices it with the next line
         programs.ended.set()
         async with session.post(url, json=ASKED) as third:
             assert third.status == 200

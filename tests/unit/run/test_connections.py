@@ -43,9 +43,9 @@ from steersman.run.serve.http import (
     keep_serving,
     listen,
 )
-from tests.support.apiserver.reading import until
 from tests.support.http import ask, free_port, free_ports
 from tests.support.iterations import Iterations
+from tests.support.waiting import until
 
 FEW = Bounds(per_server=4, total=6)
 PROBE = (

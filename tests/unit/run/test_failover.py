@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import AsyncIterator, Callable, Collection
+from collections.abc import AsyncIterator, Collection
 from contextlib import asynccontextmanager
 from typing import Any
 
@@ -26,6 +26,7 @@ from steersman.run.observe.metrics import Metrics
 from steersman.run.sync.engine import Engine
 from tests.support.builders.store import service, slice_
 from tests.support.modes.memory import MemoryMode, World
+from tests.support.waiting import until
 
 WEB = service().metadata.object_name
 
@@ -65,12 +66,6 @@ class Seeing(MemoryMode):
 
 def backend(ip: str) -> Backend:
     return Backend(ip, 8080, Protocol.TCP)
-
-
-async def until(true: Callable[[], bool]) -> None:
-    async with asyncio.timeout(60):
-        while not true():  # noqa: ASYNC110 - many things are waited for
-            await asyncio.sleep(0.01)
 
 
 class Ejecting:
@@ -428,8 +423,7 @@ async def test_a_switch_of_the_mode_loses_no_endpoint(cancel: str) -> None:
             await Log.queue.put([Failure(mine, Observation.REFUSED)])
             await until(lambda: ejecting.out == [mine.ip])
             ejecting.down.clear()
-        async with asyncio.timeout(5):
-            await until(lambda: ejecting.out == [])
+        await until(lambda: ejecting.out == [])
 
 
 async def test_a_check_that_a_switch_cancels_starts_again() -> None:

@@ -31,6 +31,7 @@ from steersman.run.serve.health import (
 from steersman.run.serve.http import Answer, application, keep_serving
 from tests.support.http import ask, free_port, free_ports, serving
 from tests.support.modes.memory import MemoryMode, World
+from tests.support.waiting import until
 
 NODE = Node(ObjectMeta(name="n"))
 CART, SHOP = ObjectName("shop", "cart"), ObjectName("shop", "front")
@@ -253,8 +254,7 @@ async def test_the_server_answers_while_the_kernel_holds_a_write_up() -> None:
     )
     async with serving(app) as port:
         sync = asyncio.create_task(world.run())
-        while not begun.is_set():  # noqa: ASYNC110 - it is set in a thread
-            await asyncio.sleep(0.001)
+        await until(begun.is_set)
         assert (await ask(port, "/healthz")).status == 200
         assert not sync.done()
         over.set()

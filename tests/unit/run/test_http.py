@@ -19,7 +19,7 @@ import pytest
 from steersman.run.serve.connections import Bounds, ClientPool
 from steersman.run.serve.http import Answer, App, Connection, Request, application, listen
 from tests.support.apiserver.certificates import Authority
-from tests.support.apiserver.reading import until
+from tests.support.waiting import until
 
 SECONDS = 60.0
 HOST = b"Host: x\r\n"

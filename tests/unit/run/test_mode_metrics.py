@@ -31,8 +31,8 @@ from tests.support.modes.userspace_proxy import (
     listener,
     proxy,
     refusing,
-    until,
 )
+from tests.support.waiting import until
 
 
 @pytest.fixture(autouse=True)

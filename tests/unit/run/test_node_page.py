@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import os
 import time
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 
 import aiohttp
@@ -27,6 +27,7 @@ from tests.support.builders.store import slice_
 from tests.support.http import serving
 from tests.support.modes.memory import World
 from tests.support.node_states import states_of
+from tests.support.waiting import until
 
 SECONDS = 60.0
 
@@ -53,12 +54,6 @@ class Node:
             aiohttp.ClientSession() as session,
         ):
             yield session, f"http://127.0.0.1:{port}/node"
-
-
-async def until(true: Callable[[], bool | Awaitable[bool]]) -> None:
-    async with asyncio.timeout(SECONDS):
-        while not (found := true()) or not (found is True or await found):  # noqa: ASYNC110
-            await asyncio.sleep(0.01)
 
 
 async def line(answer: aiohttp.ClientResponse) -> NodeState:

@@ -25,6 +25,7 @@ from steersman.run.serve.http import Answer, Request, listen
 from steersman.run.serve.state_server import TokenFile, serve_state, state_app
 from tests.support.apiserver.certificates import Authority
 from tests.support.http import free_port
+from tests.support.waiting import until
 
 SECONDS = 60.0
 TOKEN = "a token of some length"
@@ -145,9 +146,10 @@ async def serving(config: StateServer) -> AsyncIterator[None]:
 
 
 async def until_open(port: int) -> None:
-    async with asyncio.timeout(SECONDS):
-        while await refused(port):  # noqa: ASYNC110 - the server sets no event
-            await asyncio.sleep(0.01)
+    async def answers() -> bool:
+        return not await refused(port)
+
+    await until(answers)
 
 
 async def test_nothing_listens_before_there_is_a_token(
@@ -156,9 +158,7 @@ async def test_nothing_listens_before_there_is_a_token(
     monkeypatch.setattr(state_server, "RETRY_SECONDS", 0.01)
     port, path = free_port(), tmp_path / "token"
     async with serving(StateServer(bind_address=f"127.0.0.1:{port}", token_file=str(path))):
-        async with asyncio.timeout(SECONDS):
-            while "answers nobody" not in caplog.text:  # noqa: ASYNC110 - a log sets no event
-                await asyncio.sleep(0.01)
+        await until(lambda: "answers nobody" in caplog.text)
         assert await refused(port)
         path.write_text(TOKEN)
         await until_open(port)
@@ -203,9 +203,11 @@ async def test_it_serves_with_tls_and_takes_a_new_certificate(
             assert (answer.status, await answer.text()) == (200, "GET /node")
         assert await name(port) == "first"
         write("second")
-        async with asyncio.timeout(SECONDS):
-            while await name(port) != "second":  # noqa: ASYNC110 - it looks now and then
-                await asyncio.sleep(0.01)
+
+        async def is_second() -> bool:
+            return await name(port) == "second"
+
+        await until(is_second)  # it looks now and then
         # One that says nothing during the handshake does not keep others waiting.
         silent = [await asyncio.open_connection("127.0.0.1", port) for _ in range(40)]
         assert await name(port) == "second"
@@ -239,9 +241,7 @@ async def test_an_encrypted_key_is_an_error_and_no_prompt(
     port = free_port()
     config = with_certificate(token, port, b"a password")
     async with serving(config):
-        async with asyncio.timeout(SECONDS):
-            while "key.pem is encrypted" not in caplog.text:  # noqa: ASYNC110 - a log sets no event
-                await asyncio.sleep(0.01)
+        await until(lambda: "key.pem is encrypted" in caplog.text)
         assert await refused(port)
         with_certificate(token, port)
         await until_open(port)

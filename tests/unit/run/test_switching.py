@@ -29,6 +29,7 @@ from steersman.run.sync.state import SyncReport
 from tests.support.builders.store import service, slice_
 from tests.support.modes.inline import Held
 from tests.support.modes.memory import MemoryMode
+from tests.support.waiting import until
 
 OBJECTS = """
 {apiVersion: v1, kind: List, items: [
@@ -124,11 +125,6 @@ class World:
         """The modes whose kernel has the Service."""
         return [name for name, mode in self.modes.items() if VIP in mode.kernel]
 
-    async def until(self, true: Callable[[], bool]) -> None:
-        async with asyncio.timeout(60):
-            while not true():  # noqa: ASYNC110 - tasks of the daemon set no event
-                await asyncio.sleep(0.005)
-
 
 @asynccontextmanager
 async def running(folder: Path, *flags: str) -> AsyncIterator[World]:
@@ -180,7 +176,7 @@ async def test_another_mode_serves_and_the_first_one_is_removed(tmp_path: Path) 
         state = world.daemon.sync.state
         assert (state.mode, state.revision > before) == ("nftables", True)
         assert world.modes["nftables"].held == 1
-        await world.until(lambda: world.modes["ebpf"].closed == 1)
+        await until(lambda: world.modes["ebpf"].closed == 1)
 
 
 async def test_changes_go_to_the_mode_that_serves(tmp_path: Path) -> None:
@@ -188,7 +184,7 @@ async def test_changes_go_to_the_mode_that_serves(tmp_path: Path) -> None:
         await world.switch("nftables")
         store = world.daemon.sync.store
         store.upsert(service("more", clusterIP="10.96.0.2"))
-        await world.until(lambda: "clusterIP 10.96.0.2:80" in world.modes["nftables"].kernel)
+        await until(lambda: "clusterIP 10.96.0.2:80" in world.modes["nftables"].kernel)
         assert world.modes["ebpf"].kernel == {}
 
 
@@ -203,7 +199,7 @@ async def test_a_change_during_the_check_is_served_by_the_new_mode(tmp_path: Pat
                 store.upsert(service("more", clusterIP="10.96.0.2"))
                 store.upsert(slice_("more-1", "more", ("10.244.0.6",)))
                 store.delete("EndpointSlice", ObjectName("shop", "web-1"))
-                await world.until(lambda: "clusterIP 10.96.0.2:80" in world.modes["ebpf"].kernel)
+                await until(lambda: "clusterIP 10.96.0.2:80" in world.modes["ebpf"].kernel)
             return ""
 
         world.daemon.switcher.dial = dial
@@ -245,7 +241,7 @@ async def test_the_configuration_file_may_follow_the_switch(tmp_path: Path) -> N
         # Defaults are those of the mode that serves.
         assert world.daemon.engine.node.node_port_addresses == ("primary",)
         write("nftables")
-        await world.until(lambda: not world.daemon.sync.store.findings)
+        await until(lambda: not world.daemon.sync.store.findings)
         assert world.daemon.engine.mode.name == "nftables"
 
 
@@ -291,7 +287,7 @@ async def test_a_busy_kernel_leads_back_and_no_change_is_lost(
         store.upsert(slice_("more-1", "more", ("10.244.0.6",)))
         new.gate.set()
         assert (await switch).outcome == "back"
-        await world.until(lambda: "clusterIP 10.96.0.2:80" in world.modes["ebpf"].kernel)
+        await until(lambda: "clusterIP 10.96.0.2:80" in world.modes["ebpf"].kernel)
         assert world.serving == ["ebpf"]
 
 
@@ -303,7 +299,7 @@ async def test_what_a_mode_wrote_is_removed_though_no_way_leads_back(
         # Another switch has made the engine that serves, which leaves nftables to it.
         await world.switch("nftables")
         await world.switch("ebpf")
-        await world.until(lambda: not new.kernel)
+        await until(lambda: not new.kernel)
 
         def too_late() -> Ruleset:
             raise TimeoutError("bpftool did not answer in time")
@@ -323,7 +319,7 @@ async def test_what_a_mode_wrote_is_removed_though_no_way_leads_back(
             await asyncio.sleep(0.05)
             assert new.kernel  # ebpf mode is not known to be in force
         world.daemon._suspect()
-        await world.until(lambda: not new.kernel)
+        await until(lambda: not new.kernel)
         assert old.kernel
 
 
@@ -367,7 +363,7 @@ async def test_a_client_that_goes_does_not_stop_the_switch(tmp_path: Path) -> No
         first.cancel()
         await asyncio.gather(first, return_exceptions=True)
         new.gate.set()
-        await world.until(lambda: world.serving == ["nftables"])
+        await until(lambda: world.serving == ["nftables"])
 
 
 async def test_the_process_may_end_in_the_middle(tmp_path: Path) -> None:
@@ -391,7 +387,7 @@ async def test_connections_of_the_old_mode_drain(tmp_path: Path) -> None:
         assert list(old.kernel) == ["node"], "what carries its connections"
         assert old.ports_held_with == {"node"}, "no connection comes that is not held"
         old.open = 0
-        await world.until(lambda: old.kernel == {} and old.closed == 1)
+        await until(lambda: old.kernel == {} and old.closed == 1)
 
 
 async def test_a_change_of_the_configuration_during_the_switch_is_used(tmp_path: Path) -> None:
@@ -414,7 +410,7 @@ async def test_a_change_of_the_configuration_during_the_switch_is_used(tmp_path:
         write(True)
         new.gate.set()
         assert (await switch).outcome == "switched"
-        await world.until(lambda: new.kernel.get("masq") is True)
+        await until(lambda: new.kernel.get("masq") is True)
 
 
 async def test_modes_drain_at_the_same_time(
@@ -433,9 +429,7 @@ async def test_modes_drain_at_the_same_time(
         assert list(world.modes["ebpf"].kernel) == ["node"]
         assert list(world.modes["nftables"].kernel) == ["node"]
         world.modes["ebpf"].open = world.modes["nftables"].open = 0
-        await world.until(
-            lambda: not world.modes["ebpf"].kernel and not world.modes["nftables"].kernel
-        )
+        await until(lambda: not world.modes["ebpf"].kernel and not world.modes["nftables"].kernel)
         assert world.serving == ["userspace"]
 
 
@@ -449,7 +443,7 @@ async def test_a_mode_that_only_removed_leftovers_is_closed(
     left_modes = [("one", left), ("other", unusable)]
     monkeypatch.setattr(daemon, "other_modes", lambda *_, **__: left_modes)
     async with running(tmp_path) as world:
-        await world.until(lambda: bool(left.closed and unusable.closed))
+        await until(lambda: bool(left.closed and unusable.closed))
         assert (left.kernel, left.closed, unusable.closed) == ({}, 1, 1)
         assert world.modes["ebpf"].closed == 0, "it serves"
 
@@ -464,7 +458,7 @@ async def test_a_mode_that_drains_may_serve_again(tmp_path: Path) -> None:
         old.open = 0
         store = world.daemon.sync.store
         store.upsert(service("more", clusterIP="10.96.0.2"))
-        await world.until(lambda: "clusterIP 10.96.0.2:80" in old.kernel)
+        await until(lambda: "clusterIP 10.96.0.2:80" in old.kernel)
         assert VIP in old.kernel, "nobody removes it any more"
 
 

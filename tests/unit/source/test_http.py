@@ -8,7 +8,6 @@ import pytest
 
 from steersman.source import http_connection, route
 from steersman.source.http_connection import HttpError
-from tests.support.apiserver.reading import until
 from tests.support.talking import (
     BEGINS,
     CHUNKED,
@@ -22,6 +21,7 @@ from tests.support.talking import (
     once,
     serving,
 )
+from tests.support.waiting import until
 
 # Requests
 

@@ -17,9 +17,9 @@ from steersman.source import http2_connection
 from steersman.source.http import HttpClient
 from steersman.source.http2_connection import READ_IDLE, WINDOW
 from steersman.source.http_connection import HttpError, Request, UnansweredError
-from tests.support.apiserver.reading import until
 from tests.support.talking import OK, PATIENCE, answering, body_of, client, failure, get, serving
 from tests.support.talking2 import REQUEST, Bare, Peer, answering2, bare, serving2
+from tests.support.waiting import until
 
 ASKED = Request("GET", "https", "server", "/", (), None)
 

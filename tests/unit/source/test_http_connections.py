@@ -19,7 +19,6 @@ import pytest
 from steersman.source import http_connection
 from steersman.source.http import HttpClient
 from tests.support.apiserver.certificates import Authority
-from tests.support.apiserver.reading import until
 from tests.support.talking import (
     BEGINS,
     OK,
@@ -34,6 +33,7 @@ from tests.support.talking import (
     once,
     serving,
 )
+from tests.support.waiting import until
 
 # Connections
 

@@ -19,6 +19,7 @@ from steersman.ui import fleet as fleets
 from steersman.ui import nodes
 from steersman.ui.fleet import Fleet
 from steersman.ui.nodes import Finder, FixedNodes, NodeError, PodNodes, Token, Way, read_urls
+from tests.support import waiting
 from tests.support.apiserver.certificates import Authority
 from tests.support.apiserver.pods import steersman_pod
 from tests.support.apiserver.server import ApiServer
@@ -88,9 +89,7 @@ async def test_an_idle_node_wakes_nobody() -> None:
     ):
         await until(fleet, lambda: len(fleet.nodes) == 1)
         version, heard = fleet.version, fleet.seen[0].heard
-        async with asyncio.timeout(PATIENT):
-            while fleet.seen[0].heard == heard:  # noqa: ASYNC110 - nothing tells of it
-                await asyncio.sleep(0.01)
+        await waiting.until(lambda: fleet.seen[0].heard != heard)
         assert fleet.version == version
 
 

@@ -18,8 +18,8 @@ from steersman.run.serve import http
 from steersman.ui.pages import PAGES, about
 from steersman.ui.requests import Asked
 from steersman.ui.site import Page, Query, Site
-from tests.support.apiserver.reading import until
 from tests.support.pages import ScriptedFleet, events, serving
+from tests.support.waiting import until
 
 HOSTILE = "<script>alert(1)</script>\u202e" + "x" * 253
 BROKEN = "no <b>mode</b>"

@@ -5,15 +5,8 @@ from __future__ import annotations
 from pathlib import Path
 
 from tests.support.lab.namespace import in_namespace, sh
-from tests.support.processes.steersman import (
-    FLAGS,
-    command,
-    get,
-    manifests,
-    steersman,
-    until,
-    world,
-)
+from tests.support.processes.steersman import FLAGS, command, get, manifests, steersman, world
+from tests.support.waiting import until
 from tests.vm.guest.ipvs import only_with_all
 
 SECONDS = 300.0

@@ -29,7 +29,8 @@ from tests.support.lab.ipvs_node import bring
 from tests.support.lab.switches import CLIENT, NODE, OUTSIDE
 from tests.support.lab.traced import inside
 from tests.support.modes.ipvs import call, mode_behind
-from tests.support.processes.steersman import manifests, steersman, until
+from tests.support.processes.steersman import manifests, steersman
+from tests.support.waiting import until
 
 LONGEST = 120.0
 """Seconds; an emulated machine takes many."""

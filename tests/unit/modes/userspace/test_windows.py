@@ -34,15 +34,8 @@ from steersman.modes.userspace.direct_portals import DirectPortals
 from steersman.modes.userspace.render import StrayKey
 from steersman.modes.userspace.windows import NetshAddresses, create
 from steersman.proxy.listeners import ListenerPlan
-from tests.support.modes.userspace_proxy import (
-    PATIENCE,
-    answering,
-    ask,
-    cart,
-    endpoint,
-    refusing,
-    until,
-)
+from tests.support.modes.userspace_proxy import answering, ask, cart, endpoint, refusing
+from tests.support.waiting import PATIENCE, until
 
 SHOWN = """
 Configuration for interface "{name}"
