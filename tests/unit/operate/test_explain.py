@@ -648,6 +648,14 @@ def test_a_service_with_thousands_of_ports(monkeypatch: pytest.MonkeyPatch) -> N
     assert len(reads) == 3
 
 
+def test_problems_beyond_those_of_which_the_plan_keeps_the_text_are_counted() -> None:
+    broken = [kube.endpoint_slice(f"web-{n}", "web", "nonsense") for n in range(2, 22)]
+    answer = ask(asked(*DEMO, *broken), problems=True)
+    assert isinstance(answer, Problems)
+    assert len(answer.problems) + answer.unlisted == 20
+    assert "nodes do not list up to 4 more problems each" in text(answer)
+
+
 def test_only_problems_of_a_namespace() -> None:
     world = asked(
         kube.service("none"), kube.service("gone", "10.96.0.3", namespace="other"), *NODES
