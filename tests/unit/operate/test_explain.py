@@ -473,6 +473,18 @@ def test_why_a_service_is_not_served(value: kube.Object, says: str) -> None:
             assert any(says in line for line in lines), lines
 
 
+def test_a_client_of_a_service_that_is_not_served_hears_why() -> None:
+    world = asked(*DEMO, kube.service("db", "None"))
+    answer = ask(world, client=POD_A, to="shop/db")
+    assert isinstance(answer, ServiceAnswer)
+    assert "headless" in "\n".join(text(answer))
+
+
+def test_an_address_of_no_pod_is_a_destination() -> None:
+    answer = ask(what="198.51.100.7")
+    assert isinstance(answer, FlowAnswer)
+
+
 def test_a_service_of_the_plan_that_is_gone_from_the_snapshot_is_explained() -> None:
     gone = asked(*DEMO)
     gone.snapshot.services.pop(next(iter(gone.snapshot.services)))  # type: ignore[attr-defined]
