@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import errno
-import os
 import signal
 import socket
 import sys
@@ -19,7 +18,6 @@ from msgspec.structs import replace
 
 from steersman.cli.output import print_answer
 from steersman.host.exec import SubprocessExec
-from steersman.host.libbpf import call
 from steersman.host.netns import enter
 from steersman.model.errors import BusyError
 from steersman.model.inputs import Snapshot
@@ -59,6 +57,7 @@ from tests.support.builders.ebpf_node_plan import (
 )
 from tests.support.builders.plans import plan
 from tests.support.lab import trace_page
+from tests.support.lab.ebpf import program_exists
 from tests.support.lab.ebpf_node import MARKS, Node, programmed, serving
 from tests.support.lab.traced import first_difference
 from tests.support.waiting import until
@@ -477,23 +476,14 @@ async def test_nothing_is_left_after_kill(node: Node) -> None:
     assert child.stdout
     ids = [int(word) for word in (await child.stdout.readline()).split()]
     assert len(ids) == 7  # four of sockets, three of the kernel
-    assert all(map(exists, ids))
+    assert all(map(program_exists, ids))
     pinned = sorted(node.pins.rglob("*"))
     child.send_signal(signal.SIGKILL)
     await child.communicate()
-    await until(lambda: not any(map(exists, ids)))  # after a grace period
+    await until(lambda: not any(map(program_exists, ids)))  # after a grace period
     assert sorted(node.pins.rglob("*")) == pinned
     with node.socket(VIP) as sock:
         assert ask(sock, VIP, 80) in ENDS
-
-
-def exists(program: int) -> bool:
-    """Whether the kernel has a program."""
-    try:
-        os.close(call("bpf_prog_get_fd_by_id", program))
-    except FileNotFoundError:
-        return False
-    return True
 
 
 # What cannot be traced

@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import errno
-import os
 import socket
 import subprocess
 import sys
@@ -20,7 +19,6 @@ import pytest
 from steersman.failover.policy import Policy
 from steersman.failover.watch import Failure
 from steersman.host.exec import SubprocessExec
-from steersman.host.libbpf import call
 from steersman.host.worker import KernelWorker
 from steersman.model.errors import BusyError
 from steersman.model.failover import Backend, Observation
@@ -46,6 +44,7 @@ from tests.support.builders.ebpf_node_plan import (
     service,
 )
 from tests.support.lab.cluster import Lab, Layout, Pod
+from tests.support.lab.ebpf import program_exists
 from tests.support.lab.ebpf_node import MARKS, Node, programmed
 from tests.support.lab.sockets import Outcome, printed
 from tests.support.waiting import until, wait_until
@@ -508,14 +507,6 @@ def test_a_killed_process_leaves_no_program_and_soon_nobody_watches(lab: Lab) ->
         with firewall(lab, REMOTE, "drop"):
             lab.probe(LOOKER, VIP, 80, timeout=1.3)
         assert seen(node, lambda: None) == []
-
-
-def program_exists(program: int) -> bool:
-    try:
-        os.close(call("bpf_prog_get_fd_by_id", program))
-    except FileNotFoundError:
-        return False
-    return True
 
 
 # What cannot be watched

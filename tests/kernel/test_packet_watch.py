@@ -11,12 +11,11 @@ from pathlib import Path
 
 import pytest
 
-from steersman.host.libbpf import call
 from steersman.host.packet_watch import PacketWatch
 from steersman.model.names import Protocol
 from steersman.model.tracing import Sighting, WatchedFlow
 from tests.support.lab.cluster import Lab
-from tests.support.lab.ebpf import compiled
+from tests.support.lab.ebpf import compiled, program_exists
 from tests.support.lab.switches import CLIENT, ENDS, mode_of
 from tests.support.lab.traced import VIP, service_lab, serving
 from tests.support.waiting import wait_until
@@ -126,11 +125,11 @@ def test_nothing_stays_after_kill() -> None:
         assert child.stdout.readline()
         numbers = programs(child.pid)
         assert len(numbers) == 3
-        assert all(map(exists, numbers))
+        assert all(map(program_exists, numbers))
     finally:
         child.send_signal(signal.SIGKILL)
         child.communicate()
-    wait_until(lambda: not any(map(exists, numbers)))
+    wait_until(lambda: not any(map(program_exists, numbers)))
 
 
 def programs(pid: int) -> set[int]:
@@ -141,12 +140,3 @@ def programs(pid: int) -> set[int]:
         if "prog_id:" in words:
             found.add(int(words[words.index("prog_id:") + 1]))
     return found
-
-
-def exists(program: int) -> bool:
-    """Whether the kernel has a program."""
-    try:
-        os.close(call("bpf_prog_get_fd_by_id", program))
-    except FileNotFoundError:
-        return False
-    return True

@@ -43,6 +43,15 @@ def next_number() -> int:
     return next(_serial)
 
 
+def program_exists(program: int) -> bool:
+    """Whether the kernel has a program of this id."""
+    try:
+        os.close(call("bpf_prog_get_fd_by_id", program))
+    except FileNotFoundError:
+        return False
+    return True
+
+
 class _TestRun(ctypes.Structure):
     """The part of `struct bpf_test_run_opts` that we set."""
 
