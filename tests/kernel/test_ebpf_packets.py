@@ -320,18 +320,32 @@ def test_what_begins_after_an_end_is_another_connection(programs: Programs) -> N
     ("client", "vip", "number", "kind"),
     [(CLIENT, LONELY, 1, b"\x03\x03"), (CLIENT6, "2001:db8:100::3", 58, b"\x01\x04")],
 )
+@pytest.mark.parametrize("length", [0, 300])
 def test_refusal(
-    programs: Programs, protocol: int, client: str, vip: str, number: int, kind: bytes
+    programs: Programs,
+    protocol: int,
+    client: str,
+    vip: str,
+    number: int,
+    kind: bytes,
+    length: int,
 ) -> None:
-    given = packet((client, 4000), (vip, 80), protocol, payload=b"x" * 300)
+    given = packet((client, 4000), (vip, 80), protocol, payload=b"x" * length)
     answer, out = programs.ingress(given)
     source, destination, found, data = unwrap(out)
     assert answer == REDIRECT
     assert (source, destination, found) == (vip, client, number)
     assert data[:2] == kind
-    assert complement((b"" if number == 1 else pseudo(vip, client, 58, len(data))) + data) == 0
-    assert given[14:].startswith(data[8:])
+    head = b"" if number == 1 else pseudo(vip, client, 58, len(data))
+    assert complement(head + data) == 0
+    start = 8 + (40 if number == 58 else 20)  # of the quoted transport header
+    meant = 6 if protocol == UDP else 8
+    assert given[14:].startswith(data[8 : start + meant])
     assert out[:12] == given[6:12] + given[:6]
+    if protocol != SCTP:  # a checksum that is left to a device, which stores it there (or 0xFFFF)
+        total = complement(data[start:]) or 0xFFFF
+        place = start + (16 if protocol == TCP else 6)
+        assert complement(head + data[:place] + total.to_bytes(2, "big") + data[place + 2 :]) == 0
 
 
 @pytest.mark.parametrize(("client", "address"), [(CLIENT, LONELY), (CLIENT6, "2001:db8:100::3")])

@@ -48,7 +48,15 @@ from tests.support.builders.ebpf_node_plan import (
     service,
 )
 from tests.support.lab.cluster import Lab, ip
-from tests.support.lab.ebpf_node import MARKS, WAIT, Node, programmed, replace_programs, serving
+from tests.support.lab.ebpf_node import (
+    MARKS,
+    WAIT,
+    Node,
+    compute_checksums,
+    programmed,
+    replace_programs,
+    serving,
+)
 from tests.support.lab.sockets import Netns
 from tests.support.waiting import until
 
@@ -276,6 +284,14 @@ def test_the_guard_of_node_ports_can_be_switched_off(node: Node) -> None:
 def test_an_unknown_port_is_refused_at_once(node: Node) -> None:
     with node.socket(VIP) as sock, pytest.raises(ConnectionRefusedError):
         sock.connect((VIP, 81))
+
+
+@pytest.mark.parametrize("kind", ["TCP", "UDP"])
+def test_a_client_outside_is_refused_whoever_computes_checksums(node: Node, kind: str) -> None:
+    """It leaves them to its device; the reply may leave by one that computes none."""
+    for on in (False, True):
+        node.lab.node.call(functools.partial(compute_checksums, "eth0", on=on))
+        assert node.lab.probe(CLIENT, VIP, 81, kind).kind == "refused"
 
 
 @pytest.mark.parametrize("kind", ["TCP", "UDP"])

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import ctypes
-import fcntl
 import os
 import socket
 import struct
@@ -34,7 +32,7 @@ from tests.support.builders.ebpf_node_plan import (
 )
 from tests.support.lab.cluster import Lab
 from tests.support.lab.ebpf import run_packet
-from tests.support.lab.ebpf_node import MARKS, WAIT, Node, replace_programs
+from tests.support.lab.ebpf_node import MARKS, WAIT, Node, compute_checksums, replace_programs
 from tests.support.lab.frames import (
     ACK,
     ETHERNET,
@@ -56,7 +54,6 @@ from tests.support.lab.sockets import Netns
 pytestmark = MARKS
 PASS, REDIRECT = 2, 4
 PROG_TYPE_XDP = 6
-SIOCETHTOOL, ETHTOOL_STXCSUM = 0x8946, 0x17
 PLAN = node_plan((ENDPOINTS[2],))  # the one elsewhere, behind eth1
 PASSING = struct.pack("=BBhi", 0xB7, 0, 0, PASS) + struct.pack("=BBhi", 0x95, 0, 0, 0)
 HELD_OPEN = 8095
@@ -69,15 +66,6 @@ def index(netns: Netns, name: str) -> int:
     return netns.call(lambda: socket.if_nametoindex(name))
 
 
-def whole_checksums() -> None:
-    """XDP sees packets as they would be on a wire: nobody is to fill in checksums later."""
-    value = struct.pack("=II", ETHTOOL_STXCSUM, 0)
-    buffer = ctypes.create_string_buffer(value, len(value))
-    request = struct.pack("16sP16x", b"eth0", ctypes.addressof(buffer))
-    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as sock:
-        fcntl.ioctl(sock, SIOCETHTOOL, request)
-
-
 @pytest.fixture(scope="module")
 def lab() -> Iterator[Lab]:
     """A lab whose outer devices take packets that XDP sends."""
@@ -85,7 +73,8 @@ def lab() -> Iterator[Lab]:
         passing = load(PROG_TYPE_XDP, XDP, PASSING)
         stack.callback(os.close, passing)
         for end in (made.netns(CLIENT), made.netns(REMOTE)):
-            end.call(whole_checksums)
+            # XDP sees packets as on a wire: nobody is to fill in checksums later.
+            end.call(lambda: compute_checksums("eth0", on=False))
         for end in (made.netns(CLIENT), made.netns("remote")):
             link = end.call(lambda: Link.attach(passing, socket.if_nametoindex("eth0"), XDP))
             stack.callback(link.close)

@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import asyncio
+import ctypes
+import fcntl
 import shutil
 import socket
+import struct
 from collections.abc import Iterator
 from contextlib import contextmanager
 
@@ -21,6 +24,7 @@ from tests.support.lab import sockets as lab_sockets
 from tests.support.lab.cluster import Lab
 
 WAIT = 60.0
+SIOCETHTOOL, ETHTOOL_STXCSUM = 0x8946, 0x17  # linux/sockios.h, linux/ethtool.h
 MARKS = [
     pytest.mark.kernel,
     pytest.mark.skipif(
@@ -79,6 +83,15 @@ def programmed(lab: Lab, plan: NodePlan) -> Iterator[Node]:
         yield node
     finally:
         node.close()
+
+
+def compute_checksums(device: str, *, on: bool) -> None:
+    """Have a device of this network namespace compute the checksums of what it sends, or not."""
+    value = struct.pack("=II", ETHTOOL_STXCSUM, on)
+    buffer = ctypes.create_string_buffer(value, len(value))
+    request = struct.pack("16sP16x", device.encode(), ctypes.addressof(buffer))
+    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as sock:
+        fcntl.ioctl(sock, SIOCETHTOOL, request)
 
 
 def replace_programs(node: Node) -> None:
