@@ -46,6 +46,12 @@ def test_a_wanted_variant_is_taken() -> None:
     assert "iptables-nft is not installed" in chosen(only, "nft")
 
 
+def test_who_looks_for_leftovers_must_not_take_a_slow_program_for_a_missing_one() -> None:
+    slow = ("*-save -t mangle", TimeoutError("iptables-save did not end within 60 s"))
+    with pytest.raises(BusyError, match="did not end within 60 s: it begins again"):
+        choose_tool(Scripted(BOTH[0], slow, WORKS), "nft", leftovers=True)
+
+
 @pytest.mark.parametrize(
     ("nft", "legacy", "expected"),
     [

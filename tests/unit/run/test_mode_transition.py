@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Hashable
+import contextlib
+from collections.abc import AsyncIterator, Hashable
 
 import pytest
 
@@ -21,7 +22,7 @@ from steersman.run.process.mode_transition import (
     remove_leftovers,
     remove_leftovers_once,
 )
-from tests.support.modes.inline import Inline
+from tests.support.modes.inline import Held, Inline
 
 
 class Carrying(Mode):
@@ -142,6 +143,59 @@ def test_what_cannot_be_removed_now_is_removed_later(error: Exception) -> None:
     other = Carrying(0)
     asyncio.run(remove_leftovers([("held", mode), ("other", other)], sleep=release))
     assert (mode.have, len(waits), len(other.history)) == ({}, 2, 1)
+
+
+def test_syncs_wait_for_the_attempt_after_a_failed_one() -> None:
+    """iptables-nft begins to read again whenever a sync changes a rule."""
+    syncs = {"run": True}
+
+    class Disturbed(Carrying):
+        def probe(self) -> Support:
+            if syncs["run"]:
+                raise BusyError("iptables-save did not end within 60 s")
+            return super().probe()
+
+    @contextlib.asynccontextmanager
+    async def quiet() -> AsyncIterator[None]:
+        syncs["run"] = False
+        yield
+        syncs["run"] = True
+
+    async def at_once(_: float) -> None:
+        return
+
+    mode = Disturbed(0)
+    asyncio.run(remove_leftovers([("disturbed", mode)], sleep=at_once, quiet=quiet))
+    assert (mode.have, syncs["run"]) == ({}, True)
+
+
+async def test_syncs_wait_for_a_slow_attempt_for_some_seconds_only(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(mode_transition, "_QUIET_SECONDS", 0.01)
+    worker, attempts = Held("probe"), list[str]()
+
+    class Slow(Carrying):
+        def probe(self) -> Support:
+            attempts.append("probe")
+            if len(attempts) == 1:
+                raise BusyError("the lock")
+            return super().probe()
+
+    async def at_once(_: float) -> None:
+        worker.go.clear()
+
+    @contextlib.asynccontextmanager
+    async def quiet() -> AsyncIterator[None]:
+        yield
+        worker.go.set()
+
+    mode = Slow(0)
+    mode.worker = worker
+
+    async with asyncio.timeout(60):
+        await remove_leftovers([("slow", mode)], sleep=at_once, quiet=quiet)
+    assert mode.have == {}
 
 
 @pytest.mark.parametrize(("refusals", "looks", "history"), [(2, 3, [{}]), (9, 3, [])])

@@ -83,6 +83,9 @@ def choose_tool(execute: Exec, wanted: str, *, leftovers: bool = False) -> ToolC
         execute: runs programs.
         wanted: `nft`, `legacy`, or "" for this machine's default.
         leftovers: only to remove leftovers: do not create a table by listing it.
+
+    Raises:
+        BusyError: with `leftovers`, a program that is installed did not end in time.
     """
     tools, problems = _installed(execute, wanted)
     if not tools:
@@ -162,6 +165,8 @@ def _trouble(execute: Exec, tool: Tool, family: Family, leftovers: bool) -> str:
         look = _brief_list(tool, family) if leftovers else [command, *_LIST_NAT]
         result = execute.run_tool(look)
     except OSError as error:
+        if leftovers and isinstance(error, TimeoutError):
+            raise BusyError(f"{error}: it begins again whenever a rule changes") from error
         reason = failure_reason(str(error.filename or command), "iptables", error)
         return reason.replace(";", ",")
     if _NOT_PERMITTED.search(result.message):

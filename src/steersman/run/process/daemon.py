@@ -328,7 +328,7 @@ class Daemon:
             )
             spared = engine.spared | self.switcher.retiring
             left = [(name, mode) for name, mode in others if mode.name not in spared]
-            removal = remove_leftovers(left, drain, engine.mode)
+            removal = remove_leftovers(left, drain, engine.mode, quiet=engine.sync.between_runs)
             await until(self.switcher.began, removal, patience=None)
             if not self.switcher.began.is_set():  # otherwise a thread may still use their sockets
                 for _, mode in left:

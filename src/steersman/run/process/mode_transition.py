@@ -15,10 +15,12 @@ its objects.
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import logging
 import sys
 import time
 from collections.abc import Awaitable, Callable, Iterable, Iterator, Mapping
+from contextlib import AbstractAsyncContextManager
 from operator import attrgetter
 from typing import NamedTuple
 
@@ -35,6 +37,8 @@ log = logging.getLogger(__name__)
 _RETRY_SECONDS = 60.0
 _PROBES = 3
 """Attempts to probe a mode that cannot run: it hardly left anything, but the reason may pass."""
+_QUIET_SECONDS = 20.0
+"""The rules of the old mode may still decide, so that a change would have no effect anyway."""
 _POLL = 1.0  # seconds between two counts of open connections
 _NAMED = 3  # remaining objects that a message names
 
@@ -89,15 +93,25 @@ async def remove_leftovers(
     drain: float = 0.0,
     current: Mode | None = None,
     sleep: Callable[[float], Awaitable[None]] = asyncio.sleep,
+    quiet: Callable[[], AbstractAsyncContextManager[object]] = contextlib.nullcontext,
 ) -> None:
     """Retry until every other mode's leftovers are removed: a lock may be held, a rule in use.
 
     The modes stay open: one may carry connections in this process. `remove_leftovers_once` has the
-    arguments; `sleep` waits between attempts.
+    other arguments.
+
+    Args:
+        sleep: waits between attempts.
+        quiet: lets no sync begin. Attempts after a failed one have that for some seconds: with ten
+            thousand Services iptables-nft reads for a second, and begins again if a rule changes.
     """
     left, attempts = list(modes), 0
     while left:
-        removal = await remove_leftovers_once(left, drain, current)
+        async with asyncio.TaskGroup() as group:
+            attempt = group.create_task(remove_leftovers_once(left, drain, current))
+            async with quiet() if attempts else contextlib.nullcontext():
+                await asyncio.wait({attempt}, timeout=_QUIET_SECONDS)
+        removal = attempt.result()
         for sentence in removal.messages:
             log.info("%s", sentence)
         attempts += 1
