@@ -27,7 +27,7 @@ import subprocess
 import sys
 import time
 from collections import Counter
-from collections.abc import Awaitable, Callable, Container, Sequence
+from collections.abc import Awaitable, Callable, Container
 from dataclasses import dataclass, field
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -43,6 +43,7 @@ from steersman.model.names import ObjectName
 from steersman.source.apiserver import ApiServerSource
 from steersman.source.kubeconfig import ClusterAccess
 from steersman.source.pace import Timing
+from steersman.source.store import Store
 from tests.support.apiserver.remote import control
 from tests.support.apiserver.server import ApiServer
 from tests.support.apiserver.world import Object, World
@@ -103,13 +104,14 @@ class MemoryServer(ApiServer):
         await self._listen()
 
 
-@dataclass(eq=False)
-class Node:
+class Node(Store):
     """Receives what one Source reads, and knows which version of each object it was told last."""
 
-    source: ApiServerSource
-    told: dict[tuple[str, ObjectName], str] = field(default_factory=dict)
-    ready: set[str] = field(default_factory=set)
+    def __init__(self, source: ApiServerSource) -> None:
+        super().__init__()
+        self.source = source
+        self.told: dict[tuple[str, ObjectName], str] = {}
+        self.ready: set[str] = set()
 
     def retain(self, kind: str, names: Container[ObjectName], keep: Container[str] = ()) -> None:  # noqa: ARG002
         self.ready.add(kind)
@@ -117,15 +119,16 @@ class Node:
         for key in gone:
             del self.told[key]
 
-    def upsert(self, obj: KubeObject) -> None:
+    def upsert(self, obj: KubeObject) -> bool:
         meta = obj.metadata
         self.told[type(obj).__name__, meta.object_name] = meta.resource_version
+        return True
 
-    def delete(self, kind: str, name: ObjectName) -> None:
-        self.told.pop((kind, name), None)
+    def delete(self, kind: str, name: ObjectName) -> bool:
+        return self.told.pop((kind, name), None) is not None
 
-    def report(self, scope: str, findings: Sequence[Finding]) -> None:
-        raise AssertionError(f"{scope}: {findings}")
+    def reject(self, finding: Finding) -> None:
+        raise AssertionError(finding)
 
 
 @dataclass

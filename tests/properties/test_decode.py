@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from steersman.model.findings import Finding
 from steersman.model.kube import KINDS, Service
-from steersman.source.objects import decode_items, decode_object, decode_value, scope_of
+from steersman.source.objects import decode_items, decode_object, decode_value
 
 KINDS_ST = st.sampled_from(sorted(KINDS))
 WORDS = st.sampled_from(
@@ -82,7 +82,6 @@ def test_an_object_without_its_name_is_a_finding(
 def test_a_cluster_scoped_object_needs_no_namespace() -> None:
     objects, findings = decode_items("ServiceCIDR", b'[{"metadata": {"name": "kubernetes"}}]')
     assert (len(objects), len(findings)) == (1, 0)
-    assert scope_of("ServiceCIDR", objects[0]) == "ServiceCIDR kubernetes"
 
 
 def test_what_is_no_list_is_said_to_be_none() -> None:

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from steersman.model.findings import Finding
 from steersman.model.kube import KINDS, EndpointSlice
 from steersman.model.names import ObjectName
-from steersman.source.lister import PackedObjects
+from steersman.source.lister import ArrivingList
 from steersman.source.objects import decode_value
 from steersman.source.packed import plain
 from steersman.source.store import Store
@@ -58,12 +58,12 @@ def test_a_list_that_was_put_aside_is_the_same_list(kind: str, data: st.DataObje
     wrap = (lambda v: {"spec": v}) if kind == "Service" else (lambda v: v)
     decoded = [decode_value(kind, {"metadata": METADATA, **wrap(value)}) for value in many]
     objects = [obj for obj in decoded if not isinstance(obj, Finding)]
-    packed = PackedObjects(kind)
+    arriving = ArrivingList(kind)
     for obj in objects:
         assert isinstance(obj, KINDS[kind])
-        packed.add([obj], 1 << 11)
-    assert list(packed.drain()) == objects
-    assert list(packed.drain()) == []
+        arriving.add([obj], [], 1 << 11)
+    assert list(arriving.complete("1").objects) == objects
+    assert list(arriving.complete("1").objects) == []
 
 
 NAMES = st.sampled_from(["a", "b", "c"])

@@ -5,13 +5,13 @@ from __future__ import annotations
 import asyncio
 from contextlib import aclosing
 
-from steersman.source.base import EventHandler
 from steersman.source.client import ApiClient, Connections
 from steersman.source.credentials import Credentials
 from steersman.source.kubeconfig import ClusterAccess
 from steersman.source.pace import Timing
 from steersman.source.reflector import Reflector
 from steersman.source.stats import SourceStats
+from steersman.source.store import Store
 from steersman.source.wire import Resource
 
 
@@ -74,8 +74,8 @@ class ApiServerSource:
         for resource in self._resources:
             self.stats.kind(resource.kind)
 
-    async def run(self, handler: EventHandler) -> None:
-        """Feed the handler until cancelled; failures of the servers are retried inside."""
+    async def run(self, store: Store) -> None:
+        """Feed the Store until cancelled; failures of the servers are retried inside."""
         # One client, so that all kinds move to another server together.
         client = ApiClient(self.connections, self.stats, self._timing)
         async with aclosing(self.connections), asyncio.TaskGroup() as tasks:
@@ -83,7 +83,7 @@ class ApiServerSource:
                 reflector = Reflector(
                     client,
                     resource,
-                    handler,
+                    store,
                     self.stats.kind(resource.kind),
                     self._timing,
                     watch_list=self._watch_list,

@@ -14,13 +14,13 @@ import msgspec
 
 from steersman.model.kube import Node, Pod
 from steersman.source.apiserver import resources
-from steersman.source.base import EventHandler
+from steersman.source.base import replace_all
 from steersman.source.client import ApiClient, Connections, read_body
 from steersman.source.kubeconfig import ClusterAccess
 from steersman.source.lister import Lister, Listing
 from steersman.source.pace import Timing
-from steersman.source.reflector import StoreUpdater
 from steersman.source.stats import SourceStats
+from steersman.source.store import Store
 from steersman.source.wire import ApiError, Resource
 
 _TIMING = Timing(connect=5.0, answer=20.0)  # somebody waits for the answer
@@ -29,8 +29,8 @@ _MAX_POD = 4 << 20  # bytes; etcd refuses objects above 1.5 MiB
 _NODES = Resource(kind="Node", path="/api/v1/nodes")
 
 
-async def fetch_objects(access: ClusterAccess, handler: EventHandler) -> None:
-    """Feed a handler with all Services, EndpointSlices, Nodes and ServiceCIDRs of a cluster.
+async def fetch_objects(access: ClusterAccess, store: Store) -> None:
+    """Feed a Store with all Services, EndpointSlices, Nodes and ServiceCIDRs of a cluster.
 
     Services that no proxy serves are included. Nodes and ServiceCIDRs may be forbidden.
 
@@ -39,15 +39,14 @@ async def fetch_objects(access: ClusterAccess, handler: EventHandler) -> None:
     """
     async with _client(access) as (client, stats):
         for resource in resources("", everything=True):
-            updater = StoreUpdater(resource.kind, handler, stats.kind(resource.kind))
             try:
                 listing = await _list(client, stats, resource)
             except ApiError as error:
                 if not resource.optional or error.status not in (403, 404):
                     raise
-                updater.set_empty()
+                store.retain(resource.kind, ())
             else:
-                await updater.replace(listing.objects, listing.findings)
+                await replace_all(store, resource.kind, listing.objects, listing.findings)
 
 
 async def fetch_nodes(access: ClusterAccess) -> tuple[Node, ...]:

@@ -27,7 +27,7 @@ from steersman.model import codes
 from steersman.model.findings import Finding, Severity
 from steersman.model.kube import KubeObject
 from steersman.model.names import ObjectName
-from steersman.source.base import EventHandler, upsert_in_batches
+from steersman.source.base import upsert_in_batches
 from steersman.source.documents import BrokenFileError
 from steersman.source.manifests import (
     CombinedManifests,
@@ -35,6 +35,7 @@ from steersman.source.manifests import (
     combine_manifests,
     read_manifest,
 )
+from steersman.source.store import Store
 
 _SUFFIXES = (".yaml", ".yml", ".json")
 _RACY_NS = 50_000_000  # a file this young may change again within the clock's granularity
@@ -79,7 +80,7 @@ class _Scan(NamedTuple):
 
 
 class FileSource:
-    """Feeds an EventHandler from the `*.yaml`, `*.yml` and `*.json` files in some directories.
+    """Feeds the Store from the `*.yaml`, `*.yml` and `*.json` files in some directories.
 
     Hidden files and sub-directories are ignored, as by `kubectl -f DIR`. Nothing is fed before each
     directory has existed once. Faults become Findings, in the scope of the file's path.
@@ -95,10 +96,10 @@ class FileSource:
         self._reported: frozenset[str] = frozenset()
         self._writing: dict[Path, float] = {}  # files that are open, and when to stop waiting
 
-    async def run(self, handler: EventHandler) -> None:
-        """Feed the handler until cancelled."""
+    async def run(self, store: Store) -> None:
+        """Feed the Store until cancelled."""
         now = asyncio.get_running_loop().time
-        watch = _open_watch(handler, self._directories)
+        watch = _open_watch(store, self._directories)
         try:
             while True:
                 # Read the files that changed.
@@ -114,7 +115,7 @@ class FileSource:
                     changed = True  # a file may have been truncated just as it was read
                 elif scan != self._scan:
                     self._scan = scan
-                    await self._publish(handler, combined)
+                    await self._publish(store, combined)
                 del scan, combined  # free them before the wait
 
                 # Watch the directories that exist now.
@@ -124,7 +125,7 @@ class FileSource:
                     changed = True
                 except OSError as error:
                     watch.close()
-                    watch, changed = _polling(handler, error), True
+                    watch, changed = _polling(store, error), True
 
                 # Wait for changes, and until those who write have finished.
                 seconds = 0.0 if changed else _RESCAN_SECONDS
@@ -138,13 +139,13 @@ class FileSource:
         finally:
             watch.close()
 
-    async def read_once(self, handler: EventHandler) -> None:
-        """Feed the handler with what the directories hold now, and return.
+    async def read_once(self, store: Store) -> None:
+        """Feed the Store with what the directories hold now, and return.
 
         A directory that does not exist is reported; then nothing is fed.
         """
         self._scan, combined = await in_thread(_read, self._directories, self._scan, frozenset())
-        await self._publish(handler, combined)
+        await self._publish(store, combined)
 
     def _note(self, events: Sequence[FileEvent]) -> bool:
         """Record which files are open for writing; return whether there were events."""
@@ -156,7 +157,7 @@ class FileSource:
                 self._writing.setdefault(event.path, end)
         return bool(events)
 
-    async def _publish(self, handler: EventHandler, combined: CombinedManifests) -> None:
+    async def _publish(self, store: Store, combined: CombinedManifests) -> None:
         """Report faults; feed changed objects once each directory has existed."""
         # The fault of a file or directory comes first among its Findings.
         findings = {path: list(found) for path, found in combined.findings.items()}
@@ -164,9 +165,9 @@ class FileSource:
         for path, fault in (*faults.items(), *self._scan.faults.items()):
             findings.setdefault(str(path), []).insert(0, fault)
         for scope in self._reported - findings.keys():
-            handler.report(scope, ())
+            store.report(scope, ())
         for scope, found in findings.items():
-            handler.report(scope, found)
+            store.report(scope, found)
         self._reported = frozenset(findings)
         if not self._scan.seen.issuperset(self._directories):
             return
@@ -176,29 +177,29 @@ class FileSource:
         for kind, objects in combined.objects.items():
             fed = self._fed.get(kind, {})
             fresh = (obj for name, obj in objects.items() if fed.get(name) is not obj)
-            await upsert_in_batches(handler, fresh)
-            handler.retain(kind, objects, malformed)
+            await upsert_in_batches(store, fresh)
+            store.retain(kind, objects, malformed)
             self._fed[kind] = objects
 
 
-def _open_watch(handler: EventHandler, directories: Iterable[Path]) -> Inotify | Polling:
+def _open_watch(store: Store, directories: Iterable[Path]) -> Inotify | Polling:
     if sys.platform == "win32":  # no inotify, and no Finding about that
         return Polling(_POLL_SECONDS)
     try:
         watch = Inotify()
     except OSError as error:
-        return _polling(handler, error)
+        return _polling(store, error)
     try:
         watch.watch(_watched(directories, ()))
     except OSError as error:
         watch.close()
-        return _polling(handler, error)
+        return _polling(store, error)
     return watch
 
 
-def _polling(handler: EventHandler, error: OSError) -> Polling:
+def _polling(store: Store, error: OSError) -> Polling:
     reason = f"{error}: manifests are polled; raise the sysctls fs.inotify.max_user_*"
-    handler.report("inotify", [Finding("inotify", "", reason, code=codes.POLLED_FILES)])
+    store.report("inotify", [Finding("inotify", "", reason, code=codes.POLLED_FILES)])
     return Polling(_POLL_SECONDS)
 
 

@@ -7,7 +7,7 @@ which come from etcd on API servers before 1.34. A list in protobuf is decoded w
 in JSON is held as a whole.
 
 A list replaces the previous state only when its last object has been received. Until then it is
-kept packed (`PackedObjects`): as objects it would take more memory than all that the Store keeps,
+kept packed (`ArrivingList`): as objects it would take more memory than all that the Store keeps,
 and CPython does not return such a peak to the system.
 """
 
@@ -71,28 +71,57 @@ class Listing(NamedTuple):
     """resourceVersion to watch from."""
 
 
-class _Arrived(msgspec.Struct):
-    """What has arrived of a list: all objects, and the numbers of the current page."""
+class ArrivingList:
+    """A list while it arrives: its objects as msgpack, and the numbers of the current page."""
 
-    objects: PackedObjects
-    findings: list[Finding]
-    count: int = 0
-    size: int = 0
-    """Bytes."""
-    before: int = 0
-    """Bytes of the pages before it."""
+    def __init__(self, kind: str) -> None:
+        self._decoder: msgspec.msgpack.Decoder[list[Any]] = msgspec.msgpack.Decoder(
+            list[KINDS[kind]]  # type: ignore[valid-type]
+        )
+        self._packed: deque[bytes] = deque()
+        self._unpacked: list[KubeObject] = []
+        """The last objects."""
+        self._unpacked_size = 0
+        self._findings: list[Finding] = []
+        self.count = 0
+        """Items of the page."""
+        self.size = 0
+        """Bytes of the page."""
+        self._size_before = 0
+        """Bytes of the pages before it."""
+
+    def next_page(self) -> None:
+        """Begin another page."""
+        self._size_before += self.size
+        self.count = self.size = 0
 
     def received(self, size: int) -> None:
         """Count bytes; a broken server might send a list without end."""
         self.size += size
-        if self.before + self.size > MAX_LIST:
+        if self._size_before + self.size > MAX_LIST:
             raise ApiError("too_long", f"a list longer than {MAX_LIST} bytes")
 
-    def add(self, good: Sequence[KubeObject], bad: Sequence[Finding], size: int) -> None:
-        """Add decoded items, which took this many bytes."""
-        self.objects.add(good, size)
-        self.findings += bad
-        self.count += len(good) + len(bad)
+    def add(self, objects: Sequence[KubeObject], findings: Sequence[Finding], size: int) -> None:
+        """Add decoded items, and Findings about malformed ones; together they took these bytes."""
+        self._findings += findings
+        self.count += len(objects) + len(findings)
+        self._unpacked += objects
+        self._unpacked_size += size
+        if self._unpacked_size >= _PACKED_TOGETHER:
+            self._packed.append(_ENCODER.encode(self._unpacked))
+            self._unpacked.clear()
+            self._unpacked_size = 0
+
+    def complete(self, version: str) -> Listing:
+        """Return the whole list; `version` is its resourceVersion."""
+        return Listing(self._drain(), self._findings, version)
+
+    def _drain(self) -> Iterator[KubeObject]:
+        """Yield all objects once, freeing them on the way."""
+        while self._packed:
+            yield from self._decoder.decode(self._packed.popleft())
+        yield from self._unpacked
+        self._unpacked = []
 
 
 class Lister:
@@ -120,7 +149,7 @@ class Lister:
         """
         if self._by_pages:
             return await self._fetch_pages()
-        arrived = _Arrived(PackedObjects(self._resource.kind), [])
+        arrived = ArrivingList(self._resource.kind)
         params = {"resourceVersion": oldest} if oldest else {}
         try:
             metadata = await self._page(params, arrived)
@@ -129,25 +158,24 @@ class Lister:
             raise
         if metadata.continue_:  # it had no limit: this server makes pages in any case
             return await self._fetch_pages()
-        return Listing(arrived.objects.drain(), arrived.findings, metadata.resource_version)
+        return arrived.complete(metadata.resource_version)
 
     async def _fetch_pages(self) -> Listing:
         """Fetch the newest list by pages."""
-        arrived = _Arrived(PackedObjects(self._resource.kind), [])
+        arrived = ArrivingList(self._resource.kind)
         params = {"limit": str(FIRST_PAGE)}
         for _ in range(MAX_PAGES):
-            arrived.count = arrived.size = 0
+            arrived.next_page()
             metadata = await self._page(params, arrived)
-            arrived.before += arrived.size
             if not metadata.continue_:
-                return Listing(arrived.objects.drain(), arrived.findings, metadata.resource_version)
+                return arrived.complete(metadata.resource_version)
             # The next page should have about _PAGE_BYTES, by the average size of these objects.
             fitting = arrived.count * _PAGE_BYTES // max(arrived.size, 1)
             limit = min(LARGEST_PAGE, max(1, fitting))
             params = {"limit": str(limit), "continue": metadata.continue_}
         raise ApiError("too_long", f"a list of more than {MAX_PAGES} pages")
 
-    async def _page(self, params: Mapping[str, str], arrived: _Arrived) -> ListMeta:
+    async def _page(self, params: Mapping[str, str], arrived: ArrivingList) -> ListMeta:
         """Fetch a page, or all of the list."""
         query, timeout = {**self._resource.selectors, **params}, self._timing.answer
         async with AsyncExitStack() as alone:  # see LARGE_BODY
@@ -171,7 +199,7 @@ class Lister:
                 await asyncio.sleep(0)
             return decoded.metadata
 
-    async def _protobuf_page(self, response: Response, arrived: _Arrived) -> ListMeta:
+    async def _protobuf_page(self, response: Response, arrived: ArrivingList) -> ListMeta:
         """Read a page in protobuf: decode its items as they arrive."""
         kind, reader = self._resource.kind, ListReader(MAX_LINE)
         async for chunk in response.chunks():
@@ -200,7 +228,7 @@ class Lister:
                 history does not include it.
         """
         params = {"limit": "1", "resourceVersion": version, "resourceVersionMatch": "NotOlderThan"}
-        await self._page(params, _Arrived(PackedObjects(self._resource.kind), []))
+        await self._page(params, ArrivingList(self._resource.kind))
 
 
 def _parts(items: msgspec.Raw) -> Iterator[tuple[bytes | msgspec.Raw, int]]:
@@ -226,13 +254,12 @@ async def read_initial(kind: str, events: AsyncIterator[WatchEvent], timing: Tim
     Raises:
         ApiError: there is none (`no_watch_list`), or it is too long.
     """
-    arrived = _Arrived(PackedObjects(kind), [])
+    arrived = ArrivingList(kind)
     try:
         async with asyncio.timeout(timing.initial_total):
             async for event in events:
                 if event.type == "BOOKMARK":
-                    version = initial_end(event)
-                    return Listing(arrived.objects.drain(), arrived.findings, version)
+                    return arrived.complete(initial_end(event))
                 if event.type != "ADDED":
                     raise ApiError("no_watch_list", f"{event.type} among initial events")
                 length = len(memoryview(event.object))
@@ -241,31 +268,3 @@ async def read_initial(kind: str, events: AsyncIterator[WatchEvent], timing: Tim
     except TimeoutError as error:
         raise ApiError("no_watch_list", "its initial events did not end in time") from error
     raise ApiError("no_watch_list", "its initial events ended early")
-
-
-class PackedObjects:
-    """Objects of one kind as msgpack, in the order in which they came."""
-
-    def __init__(self, kind: str) -> None:
-        self._decoder: msgspec.msgpack.Decoder[list[Any]] = msgspec.msgpack.Decoder(
-            list[KINDS[kind]]  # type: ignore[valid-type]
-        )
-        self._open: list[KubeObject] = []
-        self._size = 0
-        self._packed: deque[bytes] = deque()
-
-    def add(self, objects: Iterable[KubeObject], size: int) -> None:
-        """Add objects that took this many bytes of JSON."""
-        self._open += objects
-        self._size += size
-        if self._size >= _PACKED_TOGETHER:
-            self._packed.append(_ENCODER.encode(self._open))
-            self._open.clear()
-            self._size = 0
-
-    def drain(self) -> Iterator[KubeObject]:
-        """Yield all objects once, freeing them on the way."""
-        while self._packed:
-            yield from self._decoder.decode(self._packed.popleft())
-        yield from self._open
-        self._open = []

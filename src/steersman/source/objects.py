@@ -27,11 +27,6 @@ _RAW_LIST = msgspec.json.Decoder(list[msgspec.Raw])
 _CLUSTER_SCOPED = frozenset({"Node", "ServiceCIDR"})
 
 
-def scope_of(kind: str, obj: KubeObject) -> str:
-    """Return the name that Findings use for an object, such as `Service shop/cart`."""
-    return f"{kind} {obj.metadata.object_name}"
-
-
 def decode_object(kind: str, raw: bytes | msgspec.Raw) -> KubeObject | Finding:
     """Decode one object of a known kind, JSON or a Message; return a Finding if it is malformed."""
     if isinstance(raw, Message):
@@ -69,13 +64,10 @@ def decode_items(
         msgspec.DecodeError: it is not a JSON array at all.
     """
     try:
-        # All at once, which is faster; only a malformed item makes it fail.
-        objects = _LIST_DECODERS[kind].decode(raw)
-        if all(_named(kind, obj) for obj in objects):
-            return objects, ()
-    except (msgspec.ValidationError, UnicodeDecodeError):
-        pass
-    return partition(decode_object(kind, item) for item in _RAW_LIST.decode(raw))
+        objects = _LIST_DECODERS[kind].decode(raw)  # all at once, which is faster
+    except (msgspec.ValidationError, UnicodeDecodeError):  # an item is malformed
+        return partition(decode_object(kind, item) for item in _RAW_LIST.decode(raw))
+    return partition(_checked(kind, obj) for obj in objects)
 
 
 def partition(results: Iterable[KubeObject | Finding]) -> tuple[list[KubeObject], list[Finding]]:
@@ -90,17 +82,14 @@ def partition(results: Iterable[KubeObject | Finding]) -> tuple[list[KubeObject]
     return objects, findings
 
 
-def _named(kind: str, obj: KubeObject) -> bool:
-    meta = obj.metadata
-    return bool(meta.name) and (bool(meta.namespace) or kind in _CLUSTER_SCOPED)
-
-
 def _checked(kind: str, obj: KubeObject) -> KubeObject | Finding:
-    if _named(kind, obj):
+    """Return an object that has a name, or else a Finding."""
+    meta = obj.metadata
+    if meta.name and (meta.namespace or kind in _CLUSTER_SCOPED):
         return obj
-    missing = "namespace" if obj.metadata.name else "name"
+    missing = "namespace" if meta.name else "name"
     return Finding(
-        scope_of(kind, obj),
+        f"{kind} {meta.object_name}",
         f"metadata.{missing}",
         f"is missing; every {kind} needs one",
         Severity.ERROR,

@@ -12,22 +12,22 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import AsyncGenerator, Callable, Iterable
+from collections.abc import AsyncGenerator, Callable
 from contextlib import aclosing
 
 import msgspec
 
 from steersman.model.findings import Finding
-from steersman.model.kube import KubeObject
 from steersman.model.names import ObjectName
-from steersman.source.base import EventHandler, upsert_in_batches
+from steersman.source.base import replace_all
 from steersman.source.client import ApiClient
-from steersman.source.framing import LineTooLongError
+from steersman.source.framing import LineTooLongError, Message
 from steersman.source.http import Response
 from steersman.source.lister import Lister, Listing, read_initial
-from steersman.source.objects import decode_object, scope_of
+from steersman.source.objects import decode_object
 from steersman.source.pace import Backoff, Timing
 from steersman.source.stats import KindStats
+from steersman.source.store import Store
 from steersman.source.wire import (
     ApiError,
     RelistError,
@@ -51,72 +51,14 @@ _EARLY = 5.0
 log = logging.getLogger("steersman.source")
 
 
-class StoreUpdater:
-    """Decodes the objects of one kind and passes them on to an EventHandler."""
-
-    def __init__(self, kind: str, handler: EventHandler, stats: KindStats) -> None:
-        self._kind = kind
-        self._handler = handler
-        self._stats = stats
-        self._malformed: set[str] = set()  # scopes with a reported Finding
-
-    def set_empty(self) -> None:
-        """Report that there are no objects of this kind, so that nothing waits for its list."""
-        self._handler.retain(self._kind, ())
-
-    async def replace(self, objects: Iterable[KubeObject], findings: Iterable[Finding]) -> None:
-        """Pass on a complete list; the last good version of its malformed objects is kept."""
-        bad = {finding.object: finding for finding in findings}
-        names = await upsert_in_batches(self._handler, objects)
-        self._handler.retain(self._kind, names, bad)
-        for scope in self._malformed - bad.keys():
-            self._handler.report(scope, ())
-        for scope, finding in bad.items():
-            self._handler.report(scope, (finding,))
-        self._malformed = set(bad)
-        self._stats.lists += 1
-
-    def upsert(self, raw: bytes | msgspec.Raw) -> str:
-        """Pass on an added or changed object; return its resourceVersion, "" if unknown."""
-        self._stats.events += 1
-        obj = decode_object(self._kind, raw)
-        if isinstance(obj, Finding):
-            self._malformed.add(obj.object)
-            self._handler.report(obj.object, (obj,))
-            return decode_metadata(raw).resource_version
-        self._handler.upsert(obj)
-        if self._malformed:
-            self._resolve(scope_of(self._kind, obj))
-        return obj.metadata.resource_version
-
-    def delete(self, raw: bytes | msgspec.Raw) -> str:
-        """Pass on a deletion; return the resourceVersion, "" if unknown.
-
-        The name is enough: other fields of the object may be malformed.
-        """
-        self._stats.events += 1
-        meta = decode_metadata(raw)
-        if not meta.name:
-            raise RelistError(f"a {self._kind} without a name was deleted")
-        name = ObjectName(meta.namespace, meta.name)
-        self._handler.delete(self._kind, name)
-        self._resolve(f"{self._kind} {name}")
-        return meta.resource_version
-
-    def _resolve(self, scope: str) -> None:
-        if scope in self._malformed:
-            self._malformed.remove(scope)
-            self._handler.report(scope, ())
-
-
 class Reflector:
-    """Keeps an EventHandler up to date with the server's objects of one Resource."""
+    """Keeps the Store up to date with the server's objects of one Resource."""
 
     def __init__(
         self,
         client: ApiClient,
         resource: Resource,
-        handler: EventHandler,
+        store: Store,
         stats: KindStats,
         timing: Timing,
         *,
@@ -127,7 +69,7 @@ class Reflector:
         self._stats = stats
         self._timing = timing
         self._lister = Lister(client, resource, stats, timing)
-        self._updater = StoreUpdater(resource.kind, handler, stats)
+        self._store = store
         self._backoff = Backoff(timing)
         self._watch_list = watch_list
         self._list_plainly = False  # the next list is to be none by WatchList
@@ -147,7 +89,7 @@ class Reflector:
             if self._resource.optional and failure.status in _ABSENT and not stats.lists:
                 # Continue without the kind, as if its list were empty. One that was there before
                 # is waited for: its objects are in use.
-                self._updater.set_empty()
+                self._store.retain(self._resource.kind, ())
                 stats.connected = True
                 delay = timing.optional_retry * (0.5 + timing.random())
                 # A server that has just started forbids for a moment what it allows, so the first
@@ -202,7 +144,8 @@ class Reflector:
     async def _replace(self, listing: Listing) -> None:
         """Pass on a complete list; a watch can begin at its resourceVersion."""
         objects = self._client.pace.counted(listing.objects)
-        await self._updater.replace(objects, listing.findings)
+        await replace_all(self._store, self._resource.kind, objects, listing.findings)
+        self._stats.lists += 1
         self._version, self._listed, self._suspect = listing.version, True, False
 
     async def _watch(self) -> None:
@@ -284,9 +227,11 @@ class Reflector:
         """
         match event.type:
             case "ADDED" | "MODIFIED":
-                version = self._updater.upsert(event.object)
+                self._stats.events += 1
+                version = self._upsert(event.object)
             case "DELETED":
-                version = self._updater.delete(event.object)
+                self._stats.events += 1
+                version = self._delete(event.object)
             case "BOOKMARK":
                 self._stats.bookmarks += 1
                 version = decode_metadata(event.object).resource_version
@@ -299,6 +244,26 @@ class Reflector:
         self._version = version or last
         self._backoff.reset()
         self._suspect = False
+
+    def _upsert(self, raw: msgspec.Raw | Message) -> str:
+        """Pass on an added or changed object; return its resourceVersion, "" if unknown."""
+        obj = decode_object(self._resource.kind, raw)
+        if isinstance(obj, Finding):
+            self._store.reject(obj)
+            return decode_metadata(raw).resource_version
+        self._store.upsert(obj)
+        return obj.metadata.resource_version
+
+    def _delete(self, raw: msgspec.Raw | Message) -> str:
+        """Pass on a deletion; return the resourceVersion, "" if unknown.
+
+        The name is enough: other fields of the object may be malformed.
+        """
+        kind, meta = self._resource.kind, decode_metadata(raw)
+        if not meta.name:
+            raise RelistError(f"a {kind} without a name was deleted")
+        self._store.delete(kind, ObjectName(meta.namespace, meta.name))
+        return meta.resource_version
 
 
 async def watch_events(

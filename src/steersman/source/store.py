@@ -98,7 +98,10 @@ def _node_sync_fields(node: Node | None) -> object:
 
 
 class Store:
-    """Holds objects, and touches the names of those that change. A `source.base.EventHandler`."""
+    """Holds objects, and touches the names of those that change.
+
+    Sources feed it: their calls are cheap, and never fail.
+    """
 
     def __init__(
         self,
@@ -132,6 +135,7 @@ class Store:
         """This node's object, with fields that it has lost since."""
         self._look()
         self._findings: dict[str, tuple[Finding, ...]] = {}
+        self._malformed: set[str] = set()  # objects that could not be read, by scope
         self._listed: set[str] = set()  # kinds with a complete initial list
         self.synced = False
         """Whether the initial lists of Services and EndpointSlices are complete (behaviour 2)."""
@@ -229,30 +233,43 @@ class Store:
             self._touch(Change(EJECTIONS, service))
             self._on_change()
 
-    # The interface of EventHandler
+    # What sources call
 
-    def replace(self, kind: str, objects: Iterable[KubeObject], keep: Container[str] = ()) -> None:
+    def replace(self, kind: str, objects: Iterable[KubeObject]) -> None:
         """Replace all objects of a kind at once; see `retain`."""
         listed: set[ObjectName] = set()
         changed = False
         for obj in objects:
             listed.add(obj.metadata.object_name)
             changed |= self._put(obj)
-        self._notify(self._retain(kind, listed, keep) or changed)
+        self._notify(self._retain(kind, listed, ()) or changed)
 
     def retain(self, kind: str, names: Container[ObjectName], keep: Container[str] = ()) -> None:
-        """Remove objects of a kind with other names, unless their scope is in `keep`.
+        """End a complete list of a kind, after `upsert` of each of its objects.
 
-        The first call for a kind completes its initial list, see `synced`.
+        Objects of other names are removed, except for those with a scope (`Service shop/cart`) in
+        `keep`: they cannot be read now, so their last good version stays. The first call for a kind
+        completes its initial list, see `synced`.
         """
         self._notify(self._retain(kind, names, keep))
+        for scope in tuple(self._malformed):
+            if scope.partition(" ")[0] == kind and scope not in keep:
+                self._resolve(scope)
+
+    def reject(self, finding: Finding) -> None:
+        """Report that an object cannot be read: its last good version stays."""
+        self._malformed.add(finding.object)
+        self.report(finding.object, (finding,))
 
     def upsert(self, obj: KubeObject) -> bool:
         """Add or replace an object; return the `changed` flag of behaviour 3 and 4."""
+        if self._malformed:
+            self._resolve(f"{type(obj).__name__} {obj.metadata.object_name}")
         return self._notify(self._put(obj))
 
     def delete(self, kind: str, name: ObjectName) -> bool:
         """Remove an object; return the `changed` flag of behaviour 3 and 4."""
+        self._resolve(f"{kind} {name}")
         return self._notify(self._remove(kind, name))
 
     def report(self, scope: str, findings: Sequence[Finding]) -> None:
@@ -262,6 +279,12 @@ class Store:
             self._findings[scope] = now
         if before != now:
             self._on_report()
+
+    def _resolve(self, scope: str) -> None:
+        """Withdraw the Finding about an object that could not be read."""
+        if scope in self._malformed:
+            self._malformed.remove(scope)
+            self.report(scope, ())
 
     def _notify(self, changed: bool) -> bool:
         if changed:

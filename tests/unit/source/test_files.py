@@ -17,14 +17,16 @@ from steersman.model.names import ObjectName
 from steersman.source import files as files_module
 from steersman.source.files import FileSource
 from steersman.source.manifests import Manifest, read_manifest
+from steersman.source.store import Store
 
 
-class Seen:
-    """An EventHandler that remembers."""
+class Seen(Store):
+    """A Store that remembers what it was fed."""
 
     def __init__(self) -> None:
+        super().__init__()
         self.objects: dict[str, dict[ObjectName, KubeObject]] = {}
-        self.findings: dict[str, list[Finding]] = {}
+        self.by_scope: dict[str, list[Finding]] = {}
         self.upserts: list[str] = []
         self._fresh: dict[ObjectName, KubeObject] = {}
         self._news = asyncio.Event()
@@ -37,15 +39,16 @@ class Seen:
         self._fresh = {}
         self._news.set()
 
-    def upsert(self, obj: KubeObject) -> None:
+    def upsert(self, obj: KubeObject) -> bool:
         self.upserts.append(obj.metadata.name)
         self._fresh[obj.metadata.object_name] = obj
+        return True
 
-    def delete(self, kind: str, name: ObjectName) -> None:
+    def delete(self, kind: str, name: ObjectName) -> bool:
         raise AssertionError("a file that is gone is not among the names that are kept")
 
     def report(self, scope: str, findings: Sequence[Finding]) -> None:
-        self.findings[scope] = list(findings)
+        self.by_scope[scope] = list(findings)
         self._news.set()
 
     @property
@@ -57,7 +60,7 @@ class Seen:
 
     def told(self, path: Path) -> str:
         """The message about a file, in one line."""
-        return "; ".join(map(str, self.findings.get(str(path), ())))
+        return "; ".join(map(str, self.by_scope.get(str(path), ())))
 
     async def until(self, condition: Callable[[], object]) -> None:
         async with asyncio.timeout(60):
@@ -104,7 +107,7 @@ async def test_every_kind_is_fed_at_the_start(tmp_path: Path, watching: Watching
     await seen.until(lambda: seen.objects.keys() == KINDS.keys())
     assert seen.services.keys() == {"a", "b"}
     assert len(seen.objects["Node"]) == 1
-    assert seen.findings == {}
+    assert seen.by_scope == {}
 
 
 async def test_an_empty_directory_is_an_empty_world(watching: Watching) -> None:

@@ -7,11 +7,10 @@ import json
 from collections.abc import Callable
 from typing import Any
 
-import msgspec
 import pytest
 
-from steersman.source.reflector import StoreUpdater
-from steersman.source.stats import KindStats
+from steersman.model.findings import Finding
+from steersman.source.objects import decode_object
 from steersman.source.store import Store
 from tests.support.following import StoreFollower
 
@@ -113,8 +112,9 @@ class Counting:
         self.changes += 1
 
     def event(self, obj: Object) -> None:
-        updater = StoreUpdater(obj["kind"], self.store, KindStats())
-        updater.upsert(msgspec.Raw(json.dumps(obj).encode()))
+        decoded = decode_object(obj["kind"], json.dumps(obj).encode())
+        assert not isinstance(decoded, Finding)
+        self.store.upsert(decoded)
 
 
 def after(name: str, rows: dict[str, tuple[Object, Callable[[Object], None]]]) -> Counting:

@@ -336,8 +336,28 @@ def test_the_usual_conditions_are_no_conditions() -> None:
 def test_what_cannot_be_read_now_stays_as_it_was() -> None:
     store = Store()
     store.replace("Service", [service(), service("api", clusterIP="10.96.0.2")])
-    store.replace("Service", [], keep={"Service shop/web"})
+    finding = Finding("Service shop/web", "spec", "is wrong")
+    store.reject(finding)
+    store.retain("Service", (), {"Service shop/web"})
     assert set(store.snapshot.services) == {WEB}
+    assert store.findings == (finding,)
+
+
+@pytest.mark.parametrize("how", ["upsert", "delete", "retain"])
+def test_the_finding_about_a_malformed_object_goes_with_the_next_good_one(how: str) -> None:
+    store = synced()
+    store.report("Service.yaml", [Finding("Service.yaml", "", "is of another scope")])
+    store.reject(Finding("Service shop/web", "spec", "is wrong"))
+    store.retain("EndpointSlice", ())
+    assert len(store.findings) == 2
+    match how:
+        case "upsert":
+            store.upsert(service())
+        case "delete":
+            store.delete("Service", WEB)
+        case _:
+            store.retain("Service", ())
+    assert [finding.object for finding in store.findings] == ["Service.yaml"]
 
 
 def test_other_findings_are_told_once() -> None:
