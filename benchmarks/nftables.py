@@ -10,6 +10,7 @@ import statistics
 import subprocess
 import time
 from collections.abc import Iterator, Sequence
+from itertools import chain
 from typing import Any
 
 from benchmarks import footprint, world
@@ -78,7 +79,7 @@ class NftNode(Node):
         snapshot = self.store.snapshot
         store = Store(world.NODE, facts=await read_facts())
         store.replace("Service", snapshot.services.values())
-        slices = (each for group in snapshot.slices.values() for each in group.values())
+        slices = chain.from_iterable(snapshot.slices.values())
         store.replace("EndpointSlice", slices)
         config = NodeConfig(
             node_name=world.NODE, families=(Family.IPV4,), cluster_cidrs=(world.CLUSTER_CIDR,)

@@ -210,7 +210,7 @@ def endpoints_tracker(case: Case) -> None:
     expect, family = case["expect"], FAMILIES[case["ipFamily"]]
     node_name = case["nodeName"] or ""
     by_service = {
-        name: build_endpoints(slices.values(), family, node_name)
+        name: build_endpoints(slices, family, node_name)
         for name, slices in store.snapshot.slices.items()
     }
     found: dict[str, tuple[EndpointState, ...]] = {}

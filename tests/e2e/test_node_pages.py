@@ -126,7 +126,7 @@ def test_a_world_of_one_service(tmp_path: Path) -> None:
             assert [
                 e.addresses
                 for s in web.snapshot.slices.values()
-                for x in s.values()
+                for x in s
                 for e in x.endpoints or ()
             ] == [["10.244.0.5"]]
             assert {key.name.service for key in web.plan.services} == {"web"}

@@ -343,8 +343,11 @@ async def test_a_real_cluster_is_read() -> None:
         told = [endpoint["addresses"] for endpoint in event["endpoints"]]
 
         def arrived() -> bool:
-            slice_ = r.store.snapshot.slices[name].get(event["metadata"]["name"])
-            return slice_ is not None and told == [e.addresses for e in slice_.endpoints or ()]
+            return any(
+                slice_.metadata.name == event["metadata"]["name"]
+                and told == [e.addresses for e in slice_.endpoints or ()]
+                for slice_ in r.store.snapshot.slices[name]
+            )
 
         await until(arrived)
 

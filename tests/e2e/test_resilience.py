@@ -17,6 +17,7 @@ import time
 from collections.abc import AsyncIterator, Mapping, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager
 from datetime import UTC, datetime
+from itertools import chain
 from pathlib import Path
 
 import pytest
@@ -259,7 +260,8 @@ class Resilience(Chaos):
 
     @property
     def slices(self) -> set[str]:
-        return {name for by_name in self.store.snapshot.slices.values() for name in by_name}
+        slices = chain.from_iterable(self.store.snapshot.slices.values())
+        return {each.metadata.name for each in slices}
 
     async def connected(self) -> bool:
         return self.source.stats.connected

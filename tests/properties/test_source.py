@@ -93,7 +93,7 @@ def test_slices_are_held_by_service_and_name(steps: list[EndpointSlice | str]) -
             assert store.upsert(step) == (wanted.get(name) != step)
             wanted[name] = step
     held = store.snapshot.slices
-    found = {owner: {n: plain(each) for n, each in of.items()} for owner, of in held.items()}
-    assert found == snapshot(*wanted.values()).slices
+    found = {owner: [*map(plain, slices)] for owner, slices in held.items()}
+    assert found == snapshot(*(wanted[name] for name in sorted(wanted))).slices
     assert len(held) == len(set(held))
     assert all(name in held for name in held)

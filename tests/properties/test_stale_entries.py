@@ -81,7 +81,7 @@ class Node:
         if plan is None:
             return None if flow.source == flow.destination else False
         name = plan.key.name.object_name
-        slices = self.world.store.snapshot.slices.get(name, {}).values()
+        slices = self.world.store.snapshot.slices.get(name, ())
         ends = {e.addresses[0] for each in slices for e in each.endpoints or () if e.addresses}
         return flow.source in {(ip, 8080) for ip in ends} if ends else None
 

@@ -93,6 +93,6 @@ def _reached(family: Family, frontend: Frontend) -> tuple[str, int]:
 
 
 def _serving(snapshot: Snapshot, key: PlanKey) -> set[tuple[str, int]]:
-    slices = snapshot.slices.get(key.name.object_name, {}).values()
+    slices = snapshot.slices.get(key.name.object_name, ())
     states = build_endpoints(slices, key.family, "").get((key.name.port, Protocol.UDP), ())
     return {(state.endpoint.ip, state.endpoint.port) for state in states if state.serving}

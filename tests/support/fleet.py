@@ -326,7 +326,7 @@ class SimulatedNodes:
         if wanted and not any(str(name) in wanted for name in known):
             raise web.HTTPNotFound(text=f"there is no Service {', '.join(sorted(wanted))}\n")
         owners = self._store.snapshot.slices
-        kept = {each for name in owners if mine(name) for each in owners[name]}
+        kept = {each.metadata.name for name in owners if mine(name) for each in owners[name]}
         slices = [
             each
             for each in self._store.packed_slices()

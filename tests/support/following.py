@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
+from itertools import chain
 from typing import NamedTuple
 
 from steersman.compile.planner import Planner
@@ -35,8 +36,8 @@ class StoreFollower:
     def __init__(self, store: Store) -> None:
         """Complete its lists, and follow it from now on: before, the lists are one change."""
         if not store.synced:
-            slices = store.snapshot.slices.items()
-            names = {ObjectName(owner.namespace, name) for owner, of in slices for name in of}
+            slices = chain.from_iterable(store.snapshot.slices.values())
+            names = {each.metadata.object_name for each in slices}
             store.retain("Service", (*store.snapshot.services, *store.unserved))
             store.retain("EndpointSlice", names)
         self._cursor = store.log.cursor()

@@ -104,7 +104,7 @@ def served_ports(
         return
     # Endpoints that are not ready but still serve keep their flows, so plans do not suffice.
     wanted = {(key.name.port, key.name.protocol) for key in plans}
-    endpoints = build_endpoints(snapshot.slices.get(name, {}).values(), family, "", wanted)
+    endpoints = build_endpoints(snapshot.slices.get(name, ()), family, "", wanted)
     for key, held in plans.items():
         protocol = key.name.protocol
         states = endpoints.get((key.name.port, protocol), ())

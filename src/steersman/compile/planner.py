@@ -14,7 +14,7 @@ Law (tests/properties/test_compile.py): after any events both agree.
 
 from __future__ import annotations
 
-from collections.abc import Generator, Iterable, Mapping
+from collections.abc import Generator, Iterable
 
 import msgspec
 
@@ -35,11 +35,10 @@ from steersman.model.addresses import is_loopback
 from steersman.model.change_log import ChangeLog
 from steersman.model.findings import Finding, Severity
 from steersman.model.inputs import HostFacts, NodeConfig, Snapshot
-from steersman.model.kube import EndpointSlice, Node, Service
+from steersman.model.kube import Node, Service
 from steersman.model.names import NODE, ObjectName, Owner, PlanKey
 from steersman.model.plan import NodePlan, NodeSettings, Traits
 
-_NO_SLICES: Mapping[str, EndpointSlice] = {}
 _SLICE = 48
 """Services planned between two yields of `Planner.steps`, about 2 ms; a Service with many
 endpoints counts as several."""
@@ -248,8 +247,7 @@ class Planner:
     ) -> _Compiled:
         if parsed is None:
             return _Compiled(before, None, {}, ())
-        slices = snapshot.slices.get(name, _NO_SLICES).values()
-        ejections = snapshot.ejected.get(name, ())
+        slices, ejections = snapshot.slices.get(name, ()), snapshot.ejected.get(name, ())
         plans, findings = plan_service(parsed, slices, settings, self._zone, ejections=ejections)
         return _Compiled(before, parsed, plans, findings)
 

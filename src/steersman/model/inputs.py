@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import enum
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 
 import msgspec
 
@@ -16,8 +16,8 @@ class Snapshot(msgspec.Struct, frozen=True):
     """The objects of the cluster, as last seen. A read-only view: it moves with the Store."""
 
     services: Mapping[ObjectName, Service] = {}
-    slices: Mapping[ObjectName, Mapping[str, EndpointSlice]] = {}
-    """EndpointSlices by the name of their Service, then by their own name."""
+    slices: Mapping[ObjectName, Iterable[EndpointSlice]] = {}
+    """EndpointSlices by the name of their Service."""
     node: Node | None = None
     """The Node object of this node, if known."""
     service_cidrs: tuple[str, ...] = ()

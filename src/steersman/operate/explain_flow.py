@@ -238,7 +238,7 @@ class FlowExplainer:
             here = node == self.names.here  # other nodes eject endpoints by themselves
             reports = ServiceReports(
                 service,
-                snapshot.slices.get(name, {}).values(),
+                snapshot.slices.get(name, ()),
                 self.plans.of(node).settings,
                 zone_of(snapshot.node if here else self.names.nodes.get(node)),
                 ejections=snapshot.ejected.get(name, ()) if here else (),
@@ -381,7 +381,7 @@ class FlowExplainer:
         if self._last is not None and self._last[0][0] == service:
             slices: Iterable[EndpointSlice] = self._last[1].slices
         else:
-            slices = self.world.snapshot.slices.get(service, {}).values()
+            slices = self.world.snapshot.slices.get(service, ())
         for slice_ in slices:
             for each in slice_.endpoints or ():
                 ref, pod = each.target_ref, ""

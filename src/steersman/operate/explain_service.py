@@ -120,8 +120,9 @@ def explain_service(explainer: FlowExplainer, name: ObjectName, node: str = "") 
 
 def findings_of(world: World, name: ObjectName) -> tuple[Finding, ...]:
     """Return the Findings about a Service and its EndpointSlices, worst first."""
-    slices = world.snapshot.slices.get(name, {})
-    mine = {f"Service {name}"} | {f"EndpointSlice {name.namespace}/{slice_}" for slice_ in slices}
+    slices = world.snapshot.slices.get(name, ())
+    mine = {f"EndpointSlice {slice_.metadata.object_name}" for slice_ in slices}
+    mine.add(f"Service {name}")
     found = dict.fromkeys(each for each in world.findings if each.object in mine)
     return tuple(sorted(found, key=lambda each: each.severity is not Severity.ERROR))
 
@@ -208,7 +209,7 @@ def explain_pod(explainer: FlowExplainer, target: Target, node: str = "") -> Pod
         for owner, slices in snapshot.slices.items()
         if any(
             address in wanted or canonical_ip(address) in wanted
-            for slice_ in slices.values()
+            for slice_ in slices
             for each in slice_.endpoints or ()
             for address in each.addresses or ()
         )

@@ -181,7 +181,7 @@ class Names:
     def _endpoints(self) -> Iterator[tuple[ObjectName, SliceEndpoint]]:
         """Yield all endpoints with their Services."""
         for service, slices in self.world.snapshot.slices.items():
-            for slice_ in slices.values():
+            for slice_ in slices:
                 for each in slice_.endpoints or ():
                     yield service, each
 

@@ -170,7 +170,10 @@ class _Overlay:
         self._whole = whole
         self._services = dict(world.snapshot.services)
         self._known = {**world.unserved, **world.snapshot.services}
-        self._slices = {name: dict(each) for name, each in world.snapshot.slices.items()}
+        self._slices = {
+            owner: {each.metadata.name: each for each in slices}
+            for owner, slices in world.snapshot.slices.items()
+        }
         self._addresses: set[str] = set()
         self._ports: set[int] = set()
         for service in self._services.values():
@@ -204,8 +207,9 @@ class _Overlay:
         findings = tuple(
             f for f in findings if f.code != codes.CLUSTER_IP and not f.field.endswith(".nodePort")
         )
+        by_owner = {owner: tuple(group.values()) for owner, group in self._slices.items()}
         snapshot = msgspec.structs.replace(
-            self._world.snapshot, services=self._services, slices=self._slices
+            self._world.snapshot, services=self._services, slices=by_owner
         )
         return snapshot, findings
 

@@ -186,9 +186,9 @@ class ServedPorts:
             )
             for each in plan.frontends
         )
-        slices = snapshot.slices.get(name.object_name, {})
+        slices = snapshot.slices.get(name.object_name, ())
         objects = [f"Service {name.object_name}"]
-        objects += [f"EndpointSlice {name.namespace}/{each}" for each in slices]
+        objects += [f"EndpointSlice {each.metadata.object_name}" for each in slices]
         counts = [frontend.counts for frontend in frontends]
         known = [each.connections for each in counts if each.connections is not None]
         rates = [each.rate for each in counts if each.rate is not None]

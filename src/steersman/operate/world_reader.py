@@ -55,12 +55,12 @@ def decode_world(data: bytes, origin: Origin) -> World:
         }
 
     served = services(count_services)
-    by_service: defaultdict[ObjectName, dict[str, EndpointSlice]] = defaultdict(dict)
+    by_service: defaultdict[ObjectName, list[EndpointSlice]] = defaultdict(list)
     for _ in range(count_slices):
         for slice_ in map(unpacked, _SLICES.decode(next(documents))):
             labels, meta = slice_.metadata.labels, slice_.metadata
             owner = ObjectName(meta.namespace, (labels and labels.service_name) or "")
-            by_service[owner][meta.name] = slice_
+            by_service[owner].append(slice_)
     unserved = services(count_unserved)
     plans: dict[PlanKey, ServicePlan] = {
         plan.key: plan for document in documents for plan in _PLANS.decode(document)

@@ -12,7 +12,7 @@ so that plans are made without decoding them, and a change of nothing else is no
 from __future__ import annotations
 
 from bisect import bisect_left
-from collections.abc import Callable, Iterable, Iterator, Mapping, ValuesView
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 import msgspec
@@ -179,8 +179,8 @@ def plain(slice_: EndpointSlice) -> EndpointSlice:
     return msgspec.convert(slice_, EndpointSlice, from_attributes=True)
 
 
-class PackedSlices(Mapping[ObjectName, Mapping[str, EndpointSlice]]):
-    """EndpointSlices by the Service they belong to, then by their own name."""
+class PackedSlices(Mapping[ObjectName, Iterable[EndpointSlice]]):
+    """EndpointSlices by the Service they belong to, in order of name; unpacked when read."""
 
     def __init__(self) -> None:
         self._owners: dict[ObjectName, ObjectName] = {}
@@ -196,16 +196,8 @@ class PackedSlices(Mapping[ObjectName, Mapping[str, EndpointSlice]]):
         view._owners, view._slices, view._unpack = self._owners, self._slices, unpacked
         return view
 
-    def __getitem__(self, service: ObjectName) -> Mapping[str, EndpointSlice]:
-        return _ServiceSlices(self._slices[service], self._unpack)
-
-    def get(self, service: ObjectName, default: Any = None) -> Any:
-        """Return the slices of a Service; the inherited method takes twice as long."""
-        slices = self._slices.get(service)
-        return default if slices is None else _ServiceSlices(slices, self._unpack)
-
-    def __contains__(self, service: object) -> bool:
-        return service in self._slices
+    def __getitem__(self, service: ObjectName) -> Iterable[EndpointSlice]:
+        return _ServiceSlices(self._slices[service][1::2], self._unpack)
 
     def __iter__(self) -> Iterator[ObjectName]:
         return iter(self._slices)
@@ -266,32 +258,14 @@ class PackedSlices(Mapping[ObjectName, Mapping[str, EndpointSlice]]):
         return owner
 
 
-class _ServiceSlices(Mapping[str, EndpointSlice]):
-    """The slices of one Service in order of name, each unpacked when it is read."""
+class _ServiceSlices:
+    """The slices of one Service, each unpacked when it is read."""
 
-    __slots__ = ("slices", "unpack")
+    __slots__ = ("_packed", "_unpack")
 
-    def __init__(self, slices: tuple[Any, ...], unpack: Callable[[bytes], EndpointSlice]) -> None:
-        self.slices = slices
-        self.unpack = unpack
-
-    def __getitem__(self, name: str) -> EndpointSlice:
-        return self.unpack(dict(zip(self, self.slices[1::2], strict=True))[name])
-
-    def __iter__(self) -> Iterator[str]:
-        return iter(self.slices[::2])
-
-    def __len__(self) -> int:
-        return len(self.slices) // 2
-
-    def values(self) -> ValuesView[EndpointSlice]:
-        """Return the slices; those of the inherited method take twice as long."""
-        return _Values(self)
-
-
-class _Values(ValuesView[EndpointSlice]):
-    __slots__ = ()
-    _mapping: _ServiceSlices
+    def __init__(self, packed: Sequence[bytes], unpack: Callable[[bytes], EndpointSlice]) -> None:
+        self._packed = packed
+        self._unpack = unpack
 
     def __iter__(self) -> Iterator[EndpointSlice]:
-        return map(self._mapping.unpack, self._mapping.slices[1::2])
+        return map(self._unpack, self._packed)

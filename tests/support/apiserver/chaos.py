@@ -202,7 +202,7 @@ async def same_world(chaos: Chaos) -> bool:
     """Whether the Store has what the server has, and the proxy has synced it."""
     snapshot = chaos.store.snapshot
     services = {str(name) for name in snapshot.services}
-    slices = {slice_name for by_name in snapshot.slices.values() for slice_name in by_name}
+    slices = {each.metadata.name for of in snapshot.slices.values() for each in of}
     told = {o["metadata"]["name"] for o in chaos.server.objects("EndpointSlice")}
     wanted = {f"chaos/{o['metadata']['name']}" for o in chaos.server.objects("Service")}
     return chaos.store.synced and services == wanted and slices == told

@@ -85,8 +85,8 @@ class WatchedStore(Store):
         return {name.name for name in self.snapshot.services}
 
     def addresses(self, service_name: str) -> set[str]:
-        slices = self.snapshot.slices.get(ObjectName("shop", service_name), {})
-        endpoints = (endpoint for s in slices.values() for endpoint in s.endpoints or ())
+        slices = self.snapshot.slices.get(ObjectName("shop", service_name), ())
+        endpoints = (endpoint for s in slices for endpoint in s.endpoints or ())
         return {address for endpoint in endpoints for address in endpoint.addresses or ()}
 
 

@@ -104,7 +104,7 @@ def snapshot(
 ) -> Snapshot:
     """A cluster of these objects."""
     services: dict[ObjectName, Service] = {}
-    slices: dict[ObjectName, dict[str, EndpointSlice]] = {}
+    slices: dict[ObjectName, list[EndpointSlice]] = {}
     this = None
     for obj in objects:
         match obj:
@@ -115,7 +115,7 @@ def snapshot(
             case _:
                 labels = obj.metadata.labels
                 owner = ObjectName("shop", (labels.service_name if labels else None) or "")
-                slices.setdefault(owner, {})[obj.metadata.name] = obj
+                slices.setdefault(owner, []).append(obj)
     return Snapshot(services, slices, this, service_cidrs)
 
 

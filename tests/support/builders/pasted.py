@@ -78,7 +78,7 @@ def slice_of(name: str) -> EndpointSlice:
 
 def world(*services: Service, mode: str = MODE, cidrs: tuple[str, ...] = ()) -> World:
     by_name = {each.metadata.object_name: each for each in services}
-    slices = {name: {f"{name.name}-1": slice_of(name.name)} for name in by_name}
+    slices = {name: (slice_of(name.name),) for name in by_name}
     snapshot = Snapshot(by_name, slices, service_cidrs=cidrs)
     config = NodeConfig(node_name="worker-1", cluster_cidrs=("10.244.0.0/16",))
     facts = HostFacts("worker-1", {"eth0": ("192.0.2.1/24",), "lo": ("127.0.0.1/8",)})
@@ -99,7 +99,7 @@ def encoded(of: World, version: str = __version__) -> bytes:
     for service in of.snapshot.services.values():
         store.upsert(service)
     for group in of.snapshot.slices.values():
-        for slice_ in group.values():
+        for slice_ in group:
             store.upsert(slice_)
     process = NodeState(mode=of.mode, variant=of.variant, version=version)
     return b"".join(

@@ -185,7 +185,7 @@ def take(store: Store, event: KubeObject | tuple[str, str]) -> None:
     if isinstance(event, tuple) and event[0] == "Ejection":
         # The first endpoint of the Service's slices, or none at the next time.
         service = ObjectName("shop", event[1])
-        slices = store.snapshot.slices.get(service, {}).values()
+        slices = store.snapshot.slices.get(service, ())
         ends = [
             (end.addresses[0], each.ports or ())
             for each in slices

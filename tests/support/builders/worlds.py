@@ -46,7 +46,7 @@ class World:
     def slices(self) -> Iterator[EndpointSlice]:
         """Every EndpointSlice."""
         for group in self.snapshot.slices.values():
-            yield from group.values()
+            yield from group
 
     def layout(self) -> Layout:
         """The lab that can carry this world's traffic."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Hashable
+from itertools import chain
 from typing import Any
 
 from steersman.compile.planner import Planner
@@ -100,7 +101,7 @@ class World:
         """What a fresh start would write for the same world."""
         other = World(0)
         other.store.replace("Service", self.store.snapshot.services.values())
-        slices = (s for by in self.store.snapshot.slices.values() for s in by.values())
+        slices = chain.from_iterable(self.store.snapshot.slices.values())
         other.store.replace("EndpointSlice", slices)
         planner = Planner(NodeConfig(node_name="me", families=(Family.IPV4,)), Traits())
         planner.update(other.store.snapshot, FACTS)

@@ -141,7 +141,8 @@ def weighed(text: str | None, *addresses: str, name: str = "cart-1", **more: Any
     meta = msgspec.structs.replace(made.metadata, annotations=annotations)
     held, owner = PackedSlices(), ObjectName("shop", "cart")
     held.put(owner, msgspec.structs.replace(made, metadata=meta))
-    return held[owner][name]
+    [packed] = held[owner]
+    return packed
 
 
 def planned_weights(*slices: EndpointSlice) -> tuple[dict[str, int], list[str]]:

@@ -76,7 +76,7 @@ def _stale(
 
 
 def _world(service: kube.Service, *slices: kube.EndpointSlice) -> Snapshot:
-    return Snapshot({DNS: service}, {DNS: {s.metadata.name: s for s in slices}})
+    return Snapshot({DNS: service}, {DNS: slices})
 
 
 @pytest.mark.parametrize("destination", ["10.96.0.10", "192.0.2.10", "192.0.2.11"])
@@ -365,7 +365,7 @@ def test_who_lost_a_destination_cuts_nobody_there(
     other = _slice(_endpoint("10.244.6.6"), protocol=protocol)
     world = Snapshot(
         {DNS: dns, taker: _claiming(protocol, *claims)},
-        {DNS: {"dns-1": mine}, taker: {"taker-1": other}},
+        {DNS: (mine,), taker: (other,)},
     )
     found = _stale(world, names=[taker] if named else None)
     number = Protocol(protocol).number

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import gc
 import tracemalloc
-from collections.abc import Generator, Iterator, Mapping
+from collections.abc import Generator, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -90,8 +90,8 @@ def test_no_more_slices_are_looked_at_than_are_served() -> None:
     looked: list[str] = []
 
     def each() -> Iterator[EndpointSlice]:
-        for name, slice_of_it in held[owner].items():
-            looked.append(name)
+        for slice_of_it in held[owner]:
+            looked.append(slice_of_it.metadata.name)
             yield slice_of_it
 
     settings = objects.settings_of()
@@ -102,15 +102,6 @@ def test_no_more_slices_are_looked_at_than_are_served() -> None:
     assert finding.object == f"EndpointSlice shop/{looked[-1]}"
     assert finding.severity is Severity.ERROR
     assert list(plans) == [KEY]
-
-
-def test_slices_of_a_service_are_a_mapping() -> None:
-    held, owner = PackedSlices(), ObjectName("shop", "cart")
-    for name in ("b", "a"):
-        held.put(owner, slice_(*ends(1), name=name))
-    slices: Mapping[str, EndpointSlice] = held[owner]
-    assert (list(slices), len(slices), "b" in slices, "c" in slices) == (["a", "b"], 2, True, False)
-    assert slices["a"].metadata.name == "a"
 
 
 def test_ports_of_a_service() -> None:

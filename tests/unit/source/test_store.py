@@ -109,7 +109,7 @@ def test_slices_without_service_or_headless_are_ignored() -> None:
     store = Store()
     assert not store.upsert(slice_(service_name=None))
     assert not store.upsert(slice_(headless=True))
-    assert store.snapshot.slices == {}
+    assert not store.snapshot.slices
 
 
 def test_a_slice_that_moves_to_another_service_leaves_the_first() -> None:
@@ -121,7 +121,7 @@ def test_a_slice_that_moves_to_another_service_leaves_the_first() -> None:
     assert follower.take().endpoints == {WEB, ObjectName("shop", "api")}
     assert set(store.snapshot.slices) == {ObjectName("shop", "api")}
     assert store.upsert(slice_(service_name=None))
-    assert store.snapshot.slices == {}
+    assert not store.snapshot.slices
 
 
 def test_delete_of_the_unknown_is_no_change() -> None:
@@ -259,8 +259,8 @@ def test_the_pods_behind_endpoints_are_in_the_detailed_snapshot() -> None:
         "web-1", "web", {"addresses": ["10.1.0.1"], "targetRef": {"kind": "Pod", "name": "pod-1"}}
     )
     store.upsert(make("EndpointSlice", value))
-    [lean] = store.snapshot.slices[name]["web-1"].endpoints or []
-    [whole] = store.detailed_snapshot.slices[name]["web-1"].endpoints or []
+    ((lean,),) = (each.endpoints or [] for each in store.snapshot.slices[name])
+    ((whole,),) = (each.endpoints or [] for each in store.detailed_snapshot.slices[name])
     assert (lean.target_ref, whole.target_ref) == (None, ObjectReference("Pod", "shop", "pod-1"))
 
 
@@ -305,7 +305,7 @@ def test_objects_are_kept_without_what_nobody_reads() -> None:
     one, two = store.snapshot.services.values()
     assert one.spec.ports is two.spec.ports
     assert one == service("a")
-    first, _ = store.snapshot.slices[WEB].values()
+    first, _ = store.snapshot.slices[WEB]
     assert first.metadata.annotations is None
 
 
@@ -327,10 +327,10 @@ def test_the_usual_conditions_are_no_conditions() -> None:
     )
     store = Store()
     assert store.upsert(one)
-    assert plain(store.snapshot.slices[WEB]["web-1"]) == bare
+    assert [*map(plain, store.snapshot.slices[WEB])] == [bare]
     assert not store.upsert(bare)
     assert store.upsert(other)
-    assert plain(store.snapshot.slices[WEB]["web-1"]) == other
+    assert [*map(plain, store.snapshot.slices[WEB])] == [other]
 
 
 def test_what_cannot_be_read_now_stays_as_it_was() -> None:

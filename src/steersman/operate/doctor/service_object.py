@@ -124,8 +124,8 @@ def endpoints_of_port(context: Context, plan: ServicePlan) -> CheckResult:
     number, ready, why = len(report.endpoints), len(report.ready), report.lines
     what = f"{plan.key.name} ({plan.key.family.kubernetes})"
     if not number:
-        slices = context.world.snapshot.slices.get(plan.key.name.object_name, {})
-        return no_endpoints(plan.key, tuple(slices.values()), what, why)
+        slices = context.world.snapshot.slices.get(plan.key.name.object_name, ())
+        return no_endpoints(plan.key, tuple(slices), what, why)
     if not ready:
         used = plan.reachable
         if used:

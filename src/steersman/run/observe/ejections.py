@@ -148,4 +148,4 @@ class Ejections:
 def _entries_of(
     snapshot: Snapshot, name: ObjectName, backend: Backend
 ) -> tuple[SliceEndpoint, ...]:
-    return entries_of(snapshot.slices.get(name, {}).values(), backend.ip)
+    return entries_of(snapshot.slices.get(name, ()), backend.ip)

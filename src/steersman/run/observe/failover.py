@@ -166,7 +166,7 @@ class Failover:
         pools: dict[PlanKey, dict[Backend, str]] = {}
         check: Check | None = None
         if service is not None and ejects(service, self._was_default):
-            slices = snapshot.slices.get(name, {}).values()
+            slices = snapshot.slices.get(name, ())
             pools = watched_pools(service, slices, settings.families, settings.node_name)
             check, _ = read_check(service)
             self._configure()  # the settings may have changed while nobody was watched

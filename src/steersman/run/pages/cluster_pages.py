@@ -86,7 +86,8 @@ class ClusterPages:
             plans = {k: plan for k, plan in plans.items() if k.name.object_name in wanted}
             objects = {f"Service {name}" for name in wanted}
             for name in wanted:
-                objects |= {f"EndpointSlice {name.namespace}/{n}" for n in slices.get(name, ())}
+                found = slices.get(name, ())
+                objects |= {f"EndpointSlice {each.metadata.object_name}" for each in found}
             findings = concerning(objects, findings)
             plan_findings = concerning(objects, plan_findings)
         process = self._states.now()

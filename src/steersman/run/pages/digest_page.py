@@ -66,8 +66,8 @@ class DigestPage:
         for number, name in enumerate(names, 1):
             # Another version than the Store's is in force: its digest stays, if there is one.
             if in_force.has_newest(name, self._store.log):
-                service, slices = snapshot.services.get(name), snapshot.slices.get(name, {})
-                digest = digest_of(name, service, slices.values()) if service is not None else 0
+                service, slices = snapshot.services.get(name), snapshot.slices.get(name, ())
+                digest = digest_of(name, service, slices) if service is not None else 0
                 self._digests.put(name, digest)
             if number % _AT_ONCE == 0:
                 await asyncio.sleep(0)
