@@ -130,7 +130,7 @@ async def test_a_stream_sends_a_line_now_and_for_every_change() -> None:
         assert node.asked == asked + 1, "one line is made for all listeners"
 
 
-async def test_without_listeners_nothing_is_made_and_no_timer_runs() -> None:
+async def test_without_listeners_nothing_is_made() -> None:
     node = Node()
     await node.world.run()
     async with node.served() as (session, url):
@@ -147,7 +147,6 @@ async def test_without_listeners_nothing_is_made_and_no_timer_runs() -> None:
         node.page.changed()
         await asyncio.sleep(0)
         assert node.asked == asked
-        assert node.page._timer is None
 
 
 async def test_a_heartbeat_tells_that_nothing_changed(monkeypatch: pytest.MonkeyPatch) -> None:

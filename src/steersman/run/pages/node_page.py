@@ -1,10 +1,10 @@
 """The page of this node for pages of a cluster: its NodeState, once or as a stream of lines.
 
-    report, failure, condition --changed--> timer (at most 4 a second) --> one line --> listeners
+    report, failure, condition --changed--> listeners (at most 4 times a second) --> newest line
 
-A line is made and encoded once for all listeners. Each listener is a coroutine that waits for the
-newest line: one that reads slowly misses lines, and nothing queues up for it. Without listeners
-`changed` does nothing, and there is no timer.
+A line is made and encoded once for all listeners. Each listener is a coroutine that waits for a
+change, and then sends the newest line: one that reads slowly misses lines, and nothing queues up
+for it. Without listeners `changed` does nothing.
 """
 
 from __future__ import annotations
@@ -13,6 +13,7 @@ import asyncio
 import sys
 import time
 from collections.abc import AsyncGenerator, Callable
+from contextlib import suppress
 
 import msgspec
 
@@ -23,9 +24,9 @@ from steersman.run.serve.http import Answer, Request
 MOST_LISTENERS = 16
 """Streams at a time; the local socket keeps room for commands."""
 _APART = 0.25
-"""Least seconds between two lines."""
+"""Least seconds between two lines of a listener."""
 _HEARTBEAT = 5.0
-"""Most seconds between two lines."""
+"""Seconds without a change after which the next line is sent."""
 _STUCK = 30.0
 """Seconds after which a listener that reads nothing is dropped."""
 _LOOK = 5.0
@@ -51,17 +52,18 @@ class NodePage:
         self._clock = clock
         self._listeners: dict[object, Request] = {}
         self._line = b""
+        """The newest one."""
         self._made_at = float("-inf")
-        self._news = asyncio.Event()
-        """Set when there is another line, and replaced by a fresh one."""
-        self._timer: asyncio.TimerHandle | None = None
-        self._due = float("inf")
-        """When the timer fires, by the loop's clock."""
+        self._told: asyncio.Event | None = None
+        """The change that it was made after."""
+        self._change = asyncio.Event()
+        """Set at the next change, and replaced by a fresh one."""
 
     def changed(self, _: object = None) -> None:
         """Send the state soon: a sync has ended or failed, or something else is different."""
         if self._listeners:
-            self._make_at(self._made_at + _APART)
+            change, self._change = self._change, asyncio.Event()
+            change.set()
 
     async def follow(self) -> None:
         """Look at the conditions and the CPU time every few seconds, until cancelled.
@@ -98,34 +100,22 @@ class NodePage:
         key = object()
         self._listeners[key] = request
         try:
-            if self._clock() - self._made_at >= _APART or not self._line:
-                self._make()
             while True:
-                news = self._news
-                yield self._line
-                await news.wait()
+                change, sent_at = self._change, self._clock()
+                yield self._newest_line()
+                with suppress(TimeoutError):
+                    async with asyncio.timeout(_HEARTBEAT):
+                        await change.wait()
+                await asyncio.sleep(max(0.0, sent_at + _APART - self._clock()))
         finally:
             self._listeners.pop(key, None)
-            if not self._listeners and self._timer is not None:
-                self._timer.cancel()
-                self._timer, self._due, self._line = None, float("inf"), b""
 
-    def _make_at(self, when: float) -> None:
-        """Make the next line at a time, or earlier if it is due earlier."""
-        if when >= self._due:
-            return
-        if self._timer is not None:
-            self._timer.cancel()
-        self._due = when
-        delay = max(0.0, when - self._clock())
-        self._timer = asyncio.get_running_loop().call_later(delay, self._make)
-
-    def _make(self) -> None:
-        self._made_at, self._due = self._clock(), float("inf")
-        self._make_at(self._made_at + _HEARTBEAT)
-        self._line = msgspec.json.encode(self.state()) + b"\n"
-        news, self._news = self._news, asyncio.Event()
-        news.set()
+    def _newest_line(self) -> bytes:
+        now = self._clock()
+        if self._told is not self._change or now - self._made_at >= _APART:
+            self._told, self._made_at = self._change, now
+            self._line = msgspec.json.encode(self.state()) + b"\n"
+        return self._line
 
     def state(self) -> NodeState:
         """Return the state now, with the digest: who watches one node compares it with others."""
