@@ -117,14 +117,9 @@ def parse_service(
     families: Collection[Family],
     *,
     allow_external_ips: bool = True,
-    forwards_sctp: bool = True,
 ) -> ParsedService:
     """Return the ServicePorts of a Service in one go; see `parse_steps`."""
-    return _to_end(
-        parse_steps(
-            service, families, allow_external_ips=allow_external_ips, forwards_sctp=forwards_sctp
-        )
-    )
+    return _to_end(parse_steps(service, families, allow_external_ips=allow_external_ips))
 
 
 def _to_end(steps: Generator[None, None, _T]) -> _T:

@@ -3,17 +3,19 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from itertools import islice
 from typing import Any
 
 import msgspec
 
-from steersman.model.findings import listed, printable
+from steersman.model.findings import clipped, listed, printable
 from steersman.model.ruleset import Diff, Ruleset
 
 FIGHT_SECONDS = 600.0
 """Repairs within this time are counted together."""
 FIGHT_REPAIRS = 3
 """Repairs in that time from which on another program is said to rewrite our rules."""
+_LONGEST_EXAMPLE = 160  # characters
 
 
 class Writer(msgspec.Struct, frozen=True):
@@ -86,6 +88,36 @@ def by_others(change: Diff, have: Ruleset, concerns: Callable[[Any], bool]) -> D
         {k: v for k, v in change.added.items() if k in have and concerns(k)},
         {k: v for k, v in change.removed.items() if have.get(k, nothing) != v and concerns(k)},
         {k: v for k, v in change.changed.items() if have.get(k, nothing) != v[0] and concerns(k)},
+    )
+
+
+def drift_of(
+    repair: Diff,
+    describe: Callable[[Diff], str],
+    most: int,
+    at: float,
+    writers: tuple[Writer, ...] = (),
+) -> Drift | None:
+    """Describe the changes by other programs by what repairs them; None if nothing does.
+
+    Args:
+        repair: as `by_others` returns it.
+        describe: returns a Diff in the words of the mode's tool, a line for each object.
+        most: number of examples.
+        at: when they were found, in seconds since 1970.
+        writers: the programs that wrote.
+    """
+    if not repair:
+        return None
+    some = Diff(*({k: part[k] for k in islice(part, most)} for part in repair.parts))
+    lines = describe(some).splitlines()[:most]
+    return Drift(
+        at,
+        missing=len(repair.added),
+        foreign=len(repair.removed),
+        changed=len(repair.changed),
+        examples=tuple(clipped(printable(line), _LONGEST_EXAMPLE) for line in lines),
+        writers=writers,
     )
 
 

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Iterable
+import time
+from collections.abc import Iterable
 
 from msgspec.structs import replace
 
@@ -27,18 +28,11 @@ _MOST_FINDINGS = 50
 class Ejections:
     """Publishes the ejections that are in force."""
 
-    def __init__(
-        self, store: Store, recorder: Recorder, metrics: Metrics, to_wall: Callable[[float], float]
-    ) -> None:
-        """Publish nothing yet.
-
-        Args:
-            to_wall: turns times of the policy into seconds since 1970.
-        """
+    def __init__(self, store: Store, recorder: Recorder, metrics: Metrics) -> None:
+        """Publish nothing yet."""
         self._store = store
         self._recorder = recorder
         self._metrics = metrics
-        self._to_wall = to_wall
         self._entries: dict[ObjectName, dict[Backend, tuple[SliceEndpoint, ...]]] = {}
         """Of ejected endpoints: their entries in EndpointSlices when they were ejected."""
         self.problem = ""
@@ -62,13 +56,12 @@ class Ejections:
         """Replace the ejections of a Service; return the endpoints that were not ejected before.
 
         Args:
-            ejections: with times of the policy.
+            ejections: with times of the policy, which are those of `time.monotonic`.
         """
         before = {each.backend for each in self.of(name)}
+        boot = time.time() - time.monotonic()
         found = {
-            each.backend: replace(
-                each, since=self._to_wall(each.since), until=self._to_wall(each.until)
-            )
+            each.backend: replace(each, since=boot + each.since, until=boot + each.until)
             for each in ejections
         }
         entries = self._entries.pop(name, {})

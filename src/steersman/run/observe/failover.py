@@ -72,14 +72,11 @@ class Failover:
         config: Callable[[], ProxyConfig],
         *,
         try_backend: TryBackend = try_backend,
-        clock: Callable[[], float] = time.monotonic,
-        wall: Callable[[], float] = time.time,
     ) -> None:
         self._cursor = in_force.log.cursor()
         self._config = config
         self._try = try_backend
-        self._clock = clock
-        self._ejections = Ejections(store, recorder, metrics, lambda at: at + wall() - clock())
+        self._ejections = Ejections(store, recorder, metrics)
         self._configured: ProxyConfig | None = None
         self._settings = Settings()
         """Those of the configuration."""
@@ -183,7 +180,7 @@ class Failover:
             if check is not None and key.name.protocol is Protocol.TCP:
                 used = self._used(key, state)
                 checked = [each for each in members if each in used]
-                self._checks.serve(self._clock(), key, checked, check)
+                self._checks.serve(time.monotonic(), key, checked, check)
         if pools:
             self._pools[name] = tuple(pools)
         elif self._ejections.of(name):
@@ -231,7 +228,7 @@ class Failover:
             self._ejections.problem = problem
             self._report()
             if self._checks:
-                await self._watch(FailureWatch(), self._clock() + _RETRY)
+                await self._watch(FailureWatch(), time.monotonic() + _RETRY)
             else:
                 await asyncio.sleep(_RETRY)
 
@@ -248,17 +245,17 @@ class Failover:
         receiving = asyncio.create_task(failures.receive())
         waking = asyncio.create_task(self._wake.wait())
         try:
-            while (self._pools or self._read.behind) and self._clock() < ends:
+            while (self._pools or self._read.behind) and time.monotonic() < ends:
                 due = (self._policy.deadline, self._checks.deadline, ends)
                 deadline = min(at for at in due if at is not None)
-                wait = None if deadline == inf else max(0.0, deadline - self._clock())
+                wait = None if deadline == inf else max(0.0, deadline - time.monotonic())
                 await asyncio.wait(
                     (receiving, waking), timeout=wait, return_when=asyncio.FIRST_COMPLETED
                 )
                 if receiving.done():
                     for failure in receiving.result():
                         self._policy.observe(
-                            self._clock(), failure.backend, failure.observation, failure.client
+                            time.monotonic(), failure.backend, failure.observation, failure.client
                         )
                     receiving = asyncio.create_task(failures.receive())
                 if waking.done():
@@ -275,7 +272,7 @@ class Failover:
             await failures.aclose()
 
     async def _advance(self) -> None:
-        now = self._clock()
+        now = time.monotonic()
         for probe in (*self._policy.advance(now), *self._checks.advance(now)):
             self._start(self._try(probe)).add_done_callback(partial(self._finish_probe, probe))
         self._publish()
@@ -293,7 +290,7 @@ class Failover:
 
     def _finish_probe(self, probe: Probe, task: asyncio.Task[Observation]) -> None:
         """Report the result of a probe, or that it has none."""
-        now, backend = self._clock(), probe.backend
+        now, backend = time.monotonic(), probe.backend
         self._wake.set()
         try:
             outcome = task.result()

@@ -19,7 +19,7 @@ from steersman.modes.base import Mode
 from steersman.run.observe.endpoint_counts import EndpointCounts
 from steersman.run.observe.health_checks import HealthCheckUpdater
 from steersman.run.observe.metrics import Metrics
-from steersman.run.observe.stale_entries import Delete, StaleEntryCleaner
+from steersman.run.observe.stale_entries import StaleEntryCleaner
 from steersman.run.observe.sync_metrics import Objects, SyncMetrics
 from steersman.run.serve.health import Moment, ProxyHealth, ServiceHealthServers, now
 from steersman.run.sync.in_force import InForce
@@ -49,7 +49,6 @@ class SyncObservers:
         *,
         objects: Callable[[], Objects] = tuple,
         mode: Mode,
-        delete: Delete | None = None,
         wall: Callable[[], float] = time.time,
         moment: Callable[[], Moment] = now,
         clock: Clock | None = None,
@@ -59,7 +58,6 @@ class SyncObservers:
         Args:
             objects: returns every kernel object in force; called only if all are counted.
             mode: its own connection table is cleaned, too, if it has one.
-            delete: deletes conntrack entries; None for the kernel's.
         """
         clock = self._clock = clock or MonotonicClock()
         counts = self.counts = EndpointCounts(in_force)
@@ -73,9 +71,7 @@ class SyncObservers:
         )
         self.lags = self._metrics.lags
         self.health_checks = HealthCheckUpdater(servers, counts, self._complain)
-        self._new_stale_entries = partial(
-            StaleEntryCleaner, metrics, in_force, delete=delete, clock=clock
-        )
+        self._new_stale_entries = partial(StaleEntryCleaner, metrics, in_force, clock=clock)
         self.stale_entries = self._new_stale_entries(mode=mode)
         """Replaced with the mode: each mode has debts of its own."""
         self.observers: dict[str, Observer] = {

@@ -32,8 +32,7 @@ _MOST_NAMED = 8
 class ServiceLog:
     """Logs the changed Services of each sync."""
 
-    def __init__(self, in_force: InForce, logger: logging.Logger = log) -> None:
-        self._log = logger
+    def __init__(self, in_force: InForce) -> None:
         self._in_force = in_force
         self._cursor = in_force.log.cursor()
         self._known: dict[PlanKey, ServicePlan] | None = None
@@ -43,7 +42,7 @@ class ServiceLog:
         """Log what changed in force."""
         names, revision = self._cursor.changed()
         before, plans = self._known, self._in_force.plans
-        if not self._log.isEnabledFor(_LEVEL):
+        if not log.isEnabledFor(_LEVEL):
             self._known = None
         elif before is None:  # the first sync at this verbosity: nothing to compare with
             self._known = dict(plans)
@@ -54,7 +53,7 @@ class ServiceLog:
                     keys.setdefault(key.name.object_name, []).append(key)
             for number, (name, ports) in enumerate(keys.items()):
                 if number == _MOST_SERVICES:
-                    self._log.log(_LEVEL, "%d more Services changed", len(keys) - number)
+                    log.log(_LEVEL, "%d more Services changed", len(keys) - number)
                     break
                 self._log_service(name, sorted(ports), before, cause(name, names))
             for key in chain.from_iterable(keys.values()):
@@ -79,7 +78,7 @@ class ServiceLog:
             ends, later = (frozenset(plan.reachable if plan else ()) for plan in (old, new))
             added += len(later - ends)
             gone += len(ends - later)
-        self._log.log(
+        log.log(
             _LEVEL,
             "Service %s: %s (%s)",
             *(name, "; ".join(parts), why),

@@ -9,7 +9,7 @@ from typing import Any
 
 import msgspec
 
-from steersman.model.drift import Drift, DriftState, by_others, fight
+from steersman.model.drift import Drift, DriftState, by_others, drift_of, fight
 from steersman.model.errors import BusyError
 from steersman.model.ruleset import Diff, Ruleset, diff
 from steersman.run.observe.drift import DriftLog
@@ -23,13 +23,10 @@ _MOST_LINES = 1000
 class DriftPage:
     """Serves `/drift?lines=N`."""
 
-    def __init__(
-        self, drift: DriftLog, sync: Callable[[], Sync], wall: Callable[[], float] = time.time
-    ) -> None:
+    def __init__(self, drift: DriftLog, sync: Callable[[], Sync]) -> None:
         self._drift = drift
         self._sync = sync
-        self._wall = wall
-        self._started = wall()
+        self._started = time.time()
         self._builder = PageBuilder()
 
     async def serve(self, request: Request) -> Answer:
@@ -49,7 +46,7 @@ class DriftPage:
 
     async def _compare(self, sync: Sync, lines: int) -> Iterable[bytes]:
         differs = await compare(sync, lines)
-        now, drift = self._wall(), self._drift
+        now, drift = time.time(), self._drift
         state = DriftState(
             mode=sync.mode.name,
             at=now,
@@ -97,7 +94,7 @@ async def compare(sync: Sync, lines: int) -> Drift | None:
         if objects is None:
             return None
         _, repair = await _repair_of_others(sync, await mode.worker.do(mode.read), objects)
-    return sync.drift_of(repair, (), lines)
+    return drift_of(repair, mode.words.describe, lines, time.time())
 
 
 async def _repair_of_others(

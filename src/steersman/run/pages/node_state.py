@@ -42,7 +42,6 @@ class NodeStates:
         healthy: Callable[[], bool],
         *,
         clock: Callable[[], float] = time.monotonic,
-        wall: Callable[[], float] = time.time,
         cpu: Callable[[], float] = cpu_seconds,
     ) -> None:
         """Describe a process that starts now.
@@ -56,9 +55,8 @@ class NodeStates:
         self._stats = stats
         self._healthy = healthy
         self._clock = clock
-        self._wall = wall
         self._cpu = cpu
-        self.started = wall()
+        self.started = time.time()
         self._conditions = ConditionLog(self.started)
         self._cpu_samples = deque([(clock(), cpu())], _CPU_SAMPLES)
         self._worst: tuple[tuple[Finding, ...], tuple[int, int], tuple[Finding, ...]] = (
@@ -112,7 +110,7 @@ class NodeStates:
             version=__version__,
             pid=os.getpid(),
             started=self.started,
-            now=self._wall(),
+            now=time.time(),
             revision=state.revision,
             synced_at=state.at,
             sync_reason=result.reason,

@@ -33,9 +33,8 @@ from typing import Any
 import msgspec
 
 from steersman.compile.planner import Planner
-from steersman.model.drift import Drift, Writer, by_others
+from steersman.model.drift import Drift, Writer, by_others, drift_of
 from steersman.model.errors import ApplyError
-from steersman.model.findings import clipped, printable
 from steersman.model.names import ObjectName, Owner, PlanKey
 from steersman.model.plan import NodePlan
 from steersman.model.ruleset import Diff, Ruleset, diff
@@ -56,8 +55,8 @@ from steersman.source.store import Store
 
 log = logging.getLogger(__name__)
 
-_EXAMPLES, _EXAMPLE_LENGTH, _WRITERS = 5, 160, 8
-"""Lines of its repair that a Drift keeps, their characters, and the number of programs."""
+_EXAMPLES, _WRITERS = 5, 8
+"""Lines of its repair that a Drift keeps, and programs."""
 _PARTS_FROM = 5000
 """Objects from which an empty kernel is filled in parts: a part takes about ten milliseconds."""
 
@@ -102,7 +101,6 @@ class Sync:
         in_force: InForce | None = None,
         *,
         revision: int = 0,
-        clock: Callable[[], float] = time.monotonic,
         wall: Callable[[], float] = time.time,
     ) -> None:
         """Create the loop body; nothing is read or written before `run`.
@@ -129,7 +127,6 @@ class Sync:
         self._renderer = Renderer(mode, planner.services, self._ledger)
         self.broken: Mapping[Owner, str] = self._renderer.broken
         """The error of each owner whose objects could not be rendered."""
-        self._clock = clock
         self._wall = wall
         self._token: Hashable | None = None
         """The kernel's fingerprint when it was last known to equal the ledger."""
@@ -334,16 +331,10 @@ class Sync:
                 )
             finally:
                 # Clients wait for the repair, so what others did is noted behind it.
-                if looks_for_drift and parts:
-                    self.drift = self._loss(writers, found_at) or self.drift
-                elif looks_for_drift and change:
-                    # Part of the Diff repairs what others changed: the rest was owed.
-                    have = await self.mode.worker.compute(
-                        lambda: dict(ledger.in_force()), ledger.objects
-                    )
-                    repair = by_others(change, have, self.mode.words.changed_by_others)
-                    drift = self.drift_of(repair, writers, _EXAMPLES, found_at)
-                    self.drift = drift or self.drift
+                if looks_for_drift and (parts or change):
+                    repair = None if parts else change
+                    found = await self._changed_by_others(repair, writers, found_at)
+                    self.drift = found or self.drift
             if accepts:
                 accepted = ledger.owners - ledger.rejected.keys()
                 await self.mode.worker.compute(lambda: ledger.accept(accepted), len(accepted))
@@ -354,36 +345,24 @@ class Sync:
             known.unread = ledger.release_adopted()
         return Written(added=ledger.objects) if parts and accepts else Written.by(*done)
 
-    def drift_of(
-        self, repair: Diff, writers: tuple[Writer, ...], most: int, found_at: float | None = None
+    async def _changed_by_others(
+        self, change: Diff | None, writers: tuple[Writer, ...], found_at: float
     ) -> Drift | None:
-        """Describe the repair of what other programs changed; None if it is empty.
+        """Describe the changes by other programs that a repair undoes; None if there are none.
 
         Args:
-            repair: as `by_others` returns it.
-            writers: the programs that wrote.
-            most: lines of the repair that the Drift keeps.
-            found_at: in seconds since 1970; None for now.
+            change: the repair, which may have more than that; None if they have removed everything.
+            found_at: in seconds since 1970.
         """
-        if not repair:
-            return None
-        some = Diff(*({k: part[k] for k in islice(part, most)} for part in repair.parts))
-        lines = self.mode.words.describe(some).splitlines()[:most]
-        return Drift(
-            self._wall() if found_at is None else found_at,
-            missing=len(repair.added),
-            foreign=len(repair.removed),
-            changed=len(repair.changed),
-            examples=tuple(clipped(printable(line), _EXAMPLE_LENGTH) for line in lines),
-            writers=writers,
-        )
-
-    def _loss(self, writers: tuple[Writer, ...], found_at: float) -> Drift | None:
-        """Describe that others have removed everything; None if nothing was in force."""
-        ledger = self._ledger
-        some = Diff(dict(islice(ledger.in_force(), _EXAMPLES)))
-        drift = self.drift_of(some, writers, _EXAMPLES, found_at)
-        return drift and msgspec.structs.replace(drift, missing=ledger.objects)
+        ledger, words = self._ledger, self.mode.words
+        if change is None:
+            some = Diff(dict(islice(ledger.in_force(), _EXAMPLES)))
+            drift = drift_of(some, words.describe, _EXAMPLES, found_at, writers)
+            return drift and msgspec.structs.replace(drift, missing=ledger.objects)
+        # Part of the Diff repairs what others changed: the rest was owed.
+        have = await self.mode.worker.compute(lambda: dict(ledger.in_force()), ledger.objects)
+        repair = by_others(change, have, words.changed_by_others)
+        return drift_of(repair, words.describe, _EXAMPLES, found_at, writers)
 
     async def _accepts(self, parts: Iterable[Diff], *, partial: bool) -> bool:
         """Apply a whole batch; return whether the kernel accepted it.
@@ -416,11 +395,11 @@ class Sync:
 
     @contextlib.contextmanager
     def _timed(self, phase: str) -> Iterator[None]:
-        start = self._clock()
+        start = time.monotonic()
         try:
             yield
         finally:
-            self._phases[phase] = self._phases.get(phase, 0.0) + self._clock() - start
+            self._phases[phase] = self._phases.get(phase, 0.0) + time.monotonic() - start
 
     # Report
 
