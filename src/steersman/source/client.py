@@ -10,6 +10,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import os
+import ssl
 from collections.abc import AsyncIterator, Iterator, Mapping, Sequence
 from contextlib import asynccontextmanager, contextmanager
 from copy import copy
@@ -253,20 +254,10 @@ class ApiClient:
         last: HttpError | None = None
         for _ in access.servers:
             server = self._stats.server = self._order.current()  # `failed` moves on
-            secure = server.startswith("https:")
             proxy = access.proxy_url or environment_proxy(server, os.environ) or ""
+            tls, own = await self._authentication(server, proxy)
+            began = timing.now()
             try:
-                tls = None
-                # The context is for an https proxy, too, with which HTTP/1.1 is spoken.
-                http2 = not proxy.startswith("https:")
-                if secure:
-                    tls = self._tls.current(await self._credentials.key_pair(), http2=http2)
-                    own = await self._credentials.headers()
-                else:
-                    own = self._credentials.withheld(server)
-                    if not http2:
-                        tls = self._tls.current(None, http2=False)
-                began = timing.now()
                 async with asyncio.timeout(timing.connect + timing.answer):
                     response = await self._http.request(
                         server + path,
@@ -279,22 +270,41 @@ class ApiClient:
                         server_name=access.tls_server_name,
                         proxy=proxy,
                     )
-                self._count(server, str(response.status), method, began, params)
-                self.pace.answered()
-                self._order.answered(server)
-                return response, server
-            except (CredentialError, TlsError) as error:
-                raise ApiError("credentials", str(error)) from error
             except HttpError as error:
                 last = error
             except TimeoutError:
                 seconds = timing.connect + timing.answer
                 last = HttpError("timeout", f"the server did not answer within {seconds:g} s")
+            else:
+                self._count(server, str(response.status), method, began, params)
+                self.pace.answered()
+                self._order.answered(server)
+                return response, server
             self._count(server, "<error>", method, began, params)
             self.failed(server)
         assert last is not None
         self.pace.unreachable = True
         raise _api_error(last) from last
+
+    async def _authentication(
+        self, server: str, proxy: str
+    ) -> tuple[ssl.SSLContext | None, list[tuple[str, str]]]:
+        """Return the TLS context and the headers that show a server who asks.
+
+        The context is for an https proxy, too, with which HTTP/1.1 is spoken.
+
+        Raises:
+            ApiError: there are no credentials, or they cannot be used.
+        """
+        http2 = not proxy.startswith("https:")
+        try:
+            if server.startswith("https:"):
+                tls = self._tls.current(await self._credentials.key_pair(), http2=http2)
+                return tls, await self._credentials.headers()
+            tls_of_proxy = None if http2 else self._tls.current(None, http2=False)
+            return tls_of_proxy, self._credentials.withheld(server)
+        except (CredentialError, TlsError) as error:
+            raise ApiError("credentials", str(error)) from error
 
     def _count(
         self, server: str, code: str, method: str, began: float, params: Mapping[str, str]
