@@ -11,7 +11,7 @@ import binascii
 import os
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 from urllib.parse import quote, unquote, urlsplit
 
 import msgspec
@@ -166,6 +166,9 @@ class _NamedContext(msgspec.Struct, frozen=True):
     context: _Context = _Context()
 
 
+_Named = TypeVar("_Named", _NamedCluster, _NamedUser, _NamedContext)
+
+
 class _File(_Kebab, frozen=True):
     clusters: list[_NamedCluster] = []
     users: list[_NamedUser] = []
@@ -297,7 +300,7 @@ def _without_null(value: Any) -> Any:
     return value
 
 
-def _find(file: str, section: str, entries: Sequence[Any], name: str) -> Any:
+def _find(file: str, section: str, entries: Sequence[_Named], name: str) -> _Named:
     for entry in entries:
         if entry.name == name:
             return entry

@@ -12,14 +12,14 @@ import asyncio
 import heapq
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from typing import Any, NamedTuple, TypeAlias
+from typing import NamedTuple, TypeAlias
 
 import msgspec
 
 from steersman.model.errors import ApplyError, BusyError
 from steersman.model.names import ServicePortName
 from steersman.model.plan import ServicePlan
-from steersman.model.stats import ConnectionStats, NodeTotals
+from steersman.model.stats import ConnectionStats, NodeTotals, StatsKey
 from steersman.model.top import TopRow, TopSample
 from steersman.modes.base import Mode
 from steersman.run.pages.node_state import NodeStates
@@ -39,15 +39,17 @@ _FINDINGS = (100, 100_000)
 Sums: TypeAlias = tuple[int, int, float]
 """Connections, failed dials, and seconds of successful dials."""
 _NONE: Sums = (0, 0, 0.0)
-_ORDERS: Mapping[str, Callable[[Sums, Sums], Any]] = {
+_ORDERS: Mapping[str, Callable[[Sums, Sums], tuple[float, ...]]] = {
     "rate": lambda now, before: (now[0] - before[0], now[0]),
-    "connections": lambda now, _: now[0],
+    "connections": lambda now, _: (now[0],),
     "failures": lambda now, before: (now[1] - before[1], now[1]),
-    "latency": lambda now, before: (now[2] - before[2]) / max(1, now[0] - before[0]),
+    "latency": lambda now, before: ((now[2] - before[2]) / max(1, now[0] - before[0]),),
 }
 """Keys of the orders by counts at two times; the largest is first."""
-_Named: TypeAlias = tuple[str, Any, int]
-"""A row: its name, its key (a ServicePort, or one of its endpoints), its endpoints."""
+_Key: TypeAlias = ServicePortName | StatsKey | None
+"""A ServicePort, one of its endpoints, or all ServicePorts."""
+_Named: TypeAlias = tuple[str, _Key, int]
+"""A row: its name, its key, its endpoints."""
 _ALL: _Named = ("all", None, 0)
 
 
@@ -61,8 +63,8 @@ class Count(NamedTuple):
     total: Sums
     """Over all ServicePorts."""
 
-    def of(self, key: Any) -> Sums:
-        """Return the counts of a ServicePort or of an endpoint; of all if it is None."""
+    def of(self, key: _Key) -> Sums:
+        """Return the counts of a row."""
         if key is None:
             return self.total
         if isinstance(key, ServicePortName):
@@ -105,10 +107,10 @@ class Rates(NamedTuple):
         )
 
 
-def _protocol(key: Any) -> str:
-    if key is None:  # the sum of all
+def _protocol(key: _Key) -> str:
+    if key is None:
         return ""
-    name: ServicePortName = key if isinstance(key, ServicePortName) else key[0]
+    name = key if isinstance(key, ServicePortName) else key[0]
     return name.protocol.value
 
 
