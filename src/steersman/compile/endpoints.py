@@ -157,17 +157,19 @@ def read_endpoints(
     here, is_ipv6, room = node_name or _NOWHERE, family is _IPV6, MAX_ENDPOINTS
     address_type = _ADDRESS_TYPES[family]
     for slice_ in sorted(slices, key=_SLICE_NAME):
+        # 1. Which slices count: those of this family, but none of a headless Service.
         labels = slice_.metadata.labels
         if slice_.address_type != address_type or room < 0:
             continue
         if labels is not None and labels.headless is not None:
             continue
-        # `targets`: by port of the slice, the endpoints found so far, by their printed form.
+        # 2. Its ports. `targets` has for each the endpoints found so far, by their printed form.
         problems = FindingCollector("EndpointSlice", codes.ENDPOINT, slice_.metadata)
         ports = _ports(slice_, problems)
         if wanted is not None:
             ports = [each for each in ports if each[0] in wanted] or ports[:1]
         targets = [(found.setdefault(key, {}), port, f":{port}") for key, port in ports]
+        # 3. Its addresses, each an endpoint of every port.
         for index, entry in enumerate(slice_.endpoints or ()):
             addresses, given, hints = entry.addresses, entry.conditions, entry.hints
             if not addresses:
@@ -189,13 +191,13 @@ def read_endpoints(
                 reason += f" {MAX_ENDPOINTS} that are served; the others are ignored"
                 problems.add(f"endpoints[{index}]", reason, Severity.ERROR, codes.LIMIT)
                 break
+            # 4. Its conditions: null and absent ones mean ready, serving and not terminating.
             local = entry.node_name == here
             host = f"[{ip}]" if ":" in ip else ip
             if given is None and hints is None:  # almost always
                 for states, port, printed_port in targets:
                     states[host + printed_port] = EndpointState(Endpoint(ip, port, local))
                 continue
-            # Null and absent conditions mean ready, serving and not terminating.
             ready = given is None or given.ready is not False
             serving = given is None or given.serving is not False
             terminating = given is not None and given.terminating is True
