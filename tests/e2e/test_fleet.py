@@ -66,7 +66,7 @@ def test_this_node_through_the_local_socket(tmp_path: Path) -> None:
                 await when(fleet, lambda: fleet.nodes["node-a"].services == 2)
                 view = await (await client.get("/services", headers=JSON)).json()
                 assert [each["service"] for each in view["rows"]] == ["shop/cart", "shop/web"]
-                one = await fleet.world("node-a", ObjectName("shop", "cart"))
+                one = await fleet.world("node-a", (ObjectName("shop", "cart"),))
                 assert ObjectName("shop", "cart") in one.snapshot.services
                 # It ends: its last state stays, and the reason is said.
                 await process.stop()

@@ -71,13 +71,10 @@ class ScriptedFleet(Fleet):
         for line in self.lines:
             yield line
 
-    async def world(self, node: str, service: ObjectName | None = None) -> World:
+    async def world(self, node: str, services: Sequence[ObjectName] = ()) -> World:
         if node not in self.worlds:
             raise QuestionError(f"there is no node {node}")
         return self.worlds[node]
-
-    async def part(self, node: str, services: Sequence[ObjectName]) -> World:
-        return await self.world(node)
 
 
 @asynccontextmanager

@@ -51,8 +51,11 @@ class HungError(QuestionError):
 
 
 @contextmanager
-def understood() -> Iterator[None]:
+def understood(who: str = "the running process") -> Iterator[None]:
     """Decode an answer inside; one of another version may not be understood.
+
+    Args:
+        who: answered.
 
     Raises:
         QuestionError: it cannot be decoded.
@@ -61,8 +64,8 @@ def understood() -> Iterator[None]:
         yield
     except (msgspec.DecodeError, ValueError, KeyError, RuntimeError) as error:
         raise QuestionError(
-            f"the answer of the running process is not understood ({error}): it may be of another "
-            "version or build; use the command of that one, or restart the process"
+            f"the answer of {who} is not understood ({error}): it may be of another version or "
+            "build; use the command of that one, or restart the process"
         ) from error
 
 

@@ -32,7 +32,7 @@ from steersman.model.world import Origin, World
 from steersman.modes.base import Mode
 from steersman.operate.answer import QuestionError
 from steersman.operate.client import Client, HungError, NotRunningError, understood
-from steersman.operate.world_reader import VersionError, decode_world
+from steersman.operate.world_reader import decode_world
 from steersman.run.process.startup import (
     StartError,
     cluster_access,
@@ -84,11 +84,8 @@ async def world_of_process(
     """
     query = urlencode([("service", str(name)) for name in services])
     data = await asyncio.to_thread((client or Client()).get, f"/world?{query}".rstrip("?"))
-    try:
-        with understood():
-            world = await asyncio.to_thread(decode_world, data, Origin("process", ""))
-    except VersionError as error:
-        raise QuestionError(str(error)) from error
+    with understood():
+        world = await asyncio.to_thread(decode_world, data, Origin("process", ""))
     pid = world.process.pid if world.process else 0
     text = f"the running process (pid {pid}, {world.mode} mode)"
     return msgspec.structs.replace(world, origin=Origin("process", text))

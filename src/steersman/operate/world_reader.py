@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Iterator
+from itertools import chain, repeat, takewhile
 
 import msgspec
 from msgspec.structs import replace
@@ -16,6 +17,7 @@ from steersman.model.kube import EndpointSlice, Service
 from steersman.model.names import ObjectName, PlanKey
 from steersman.model.plan import ServicePlan
 from steersman.model.world import Origin, World
+from steersman.operate.answer import QuestionError
 from steersman.run.pages.world_wire import LENGTH
 from steersman.source.packed import unpacked
 
@@ -27,25 +29,21 @@ _SLICES = msgspec.msgpack.Decoder(list[bytes])
 _PLANS = msgspec.msgpack.Decoder(list[ServicePlan])
 
 
-class VersionError(Exception):
-    """The running process is another version, whose World cannot be read."""
-
-
 def decode_world(data: bytes, origin: Origin) -> World:
     """Return the World of its bytes.
 
     Raises:
-        VersionError: they are of another version of this program.
+        QuestionError: they are of another version of this program.
         msgspec.DecodeError: they are no World.
     """
-    documents = _split(data)
-    version, count_services, count_slices, count_unserved = _HEAD.decode(next(documents, b""))
+    documents = chain(_split(data), repeat(b""))  # a missing one cannot be decoded
+    version, count_services, count_slices, count_unserved = _HEAD.decode(next(documents))
     if version != __version__:
-        raise VersionError(
+        raise QuestionError(
             f"the running process is steersman {version}, this command is {__version__}: "
             "use the command of the running version"
         )
-    small = _WORLD.decode(next(documents, b""))
+    small = _WORLD.decode(next(documents))
 
     def services(count: int) -> dict[ObjectName, Service]:
         return {
@@ -63,7 +61,9 @@ def decode_world(data: bytes, origin: Origin) -> World:
             by_service[owner].append(slice_)
     unserved = services(count_unserved)
     plans: dict[PlanKey, ServicePlan] = {
-        plan.key: plan for document in documents for plan in _PLANS.decode(document)
+        plan.key: plan
+        for document in takewhile(bool, documents)
+        for plan in _PLANS.decode(document)
     }
     snapshot = replace(small.snapshot, services=served, slices=dict(by_service))
     plan = replace(small.plan, services=plans)

@@ -11,6 +11,7 @@ import msgspec
 
 from steersman.model.command_run import RunLine, RunRequest
 from steersman.operate.answer import Answer, QuestionError
+from steersman.operate.client import understood
 from steersman.operate.doctor.check import Diagnosis
 from steersman.operate.doctor.result import CheckResult
 from steersman.operate.problems import LEVELS, DoctorResult
@@ -80,14 +81,11 @@ async def run_on(
         QuestionError: it cannot be run; the message says why.
     """
     last = RunLine()
-    try:
-        async for line in fleet.post(
-            node, "/run", msgspec.to_builtins(RunRequest(command, tuple(words)))
-        ):
+    request = msgspec.to_builtins(RunRequest(command, tuple(words)))
+    async for line in fleet.post(node, "/run", request):
+        with understood(f"node {node}"):
             last = msgspec.convert(line, RunLine)
-        if last.answer is None:
-            raise QuestionError(last.error or f"node {node} ended without an answer")
+    if last.answer is None:
+        raise QuestionError(last.error or f"node {node} ended without an answer")
+    with understood(f"node {node}"):
         return msgspec.convert(last.answer, made)
-    except msgspec.ValidationError as error:
-        text = f"node {node} runs another version of steersman: {error}"
-        raise QuestionError(text) from error

@@ -22,8 +22,10 @@ from steersman.model.names import ObjectName
 from steersman.model.node_state import NodeState
 from steersman.model.world import Origin, World
 from steersman.operate.agreement import Agreement
+from steersman.operate.answer import QuestionError
+from steersman.operate.client import understood
 from steersman.operate.node_trouble import Disagreement, SeenNode
-from steersman.operate.world_reader import VersionError, decode_world
+from steersman.operate.world_reader import decode_world
 from steersman.source.framing import LineTooLongError
 from steersman.source.pace import Backoff, Timing
 from steersman.source.wire import LineSplitter
@@ -186,37 +188,32 @@ class Fleet:
         """POST a document to a node; yield the lines of the answer, decoded from JSON.
 
         Raises:
-            NodeError: as `get`, or if a line is not JSON.
+            NodeError: as `get`.
+            QuestionError: a line is not JSON.
         """
         splitter = LineSplitter(_MAX_ANSWER)
-        try:
-            async with self._way(node).open(path, idle=_RUN_PATIENCE, body=document) as response:
-                async for chunk in response.chunks():
-                    for line in splitter.feed(chunk):
-                        yield msgspec.json.decode(line)
-            if splitter.rest.strip():
-                yield msgspec.json.decode(splitter.rest)
-        except (msgspec.DecodeError, LineTooLongError) as error:
-            raise NodeError(f"unexpected answer of node {node} to {path}: {error}") from error
+        async with self._way(node).open(path, idle=_RUN_PATIENCE, body=document) as response:
+            async for chunk in response.chunks():
+                with understood(f"node {node}"):
+                    lines = [msgspec.json.decode(line) for line in splitter.feed(chunk)]
+                for line in lines:
+                    yield line
+        if splitter.rest.strip():
+            with understood(f"node {node}"):
+                line = msgspec.json.decode(splitter.rest)
+            yield line
 
-    async def world(self, node: str, service: ObjectName | None = None) -> World:
-        """Return the World of a node, or the part of it about one Service; raises as `get`."""
-        return await self.part(node, () if service is None else (service,))
-
-    async def part(self, node: str, services: Sequence[ObjectName]) -> World:
-        """Return the part of a World about these Services; about all if there is none.
+    async def world(self, node: str, services: Sequence[ObjectName] = ()) -> World:
+        """Return the World of a node, or the part of it about some Services.
 
         Raises:
-            NodeError: it cannot be read, or the node runs another version.
+            NodeError: as `get`.
+            QuestionError: the node runs another version.
         """
         query = "&".join(f"service={quote(str(each), safe='/')}" for each in services)
         data = await self.get(node, f"/world?{query}" if query else "/world")
-        try:
+        with understood(f"node {node}"):
             world = await asyncio.to_thread(decode_world, data, Origin("process", ""))
-        except VersionError as error:
-            raise NodeError(f"node {node}: {error}") from error
-        except (msgspec.DecodeError, KeyError, RuntimeError) as error:
-            raise NodeError(f"unexpected answer of node {node}: {error}") from error
         name = world.config.node_name or node
         return replace(world, origin=Origin("process", f"node {name} ({world.mode} mode)"))
 
@@ -328,12 +325,12 @@ class Fleet:
             found: list[Disagreement] = []
             try:
                 usual = await self._digests(camps[0].reference) if camps else {}
-            except NodeError:
+            except QuestionError:
                 continue  # what was found before is still the best answer
             for camp in camps:
                 try:
                     theirs = await self._digests(camp.nodes[0])
-                except NodeError as error:
+                except QuestionError as error:
                     found.append(replace(camp, problem=str(error)))
                     continue
                 if names := self._agreement.differing(camp, theirs, usual):
@@ -344,10 +341,8 @@ class Fleet:
 
     async def _digests(self, node: str) -> dict[str, str | int]:
         data = await self.get(node, "/digests")
-        try:
+        with understood(f"node {node}"):
             return await asyncio.to_thread(_DIGESTS.decode, data)
-        except msgspec.DecodeError as error:
-            raise NodeError(f"unexpected answer of node {node} to /digests: {error}") from error
 
 
 @asynccontextmanager

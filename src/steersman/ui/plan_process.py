@@ -19,9 +19,10 @@ import msgspec
 from steersman.host.exec import Exec, SubprocessExec
 from steersman.model.world import Origin
 from steersman.operate.answer import QuestionError
+from steersman.operate.client import understood
 from steersman.operate.plan_answer import PlanAnswer
 from steersman.operate.plan_text import PlanQuestion, plan_text
-from steersman.operate.world_reader import VersionError, decode_world
+from steersman.operate.world_reader import decode_world
 
 SECONDS = 60.0
 """The longest that a plan may take."""
@@ -74,14 +75,13 @@ def answer_of(data: bytes) -> bytes:
     start = _LENGTH.size + length
     question = msgspec.msgpack.decode(data[_LENGTH.size : start], type=PlanQuestion)
     try:
-        world = decode_world(data[start:], Origin("process", ""))
+        with understood("the node"):
+            world = decode_world(data[start:], Origin("process", ""))
         origin = Origin("process", f"the process on {world.config.node_name}")
         world = msgspec.structs.replace(world, origin=origin)
         outcome = _Outcome(answer=asyncio.run(plan_text(world, question)))
-    except (QuestionError, VersionError) as error:
+    except QuestionError as error:
         outcome = _Outcome(error=str(error))
-    except (msgspec.DecodeError, KeyError, RuntimeError, StopIteration) as error:
-        outcome = _Outcome(error=f"the node's answer cannot be read: {error}")
     return msgspec.json.encode(outcome)
 
 

@@ -11,8 +11,7 @@ from __future__ import annotations
 import asyncio
 import time
 from collections import OrderedDict
-from collections.abc import Awaitable, Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Awaitable, Callable
 from typing import Generic, NamedTuple, TypeVar
 from urllib.parse import urlencode
 
@@ -23,6 +22,7 @@ from steersman.model.names import ObjectName
 from steersman.model.top import TopSample
 from steersman.model.world import World
 from steersman.operate.answer import QuestionError
+from steersman.operate.client import understood
 from steersman.operate.names import KnownPod, Names
 from steersman.operate.traffic import RateHistory, ServiceRates, service_rates
 from steersman.ui.fleet import Fleet
@@ -128,7 +128,7 @@ class Sampler:
         async def ask() -> TopSample:
             words = {"sort": "rate"} | ({"service": service} if service else {})
             data = await self._fleet.get(node, f"/top?{urlencode(words)}")
-            with _understood(node):
+            with understood(f"node {node}"):
                 return msgspec.msgpack.decode(data, type=TopSample)
 
         return await self._counts.get((node, service), ask)
@@ -152,7 +152,7 @@ class Sampler:
         state = self._fleet.nodes.get(node)
         revision = state.revision if state else 0
         return await self._worlds.get(
-            (node, service), lambda: self._fleet.world(node, service), revision
+            (node, service), lambda: self._fleet.world(node, (service,)), revision
         )
 
     async def history(self, node: str) -> History:
@@ -160,7 +160,7 @@ class Sampler:
 
         async def ask() -> History:
             data = await self._fleet.get(node, "/history")
-            with _understood(node):
+            with understood(f"node {node}"):
                 return _HISTORY.decode(data)
 
         state = self._fleet.nodes.get(node)
@@ -179,15 +179,6 @@ class Sampler:
             return await self._pods.get((node, name), ask)
         except (QuestionError, TimeoutError):
             return None
-
-
-@contextmanager
-def _understood(node: str) -> Iterator[None]:
-    """Decode an answer of a node inside; raise QuestionError if that is not possible."""
-    try:
-        yield
-    except msgspec.DecodeError as error:
-        raise QuestionError(f"node {node} runs another version of steersman: {error}") from error
 
 
 def keep(known: OrderedDict[_K, _V], key: _K, value: _V, most: int) -> None:

@@ -20,7 +20,7 @@ from steersman.operate import load
 from steersman.operate.answer import QuestionError
 from steersman.operate.client import Client
 from steersman.operate.load import world_again, world_of_process
-from steersman.operate.world_reader import VersionError, decode_world
+from steersman.operate.world_reader import decode_world
 from steersman.run.pages.world_wire import encode_world
 from steersman.source.store import Store
 from tests.support.builders.store import service, slice_
@@ -121,5 +121,5 @@ async def test_some_services_are_asked_for_and_all_if_these_are_gone(
 
 
 def test_another_version_is_said_to_be_one() -> None:
-    with pytest.raises(VersionError, match=r"steersman 9\.9, this command is"):
+    with pytest.raises(QuestionError, match=r"steersman 9\.9, this command is"):
         decode_world(sent(Store(), version="9.9"), ORIGIN)

@@ -13,6 +13,7 @@ import msgspec
 import pytest
 
 from steersman.model.names import ObjectName
+from steersman.operate.answer import QuestionError
 from steersman.source.kubeconfig import ClusterAccess, Material
 from steersman.source.pace import Timing
 from steersman.ui import fleet as fleets
@@ -171,13 +172,13 @@ async def test_pages_commands_and_worlds_of_a_node() -> None:
         assert world.origin.text == "node node-0001 (nftables mode)"
         assert len(world.snapshot.services) == len(world.plan.services) == 3
         one = ObjectName("shop-01", "web-00001")
-        assert list((await fleet.world("node-0001", one)).snapshot.services) == [one]
+        assert list((await fleet.world("node-0001", (one,))).snapshot.services) == [one]
         with pytest.raises(NodeError, match="there is no Service shop/none"):
-            await fleet.world("node-0001", ObjectName("shop", "none"))
+            await fleet.world("node-0001", (ObjectName("shop", "none"),))
         with pytest.raises(NodeError, match=r"there is no node x \(there are: node-0001, node-0"):
             await fleet.get("x", "/names")
         simulated.set_answers("node-0001", [msgspec.Raw(b"{")])
-        with pytest.raises(NodeError, match="unexpected answer of node node-0001 to /run"):
+        with pytest.raises(QuestionError, match="answer of node node-0001 is not understood"):
             _ = [line async for line in fleet.post("node-0001", "/run", asked)]
 
 

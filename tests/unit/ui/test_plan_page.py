@@ -81,9 +81,9 @@ async def test_a_process_that_fails(result: Result | Exception, error: str) -> N
     ("data", "error"),
     [
         (encoded(world(CART), "0.0.1"), "steersman 0.0.1"),
-        (b"", "the node's answer cannot be read"),
-        (WORLD[:40], "the node's answer cannot be read"),
-        (b"\0\0\0\x01x", "the node's answer cannot be read"),
+        (b"", "the answer of the node is not understood"),
+        (WORLD[:40], "the answer of the node is not understood"),
+        (b"\0\0\0\x01x", "the answer of the node is not understood"),
     ],
 )
 async def test_a_world_that_cannot_be_read(data: bytes, error: str) -> None:

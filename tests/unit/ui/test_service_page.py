@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+from collections.abc import Sequence
 from typing import Any
 
 import msgspec
@@ -48,13 +49,13 @@ class Fleet(ScriptedFleet):
         self.whole: World | None = None
         self.asked: list[str] = []
 
-    async def world(self, node: str, service: ObjectName | None = None) -> World:
-        self.asked.append(f"{node} {service or 'all'}")
-        if service == UNKNOWN:
-            raise QuestionError(f"there is no Service {service} on this node")
-        if service is None and self.whole is not None:
+    async def world(self, node: str, services: Sequence[ObjectName] = ()) -> World:
+        self.asked.append(f"{node} {' '.join(map(str, services)) or 'all'}")
+        if UNKNOWN in services:
+            raise QuestionError(f"there is no Service {UNKNOWN} on this node")
+        if not services and self.whole is not None:
             return self.whole
-        return await super().world(node, service)
+        return await super().world(node, services)
 
     async def get(self, node: str, path: str) -> bytes:
         self.asked.append(f"{node} {path}")
@@ -358,7 +359,7 @@ async def test_a_command_without_the_token_does_not_run(site: Site, fleet: Fleet
         ([], "node node-a ended without an answer"),
         (
             [{"exitCode": 0, "answer": {"asked": 5}}],
-            "node node-a runs another version of steersman",
+            "the answer of node node-a is not understood",
         ),
     ],
 )
@@ -417,7 +418,7 @@ async def test_what_the_server_remembers_is_bounded(fleet: Fleet) -> None:
 
 async def test_counts_of_another_version_are_a_problem(fleet: Fleet) -> None:
     fleet.pages["node-a", "/top?sort=rate"] = msgspec.msgpack.encode({"status": 5})
-    with pytest.raises(QuestionError, match="node-a runs another version of steersman"):
+    with pytest.raises(QuestionError, match="the answer of node node-a is not understood"):
         await Sampler(fleet).top("node-a")
 
 

@@ -64,7 +64,7 @@ async def worlds_of(fleet: Fleet, node: str, names: Sequence[str]) -> list[World
             room = _AT_ONCE
         groups[-1].append(name)
         room -= len(name) + len("&service=")
-    return list(await asyncio.gather(*(fleet.part(node, names_of(group)) for group in groups)))
+    return list(await asyncio.gather(*(fleet.world(node, names_of(group)) for group in groups)))
 
 
 PAGE = Page("/services", "services.html", services, "Services", nav="Services")
