@@ -325,7 +325,7 @@ class _Collector:
         if (more := each.number - len(each.services)) > 0 or not each.services:
             text = f"have other Services or endpoints than most nodes, such as {each.reference}"
             lines = [each.problem] if each.problem else []
-            lines += [f"{more} more Services differ"] if more > 0 and each.services else []
+            lines += [f"{more} more Services differ"] if more > 0 else []
             key = _Key("error", "disagreement", "Nodes", "", text)
             self.add(key, each.nodes, code, lines)
 

@@ -137,17 +137,18 @@ def test_a_script_is_printed_as_it_is() -> None:
 def test_objects_are_counted_and_estimated() -> None:
     mode = MemoryMode()
     mode.name = "iptables"
-    change = Diff(dict.fromkeys(range(2000), ""), {"b": ""}, {"c": ("", "x")})
+    changed = {f"c{number}": ("", "x") for number in range(501)}
+    change = Diff(dict.fromkeys(range(1500), ""), {"b": ""}, changed)
     part = Part(mode, "memory", {}, change)
     (count,) = count_objects([part])
-    assert count.counts == (2000, 1, 1)
+    assert count.counts == (1500, 501, 1)
     plan = object()
     wanted: Any = Wanted("iptables", plan, NodeConfig(), plan, plan, "")  # type: ignore[arg-type]
     all_of_it = Change(wanted, "", None, plan, mode, (part,), True, False, ())  # type: ignore[arg-type]
     effort = estimate(all_of_it)
     assert effort.seconds == pytest.approx(2001 * 38e-6 + 15e-6, abs=1e-3)
-    assert effort.kilobytes == round(1999 * 1600 / 1024)
-    assert effort.how.startswith("76 ms, and 3.1 MB more memory of the kernel (2,002 objects")
+    assert effort.kilobytes == round(1499 * 1600 / 1024)
+    assert effort.how.startswith("76 ms, and 2.3 MB more memory of the kernel (2,002 objects")
 
 
 def test_what_the_process_has_changed_meanwhile_is_no_part_of_a_change(

@@ -97,6 +97,7 @@ def test_the_worst_of_a_sync(fields: dict[str, object], verdict: str, note: str)
         ({}, "1 Service: shop/cart"),
         ({"names": ()}, "1 Service"),
         ({"services": 2, "names": ("a/b", "c/d")}, "2 Services: a/b, c/d"),
+        ({"services": 3, "names": ("a/b", "c/d", "e/f")}, "3 Services: a/b, c/d and 1 more"),
         ({"node": True}, "1 Service: shop/cart, the node"),
         ({"services": 0}, "nothing"),
         ({"services": 0, "reason": "drift"}, "drift"),
