@@ -47,10 +47,10 @@ def test_a_node_without_syncs() -> None:
 
 
 def test_the_summary() -> None:
-    records = [sync(100 - n, n / 100, added=2, removed=1) for n in range(1, 101)]
+    records = [sync(100 - n, n / 100, added=2, changed=3, removed=1) for n in range(1, 101)]
     answer = timeline(history(*records))
     assert answer.syncs == answer.changes == 100
-    assert answer.written == 300
+    assert answer.written == 600
     assert answer.duration == Spread(0.5, 1.0, 1.0)
     assert answer.lag == Spread(0.5, 1.0, 1.0)
     assert answer.busy == pytest.approx(50.5 / 3600)
