@@ -696,6 +696,21 @@ def test_a_share_of_the_pool_always_stays(number: int, most: int) -> None:
     assert len(node.out) == most
 
 
+def test_witnesses_are_on_other_nodes_if_possible() -> None:
+    """One on the node of the suspect may be as dead as the suspect."""
+    nodes = ["near"] * 5 + ["far-1", "far-2", "far-3"]
+    members = dict(zip(endpoints(8), nodes, strict=True))
+    suspect, *_ = members
+    node = Node(members)
+    node.until(10)
+    node.probes.clear()
+    node.fail([suspect])
+    node.see(suspect)
+    node.until(10.1)
+    witnesses = {backend for _, backend in node.probes} - {suspect}
+    assert {members[each] for each in witnesses} == {"far-1", "far-2", "far-3"}
+
+
 def test_if_all_are_down_all_stay(node: Node) -> None:
     node.fail([A, B], REFUSED)
     node.see(A, REFUSED)
