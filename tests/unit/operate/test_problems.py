@@ -86,7 +86,7 @@ def test_services_in_trouble_are_problems_of_the_nodes_that_say_so() -> None:
     (problem,) = answer.problems
     assert (problem.kind, problem.service, problem.nodes) == ("trouble", "shop/cart", ("a", "b"))
     assert problem.evidence == ("none of 1 is ready",)
-    assert "See why no pod is ready" in problem.remedy
+    assert "See why no pod is ready: `steersman explain shop/cart`" in problem.remedy
     assert (answer.exit_code, answer.unlisted) == (1, 2)
 
 
