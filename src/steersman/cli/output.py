@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import shutil
 import sys
 import textwrap
@@ -21,6 +22,7 @@ _GAP = "   "
 _CLEAR = "\x1b[H\x1b[2J"
 _NARROWEST = 16
 """Columns that the last column of a table needs; what is longer goes below its row otherwise."""
+_COMMAND = re.compile(r"`[^`]+`")
 _INDENT = 4
 """Of what goes there."""
 
@@ -99,7 +101,10 @@ def lines_of(blocks: Iterable[Block], width: int = 0) -> Iterator[list[Span]]:
     """
     for block in blocks:
         if isinstance(block, Line):
-            yield [(" " * block.indent + printable(block.text), block.style)]
+            text = " " * block.indent + printable(block.text)
+            hang = " " * block.hang
+            pieces = _wrap(text, width, hang) if width and hang else [text]
+            yield from ([(piece, block.style)] for piece in pieces)
             continue
         if block.title:
             yield [(block.title, "title")]
@@ -124,9 +129,7 @@ def _table_lines(table: Table, width: int) -> Iterator[list[Span]]:
     for *cells, (last, style) in rows:
         pieces = [last]
         if width and len(last) > max(_NARROWEST, width - before):
-            pieces = textwrap.wrap(
-                last, max(_NARROWEST, width - start), break_on_hyphens=False, break_long_words=False
-            )
+            pieces = _wrap(last, max(_NARROWEST, width - start))
             if is_below:
                 pieces.insert(0, "")
         spans = [
@@ -135,6 +138,15 @@ def _table_lines(table: Table, width: int) -> Iterator[list[Span]]:
         ]
         yield _stripped([*spans, (pieces[0], style)])
         yield from ([(" " * start, ""), (piece, style)] for piece in pieces[1:])
+
+
+def _wrap(text: str, width: int, hang: str = "") -> list[str]:
+    """Break a text into lines, but no name and no `command`: it could not be copied."""
+    whole = _COMMAND.sub(lambda found: found[0].replace(" ", "\0"), text)
+    lines = textwrap.wrap(
+        whole, width, subsequent_indent=hang, break_on_hyphens=False, break_long_words=False
+    )
+    return [line.replace("\0", " ") for line in lines]
 
 
 def _span(cell: Cell) -> Span:

@@ -34,6 +34,9 @@ class Line(msgspec.Struct, frozen=True):
     style: Style = ""
     indent: int = 0
     """Columns."""
+    hang: int = 0
+    """Column at which the further lines of a sentence begin on a terminal; 0 if the text stays
+    whole, as what is copied from there: rules, commands."""
 
 
 class Table(msgspec.Struct, frozen=True):

@@ -137,7 +137,9 @@ class EndpointList(_Listing, frozen=True, kw_only=True, rename="camel"):
         yield table_of(rows, empty, unless_empty=("POD", *_COUNTS))
         for port in self.ports:
             for note in dict.fromkeys((*port.notes, *port.findings)):
-                yield Line(f"{port.service} {port.port_text} ({port.family}): {note}", "warn")
+                yield Line(
+                    f"{port.service} {port.port_text} ({port.family}): {note}", "warn", hang=2
+                )
         if self.note:
             yield Line(self.note, "dim")
 

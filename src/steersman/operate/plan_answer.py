@@ -72,7 +72,7 @@ class PlanAnswer(Answer, frozen=True, kw_only=True):
         yield Line(self.after if same else f"from {self.before} to {self.after}", "title")
         yield Line(f"compared with {self.compared_with}", "dim")
         for note in self.notes:
-            yield Line(f"note: {note}", "warn")
+            yield Line(f"note: {note}", "warn", hang=2)
         if not self.objects and not self.treatments:
             yield Line("nothing to change", "good")
         if self.objects:
@@ -94,13 +94,13 @@ class PlanAnswer(Answer, frozen=True, kw_only=True):
             if shown := ", ".join(treatment.places[:most]):
                 yield Line(f"{number} Service{'s' * (number != 1)}: {shown}{more}", indent=4)
         for finding in self.findings:
-            yield Line(f"finding: {finding}", "warn")
+            yield Line(f"finding: {finding}", "warn", hang=2)
         if self.objects:
             if not self.cut and self.compared:
                 yield Line("no established connection is cut", "good")
             for sentence in self.cut:
-                yield Line(f"connections: {sentence}", "bad")
-            yield Line(f"takes about {self.effort.how}")
+                yield Line(f"connections: {sentence}", "bad", hang=2)
+            yield Line(f"takes about {self.effort.how}", hang=2)
         for line in self.details:
             yield Line(line)
 

@@ -150,12 +150,13 @@ class Problems(Answer, frozen=True, kw_only=True):
         for each in self.problems:
             where = " ".join(part for part in (each.object, each.field) if part)
             text = f"{each.severity:8} {where}: {each.text}" + f" [{each.code}]" * bool(each.code)
-            yield Line(printable(text), styles[each.severity])
-            yield Line(f"on {named_nodes(each.nodes)}", indent=9)
+            yield Line(printable(text), styles[each.severity], hang=9)
+            yield Line(f"on {named_nodes(each.nodes)}", indent=9, hang=9)
             for line in each.evidence if wide else each.evidence[:2]:
                 yield Line(printable(line), "dim", indent=9)
             if each.remedy:
-                yield Line(f"remedy: {each.remedy}", indent=9)
+                hang = 0 if each.kind == "doctor" else 9  # commands in its remedies have no marks
+                yield Line(f"remedy: {each.remedy}", indent=9, hang=hang)
             if wide and each.command:
                 yield Line(each.command, indent=9)
         if self.pages > 1:

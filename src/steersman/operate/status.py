@@ -104,7 +104,7 @@ class Status(Answer, frozen=True, kw_only=True, rename="camel"):
         shown = findings if wide else findings[:_MOST_FINDINGS]
         for each in shown:
             style: Style = "bad" if each.severity is Severity.ERROR else "warn"
-            yield Line(f"{each.severity}: {printable(str(each))}", style)
+            yield Line(f"{each.severity}: {printable(str(each))}", style, hang=2)
         if more := len(findings) - len(shown):
             yield Line(f"and {more} more; see steersman status -o wide")
 

@@ -96,6 +96,23 @@ def test_a_terminal_without_room_has_the_last_column_below(monkeypatch: pytest.M
     ]
 
 
+class Sentences(Shops, frozen=True, kw_only=True):
+    def blocks(self, wide: bool) -> Iterator[Block]:
+        yield Line("error one of many", hang=4)
+        yield Line("see `a b c d e f` and-more", indent=2, hang=4)
+        yield Line("-A a rule that is copied")
+
+
+def test_sentences_are_broken_and_what_is_copied_is_not(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("COLUMNS", "12")
+    monkeypatch.setenv("NO_COLOR", "1")
+    assert printed(Sentences(shop_names=()), "text", Terminal()).splitlines() == [
+        *("error one of", "    many"),
+        *("  see", "    `a b c d e f`", "    and-more"),
+        "-A a rule that is copied",
+    ]
+
+
 @pytest.mark.parametrize(("name", "value"), [("NO_COLOR", "1"), ("TERM", "dumb")])
 def test_a_terminal_without_colour(name: str, value: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv(name, value)

@@ -138,7 +138,7 @@ class Diagnosis(Answer, frozen=True, kw_only=True, rename="camel"):
         failed = bool(counts[Verdict.ERROR])
         if self.cause:
             first = "Likely cause" if failed else "No failure was found, but"
-            yield Line(f"{first}: {self.cause}", style="bad" if failed else "warn")
+            yield Line(f"{first}: {self.cause}", style="bad" if failed else "warn", hang=2)
             if self.remedy:
                 yield Line(f"What to do: {self.remedy}")
         if late := self.unfinished:
@@ -159,7 +159,7 @@ class Diagnosis(Answer, frozen=True, kw_only=True, rename="camel"):
                 continue
             tag = f"{result.code} {result.check}".lstrip()
             words = f"{result.verdict.value:8} {result.title}: {result.text} [{tag}]"
-            yield Line(words, style=_STYLES[result.verdict])
+            yield Line(words, style=_STYLES[result.verdict], hang=9)
             for line in result.evidence[:_EVIDENCE]:
                 yield Line(line, style="dim", indent=9)
             if (more := len(result.evidence) - _EVIDENCE) > 0:
@@ -170,7 +170,7 @@ class Diagnosis(Answer, frozen=True, kw_only=True, rename="camel"):
         bad = {each.title for each in (*self.of(Verdict.ERROR), *self.of(Verdict.WARNING))}
         fine = [each.title for each in self.of(Verdict.OK) if each.title not in bad]
         if fine and not wide:
-            yield Line(f"{'ok':8} {', '.join(dict.fromkeys(fine))}", style="good")
+            yield Line(f"{'ok':8} {', '.join(dict.fromkeys(fine))}", style="good", hang=9)
         words = ", ".join(f"{count} {verdict}" for verdict, count in counts.items() if count)
         yield Line(f"{words}; {self.seconds:.1f} s", style="dim")
 
