@@ -21,7 +21,7 @@ from steersman.operate.answer import QuestionError
 from steersman.operate.client import Client
 from steersman.operate.load import world_again, world_of_process
 from steersman.operate.world_reader import decode_world
-from steersman.run.pages.world_wire import encode_world
+from steersman.run.pages.world_wire import LENGTH, encode_world
 from steersman.source.store import Store
 from tests.support.builders.store import service, slice_
 from tests.support.builders.strategies import OBJECTS
@@ -90,7 +90,8 @@ async def test_another_build_of_this_version_is_said_to_be_one() -> None:
     store.upsert(slice_())
     whole = sent(store)
     client = OtherBuild()
-    for client.body in (b"", whole[: len(whole) // 2], whole[:-20] + bytes(20)):
+    head = whole[: LENGTH.size + LENGTH.unpack_from(whole)[0]]
+    for client.body in (b"", head, whole[: len(whole) // 2], whole[:-20] + bytes(20)):
         with pytest.raises(QuestionError, match="is not understood"):
             await world_of_process(client)
 
