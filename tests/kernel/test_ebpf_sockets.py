@@ -39,6 +39,7 @@ from tests.support.builders.ebpf_node_plan import (
     OTHER,
     PLAIN,
     POD,
+    POD6,
     STICKY,
     VIP,
     VIP6,
@@ -581,6 +582,30 @@ def test_a_process_of_the_node_outside_the_cgroup_is_served_by_its_packets(
             assert (ask if kind == "UDP" else greeting)(sock).endswith(":8080")
             if kind == "TCP":
                 break
+
+
+@pytest.mark.parametrize(("address", "pod"), [("10.96.0.20", POD), ("fd00:10:96::20", POD6)])
+def test_errors_reach_a_process_outside_the_cgroup_and_its_endpoint(
+    node: Node, address: str, pod: str
+) -> None:
+    added = service("added", address, Protocol.UDP, (Endpoint(pod, 8081, True),))
+    plan = node_plan()
+    services = {**plan.services, added.key: added}
+    asyncio.run(bring(node.modes[0], NodePlan(plan.settings, services)))
+    with node.lab.netns(pod).socket(pod, "UDP") as end:
+        end.settimeout(WAIT)
+        with node.lab.netns(NODE).socket(address, "UDP") as client:
+            client.settimeout(WAIT)
+            client.connect((address, 80))
+            client.send(b"nobody listens")
+            with pytest.raises(ConnectionRefusedError):
+                client.recv(100)
+            end.bind((pod, 8081))
+            client.send(b"?")
+            end.connect(end.recvfrom(100)[1])
+        end.send(b"the client has gone")
+        with pytest.raises(ConnectionRefusedError):
+            end.recv(100)
 
 
 def test_a_datagram_that_a_socket_program_has_sent_somewhere_stays_there(node: Node) -> None:

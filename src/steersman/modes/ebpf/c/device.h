@@ -219,10 +219,10 @@ VERIFIED_ONCE int handle_egress(struct __sk_buff *skb, struct packet *packet)
 
 	if (!packet || (!packet->plain && !parse(skb, packet)))
 		return NEXT;
-	if (packet->icmp_error) {
-		translate_error(skb, packet);
-		return NEXT;
-	}
+	if (packet->icmp_error) // of this node about an answer to it: to the endpoint
+		return translate_error(skb, packet) == TO_ENDPOINT ?
+			       redirect_to_endpoint(skb, packet) :
+			       NEXT;
 	flow = find_flow(packet);
 	if (!flow && !opens(packet))
 		return NEXT;

@@ -20,9 +20,8 @@ INLINE int parse_quoted(struct __sk_buff *skb, const struct packet *outer, struc
 
 // The TCP or UDP checksum of the quoted packet stays: it covers bytes that are not quoted.
 NOINLINE int rewrite_quoted(struct __sk_buff *skb, struct packet *outer, struct packet *inner,
-			    const struct flow *flow)
+			    int side, const struct flow *flow)
 {
-	int side = outer->key.hook == INGRESS ? SOURCE : DESTINATION;
 	struct address *old = side ? &inner->key.destination : &inner->key.source;
 	__be16 old_port = side ? inner->key.destination_port : inner->key.source_port;
 	__s64 change = bpf_csum_diff((__be32 *)old, 16, (__be32 *)&flow->address, 16, 0);
@@ -49,6 +48,7 @@ NOINLINE int rewrite_outer(struct __sk_buff *skb, struct packet *outer, int side
 	else
 		update_pseudo_header(skb, outer, outer->l4 + 2, change, 0);
 	store_address(skb, address_offset(outer, side), outer->ipv4, to);
+	*own = *to;
 	return 0;
 }
 
@@ -76,9 +76,10 @@ VERIFIED_ONCE int report_error(struct __sk_buff *skb, const struct packet *outer
 			    refused ? FAILED_REFUSED : FAILED_UNREACHABLE);
 }
 
-// At ingress an error goes to the sender of the quoted packet. At egress it may come from the
-// destination of that packet; a router in between keeps its address. An error with another
-// destination is forged.
+// An error goes to the sender of the quoted packet; another destination is forged. Its flow rewrites
+// the answers to that packet: so of the quoted packet, and of the error, the opposite side. The
+// error's source is rewritten if it comes from the destination of that packet; a router in between
+// keeps its address. Return the kind of the flow, or 0.
 VERIFIED_ONCE int translate_error(struct __sk_buff *skb, struct packet *outer)
 {
 	struct packet inner = {};
@@ -97,11 +98,11 @@ VERIFIED_ONCE int translate_error(struct __sk_buff *skb, struct packet *outer)
 	if (!found || found->state == WAITING)
 		return 0;
 	flow = *found;
-	rewrite_quoted(skb, outer, &inner, &flow);
-	if (outer->key.hook == INGRESS)
+	rewrite_quoted(skb, outer, &inner, !side_of(&flow), &flow);
+	if (side_of(&flow) == DESTINATION)
 		rewrite_outer(skb, outer, DESTINATION, &flow.address);
 	else if (same_address(&outer->key.source, &inner.key.destination))
 		rewrite_outer(skb, outer, SOURCE, &flow.address);
 	count(ERRORS_TRANSLATED);
-	return 1;
+	return flow.kind;
 }
