@@ -8,7 +8,8 @@ over netlink are up to two seconds old.)
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
+from itertools import groupby
 from pathlib import Path
 
 from msgspec.structs import replace
@@ -19,9 +20,6 @@ from steersman.model.tracing import TraceStep, WatchedFlow
 from steersman.modes.ipvs.listings import parse_servers
 from steersman.modes.ipvs.objects import CHAINS, ServerKey, Target
 from steersman.modes.netfilter_tracer import NetfilterTracer
-
-_HOOKS = ("input", "output")
-"""The hooks in which IPVS takes packets: to this node, and of this node."""
 
 
 class IpvsTracer(NetfilterTracer):
@@ -42,39 +40,48 @@ class IpvsTracer(NetfilterTracer):
     async def steps(self) -> tuple[TraceStep, ...]:
         """Return the steps, with that of IPVS behind those of the hook in which it took over."""
         assert self.flow is not None
-        steps = list(await super().steps())
-        servers = await asyncio.to_thread(connections_of, self.flow)
-        # IPVS takes packets to this node behind the input chains, its own behind the output chains.
         # The change of the destination is no rule's: it belongs to the step of IPVS.
-        steps = [step if step.handle else replace(step, note="") for step in steps]
-        own = [step for step in steps if step.direction == "original"]
-        hook = next((step.hook for step in own if step.hook in _HOOKS), _HOOKS[0])
-        first = next((n for n, step in enumerate(own) if step.hook == hook), len(own))
-        at = next((n for n in range(first, len(own)) if own[n].hook != hook), len(own))
-        if any(step.ends for step in own[:at]):
+        steps = [step if step.handle else replace(step, note="") for step in await super().steps()]
+        hook, place = where_taken([step for step in steps if step.direction == "original"])
+        if any(step.ends for step in steps[:place]):
             return tuple(steps)
-        entry = await self.connection(self.flow)
-        chosen = [
-            target for target, count in servers.items() if count > self._before.get(target, 0)
-        ]
-        if entry is not None and (entry.endpoint, entry.endpoint_port) in servers:
-            chosen = [(entry.endpoint, entry.endpoint_port)]
+        targets = await self._targets(self.flow)
+        doubt = f"one of {len(targets)} that got connections meanwhile"
         server = f"{self.flow.protocol} {join_host_port(self.flow.destination, self.flow.port)}"
-        found = [
+        taken = [
             TraceStep(
                 hook=hook,
                 chain=f"virtual server {server}",
-                rule=f"-> {join_host_port(*target)}",
+                rule=f"-> {endpoint}",
                 verdict="forward",
                 table="ip_vs",
-                note=""
-                if len(chosen) == 1
-                else f"one of {len(chosen)} that got connections meanwhile",
-                endpoint=join_host_port(*target),
+                note="" if len(targets) == 1 else doubt,
+                endpoint=endpoint,
             )
-            for target in chosen
+            for endpoint in (join_host_port(*target) for target in targets)
         ]
-        return (*steps[:at], *found, *steps[at:])
+        return (*steps[:place], *taken, *steps[place:])
+
+    async def _targets(self, flow: WatchedFlow) -> list[Target]:
+        """Return the real servers that may have got the packet."""
+        now = await asyncio.to_thread(connections_of, flow)
+        entry = await self.connection(flow)
+        if entry is not None and (target := (entry.endpoint, entry.endpoint_port)) in now:
+            return [target]
+        return [target for target, count in now.items() if count > self._before.get(target, 0)]
+
+
+def where_taken(way: Iterable[TraceStep]) -> tuple[str, int]:
+    """Return the hook in which IPVS takes a packet, and at which place among its steps.
+
+    It takes packets to this node behind the input chains, its own behind the output chains.
+    """
+    place = 0
+    for hook, steps in groupby(way, key=lambda step: step.hook):
+        place += len(list(steps))
+        if hook in ("input", "output"):
+            return hook, place
+    return "input", place
 
 
 def connections_of(flow: WatchedFlow, proc: Path = Path("/proc")) -> dict[Target, int]:

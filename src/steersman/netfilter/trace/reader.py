@@ -8,12 +8,14 @@ from __future__ import annotations
 
 import asyncio
 import re
+from collections import Counter
 from collections.abc import Collection, Iterable, Iterator
 from contextlib import suppress
+from typing import TypeAlias
 
 from steersman.host.exec import Exec
 from steersman.host.netlink import NETLINK_NETFILTER, DumpInterruptedError, Netlink
-from steersman.host.nlmsg import Message, attributes, string
+from steersman.host.nlmsg import attributes, string
 from steersman.netfilter.iptables.names import PRIORITIES
 from steersman.netfilter.nft.wire import (
     ALL,
@@ -30,8 +32,18 @@ from steersman.netfilter.nft.wire import (
     request,
 )
 from steersman.netfilter.trace.events import TraceEvent
-from steersman.netfilter.trace.rules import BaseChain, RuleBook, RuleId, parse_nft, parse_save
+from steersman.netfilter.trace.rules import (
+    BaseChain,
+    ChainId,
+    ChainPlace,
+    RuleBook,
+    RuleId,
+    parse_nft,
+    parse_save,
+)
 
+TableId: TypeAlias = tuple[str, str, str]
+"""Backend, family and table."""
 _SAVE = {"ip": "iptables", "ip6": "ip6tables"}
 
 
@@ -42,35 +54,31 @@ async def read_rule_book(execute: Exec, events: Iterable[TraceEvent]) -> RuleBoo
     """
     tables = {(event.backend, event.family, event.table) for event in events}
     rules: dict[RuleId, str] = {}
-    policies: dict[tuple[str, str, str], str] = {}
-    places: dict[RuleId, int] = {}
-    bases: dict[tuple[str, str, str], BaseChain] = {}
+    policies: dict[ChainId, str] = {}
+    bases: dict[ChainId, BaseChain] = {}
+    places: dict[RuleId, ChainPlace] = {}
     if any(backend == "nft" for backend, *_ in tables):
         bases, places = await asyncio.to_thread(read_places, tables)
-    saved = {
-        (backend, family): await _save(execute, family, backend)
-        for backend, family, table in tables
-        if family in _SAVE and (backend == "legacy" or table in PRIORITIES)
-    }
-    for (backend, family), text in saved.items():
-        by_place, found = parse_save(text)
+    for backend, family in {each[:2] for each in tables if _is_saved(*each)}:
+        lines, found = parse_save(await _save(execute, family, backend))
         if backend == "legacy":
-            for (table, chain, place), line in by_place.items():
-                rules["legacy", family, table, chain, place] = line
-            policies |= {(family, *where): policy for where, policy in found.items()}
-            continue
-        for rule_id, place in places.items():
-            if rule_id[1] == family and (rule_id[2], rule_id[3], place) in by_place:
-                rules[rule_id] = by_place[rule_id[2], rule_id[3], place]
-    listings: dict[str, str] = {}  # by family
-    for backend, family, table in sorted(tables):
-        if backend == "nft" and not any(key[:3] == (backend, family, table) for key in rules):
-            if family not in listings:
-                listings[family] = await _output(execute, list_family(family))
-            listed = parse_nft(table_of(listings[family], family, table))
-            for (chain, handle), line in listed.items():
-                rules["nft", family, table, chain, handle] = line
+            rules |= {(backend, family, *place): line for place, line in lines.items()}
+            policies |= {(family, *chain): policy for chain, policy in found.items()}
+        else:
+            numbered = {rule: place for rule, place in places.items() if rule[1] == family}
+            rules |= {rule: lines[place] for rule, place in numbered.items() if place in lines}
+    missing = {each for each in tables if each[0] == "nft"} - {rule[:3] for rule in rules}
+    for family in {family for _, family, _ in missing}:
+        listing = await _output(execute, list_family(family))
+        for table in (table for _, of, table in missing if of == family):
+            listed = parse_nft(table_of(listing, family, table))
+            rules |= {("nft", family, table, *rule): line for rule, line in listed.items()}
     return RuleBook(rules, bases, policies)
+
+
+def _is_saved(backend: str, family: str, table: str) -> bool:
+    """Whether iptables-save of a variant may print a table."""
+    return family in _SAVE and (backend == "legacy" or table in PRIORITIES)
 
 
 def list_family(family: str) -> list[str]:
@@ -109,46 +117,41 @@ async def _output(execute: Exec, argv: list[str]) -> str:
     return "" if result.returncode else result.stdout.decode(errors="replace")
 
 
-def _listed(netlink: Netlink, kind: int) -> Iterator[Message]:
-    """Yield all chains or rules.
+def read_places(
+    tables: Collection[TableId],
+) -> tuple[dict[ChainId, BaseChain], dict[RuleId, ChainPlace]]:
+    """Return the base chains of nf_tables, and the places of the rules of iptables-nft."""
+    bases: dict[ChainId, BaseChain] = {}
+    places: dict[RuleId, ChainPlace] = {}
+    with Netlink(NETLINK_NETFILTER, buffer=1 << 20) as netlink:
+        for chain, values in _listed(netlink, GETCHAIN, CHAIN_NAME):
+            hook = attributes(values.get(CHAIN_HOOK[0], b""))
+            number = _number(hook.get(1, b""))
+            if hook and number < len(HOOKS):
+                priority = int.from_bytes(hook.get(2, b""), "big", signed=True)
+                bases[chain] = BaseChain(HOOKS[number], priority)
+        wanted = {each[1:] for each in tables if each[0] == "nft" and each[2] in PRIORITIES}
+        counts = Counter[ChainId]()
+        for chain, values in _listed(netlink, GETRULE, RULE_CHAIN) if wanted else ():
+            if chain[:2] in wanted:
+                counts[chain] += 1
+                rule = "nft", *chain, _number(values.get(RULE_HANDLE, b""))
+                places[rule] = *chain[1:], counts[chain]
+    return bases, places
+
+
+def _listed(netlink: Netlink, kind: int, name: int) -> Iterator[tuple[ChainId, dict[int, bytes]]]:
+    """Yield all chains or rules: the chain, whose name is the attribute `name`, and attributes.
 
     The kernel calls a listing interrupted if anything of nf_tables changed meanwhile, an element of
     any set, too. On a busy node that is always so, and the chains and rules are there anyway.
     """
     with suppress(DumpInterruptedError):
-        yield from netlink.dump(request(kind, ALL))
+        for reply in netlink.dump(request(kind, ALL)):
+            values = attributes(reply.payload, HEAD.size)
+            table, chain = (string(values.get(each, b"")) for each in (TABLE_NAME, name))
+            yield (FAMILY_NAMES.get(reply.payload[0], ""), table, chain), values
 
 
-def read_places(
-    tables: Collection[tuple[str, str, str]],
-) -> tuple[dict[tuple[str, str, str], BaseChain], dict[RuleId, int]]:
-    """Return the base chains of nf_tables, and the places of the rules of iptables-nft."""
-    bases: dict[tuple[str, str, str], BaseChain] = {}
-    places: dict[RuleId, int] = {}
-    with Netlink(NETLINK_NETFILTER, buffer=1 << 20) as netlink:
-        for reply in _listed(netlink, GETCHAIN):
-            values = attributes(reply.payload, HEAD.size)
-            family = FAMILY_NAMES.get(reply.payload[0], "")
-            hook = attributes(values.get(CHAIN_HOOK[0], b""))
-            number = int.from_bytes(hook.get(1, b""), "big")
-            if hook and number < len(HOOKS):
-                priority = int.from_bytes(hook.get(2, b""), "big", signed=True)
-                name = (
-                    family,
-                    string(values.get(TABLE_NAME, b"")),
-                    string(values.get(CHAIN_NAME, b"")),
-                )
-                bases[name] = BaseChain(HOOKS[number], priority)
-        if not any(table in PRIORITIES for backend, _, table in tables if backend == "nft"):
-            return bases, places
-        counts: dict[tuple[str, str, str], int] = {}
-        for reply in _listed(netlink, GETRULE):
-            values = attributes(reply.payload, HEAD.size)
-            family = FAMILY_NAMES.get(reply.payload[0], "")
-            name = family, string(values.get(TABLE_NAME, b"")), string(values.get(RULE_CHAIN, b""))
-            if ("nft", *name[:2]) in tables and name[1] in PRIORITIES:
-                counts[name] = counts.get(name, 0) + 1
-                places["nft", *name, int.from_bytes(values.get(RULE_HANDLE, b""), "big")] = counts[
-                    name
-                ]
-    return bases, places
+def _number(value: bytes) -> int:
+    return int.from_bytes(value, "big")

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping
-from typing import NamedTuple
+from typing import NamedTuple, TypeAlias
 
 import msgspec
 
@@ -15,8 +15,12 @@ from steersman.netfilter.iptables.names import BUILT_IN, PRIORITIES
 from steersman.netfilter.iptables.saved import chains
 from steersman.netfilter.trace.events import TraceEvent
 
-RuleId = tuple[str, str, str, str, int]
+RuleId: TypeAlias = tuple[str, str, str, str, int]
 """Backend, family, table, chain and number, as in a TraceEvent."""
+ChainId: TypeAlias = tuple[str, str, str]
+"""Family, table and chain."""
+ChainPlace: TypeAlias = tuple[str, str, int]
+"""Table, chain, and a number from 1."""
 LEGACY = " (legacy)"
 """End of the name of a table of iptables-legacy, in `TraceStep.table`."""
 _HANDLE_COMMENT = re.compile(r" # handle (\d+)$")
@@ -33,10 +37,10 @@ class RuleBook(msgspec.Struct, frozen=True):
     """The rules in the kernel, as far as they are known."""
 
     rules: Mapping[RuleId, str] = {}
-    bases: Mapping[tuple[str, str, str], BaseChain] = {}
-    """By family, table and chain of nf_tables."""
-    policies: Mapping[tuple[str, str, str], str] = {}
-    """By family, table and chain of iptables-legacy; "" for chains that others jump to."""
+    bases: Mapping[ChainId, BaseChain] = {}
+    """Of nf_tables."""
+    policies: Mapping[ChainId, str] = {}
+    """Of iptables-legacy; "" for chains that others jump to."""
 
     def text(self, event: TraceEvent) -> str:
         """Return the text of an event's rule; "" at the end of a chain, or if it is not known."""
@@ -55,9 +59,9 @@ class RuleBook(msgspec.Struct, frozen=True):
         return BaseChain(event.hook, PRIORITIES.get(event.table, 0))
 
 
-def parse_save(text: str) -> tuple[dict[tuple[str, str, int], str], dict[tuple[str, str], str]]:
-    """Read iptables-save: rules by table, chain and place from 1; policies of all chains."""
-    rules: dict[tuple[str, str, int], str] = {}
+def parse_save(text: str) -> tuple[dict[ChainPlace, str], dict[tuple[str, str], str]]:
+    """Read iptables-save: rules by place; policies of all chains, by table and chain."""
+    rules: dict[ChainPlace, str] = {}
     policies: dict[tuple[str, str], str] = {}
     for table, chain, policy, lines in chains(text):
         if policy:
