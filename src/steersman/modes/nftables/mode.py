@@ -178,9 +178,9 @@ class NftablesMode(Mode):
     @cached_property
     def words(self) -> NftablesWords:
         """What prints elements and chains, as nft does."""
-        from steersman.modes.nftables.words import NftablesWords  # noqa: PLC0415 - rarely used
+        from steersman.modes.nftables.words import NftablesWords, scripts  # noqa: PLC0415
 
-        return NftablesWords(self.worker, self.read)
+        return NftablesWords(self.worker, self.read, scripts)
 
     def read(self) -> Ruleset:
         """Dump our tables, unless `probe` has just done that."""

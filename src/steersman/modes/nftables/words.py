@@ -217,11 +217,6 @@ class NftablesWords(KernelWords):
         """The sockets at the first look: there are thousands of Services, and one answer."""
         return listening_sockets()
 
-    def scripts(self, have: Ruleset, change: Diff) -> tuple[Script, ...]:
-        """Write a Diff as commands of nft; sockets are not part of it."""
-        text = script(have, change)
-        return (Script("nft", ("nft", "-f", "-"), text),) if text else ()
-
     def changed_by_others(self, key: bytes) -> bool:
         """Return False for sockets, and for entries that packets wrote."""
         return kind_of(key) not in (Kind.RELAY, Kind.STALE_AFFINITY)
@@ -277,6 +272,12 @@ class NftablesWords(KernelWords):
                     if not name.startswith("nat-"):
                         words += " ".join(chains[name]).split()
         return out
+
+
+def scripts(have: Ruleset, change: Diff) -> tuple[Script, ...]:
+    """Write a Diff as commands of nft; sockets are not part of it."""
+    text = script(have, change)
+    return (Script("nft", ("nft", "-f", "-"), text),) if text else ()
 
 
 def _chain_purpose(name: str) -> str:
