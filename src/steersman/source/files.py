@@ -21,7 +21,8 @@ from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
-from steersman.host.files import FileEvent, Inotify, Polling, read_file
+from steersman.host.directories import FileEvent, Inotify, Polling
+from steersman.host.files import read_file
 from steersman.host.threads import in_thread
 from steersman.model import codes
 from steersman.model.findings import Finding, Severity

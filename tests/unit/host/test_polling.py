@@ -6,7 +6,7 @@ import asyncio
 
 import pytest
 
-from steersman.host.files import Polling
+from steersman.host.directories import Polling
 
 
 async def test_looking_takes_a_small_part_of_the_time(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 import pytest_asyncio
 
-from steersman.host.files import Inotify
+from steersman.host.directories import Inotify
 from steersman.model.findings import Finding
 from steersman.model.kube import KINDS, KubeObject, Service
 from steersman.model.names import ObjectName

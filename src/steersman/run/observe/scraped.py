@@ -10,7 +10,7 @@ from contextlib import suppress
 from pathlib import Path
 
 from steersman.config.features import GATES, enabled
-from steersman.host.process import cpu_seconds, windows_usage
+from steersman.host.usage import cpu_seconds, windows_usage
 from steersman.model.node_state import NodeState
 from steersman.run.observe.metric_table import MetricTable
 from steersman.run.observe.prometheus import Counter, Declared, Metric

@@ -12,7 +12,7 @@ import msgspec
 from steersman import __version__
 from steersman.compile.node import zone_of
 from steersman.config import ProxyConfig
-from steersman.host.process import cpu_seconds, resident_bytes
+from steersman.host.usage import cpu_seconds, resident_bytes
 from steersman.model.drift import Drift
 from steersman.model.findings import Finding, Severity, worst
 from steersman.model.node_state import NodeState, SourceStatus

@@ -15,7 +15,7 @@ from pathlib import Path
 
 from steersman.config import ConfigError, Parsed, ProxyConfig, reload_file, reload_plan
 from steersman.config import findings as config_findings
-from steersman.host.files import Inotify, Polling
+from steersman.host.directories import Inotify, Polling
 from steersman.host.sysctl import SysctlError
 from steersman.model import codes
 from steersman.model.findings import Finding
