@@ -7,6 +7,7 @@ rendering has, so that the diff removes them.
 from __future__ import annotations
 
 import re
+from collections import defaultdict
 from collections.abc import Callable
 
 import msgspec
@@ -60,72 +61,89 @@ class SavedRules(msgspec.Struct, frozen=True):
     """Our chains (table, name) that foreign rules lead to: they can be emptied, not removed."""
 
 
-def parse(text: str, family: int) -> SavedRules:  # noqa: PLR0912 - one for each kind of chain
+def parse(text: str, family: int) -> SavedRules:
     """Parse the output of one iptables-save, of any tables, in one pass."""
-    rules: dict[RuleKey, list[str]] = {}
-    spellings: dict[str, str] = {}
-    referenced: set[tuple[str, str]] = set()
-
-    def spell(raw: str) -> str:
-        line = canonical(raw, family)
-        if line != raw:
-            spellings[line] = raw
-        return line
-
+    found = _Found(family)
     for table, chain, _, lines in chains(text):
+        found.add(table, chain, lines)
+    ruleset = {key: "\n".join(lines) for key, lines in found.rules.items()}
+    return SavedRules(ruleset, found.spellings, frozenset(found.referenced))
+
+
+class _Found:
+    """What is ours in the output so far; SavedRules has the result."""
+
+    def __init__(self, family: int) -> None:
+        self._family = family
+        self.rules = defaultdict[RuleKey, list[str]](list)
+        self.spellings: dict[str, str] = {}
+        self.referenced: set[tuple[str, str]] = set()
+
+    def add(self, table: str, chain: str, lines: list[str]) -> None:
+        """Add rules of a chain; without rules it is declared."""
         ours = is_ours(table, chain)
         firewall = (table, chain) == (FILTER, KUBELET_FIREWALL)
-        if not lines:  # a declaration
+        whole = self._family, table, chain, WHOLE
+        if not lines:
             if ours or firewall:
-                rules[family, table, chain, WHOLE] = []
-        elif ours and not is_shared(table, chain):
-            rules.setdefault((family, table, chain, WHOLE), []).extend(
-                line if _RENDERED(line) else canonical(line, family) for line in lines
-            )
-        elif ours:
-            for part, group in _groups(lines, spell).items():
-                rules.setdefault((family, table, chain, part), []).extend(group)
+                self.rules[whole] = []
         elif firewall:
-            if LOCALNET_RULE in map(spell, lines):
-                rules[family, table, chain, KUBELET] = [LOCALNET_RULE]
+            if LOCALNET_RULE in map(self._spell, lines):
+                self.rules[self._family, table, chain, KUBELET] = [LOCALNET_RULE]
+        elif not ours:
+            for line in lines:
+                self._add_foreign(table, chain, line)
+        elif is_shared(table, chain):
+            for part, group in _groups(lines, self._spell).items():
+                self.rules[self._family, table, chain, part] += group
         else:
-            # A built-in or foreign chain: our jumps, and rules that lead to our chains.
-            for raw in lines:
-                target = raw.rpartition(" -j ")[2].partition(" ")[0]
-                if target == KUBELET_FIREWALL and chain in BUILT_IN and table == FILTER:
-                    line = f"-A {chain} -j {KUBELET_FIREWALL}"
-                    rules[family, table, chain, KUBELET] = [line]
-                elif is_ours(table, target):
-                    if chain in BUILT_IN and _JUMP_COMMENT in raw:
-                        rules.setdefault((family, table, chain, JUMPS), []).append(spell(raw))
-                    else:
-                        referenced.add((table, target))
-    ruleset = {key: "\n".join(lines) for key, lines in rules.items()}
-    return SavedRules(ruleset, spellings, frozenset(referenced))
+            self.rules[whole] += [
+                line if _RENDERED(line) else canonical(line, self._family) for line in lines
+            ]
+
+    def _add_foreign(self, table: str, chain: str, line: str) -> None:
+        """Look at a rule of a built-in or foreign chain: does it lead to one of ours?"""
+        target = line.rpartition(" -j ")[2].partition(" ")[0]
+        if target == KUBELET_FIREWALL and chain in BUILT_IN and table == FILTER:
+            jump = f"-A {chain} -j {KUBELET_FIREWALL}"
+            self.rules[self._family, table, chain, KUBELET] = [jump]
+        elif not is_ours(table, target):
+            return
+        elif chain in BUILT_IN and _JUMP_COMMENT in line:
+            self.rules[self._family, table, chain, JUMPS].append(self._spell(line))
+        else:
+            self.referenced.add((table, target))
+
+    def _spell(self, raw: str) -> str:
+        line = canonical(raw, self._family)
+        if line != raw:
+            self.spellings[line] = raw
+        return line
 
 
 def _groups(lines: list[str], spell: Callable[[str], str]) -> dict[str, list[str]]:
-    """Group the rules of a shared chain by their parts, each told by its comment and protocol."""
-    groups: dict[str, list[str]] = {}
+    """Group the rules of a shared chain by their parts."""
+    groups = defaultdict[str, list[str]](list)
     part = ""
     for raw in lines:
         line, found = raw, _RENDERED(raw)
         if not found:
             line = spell(raw)
             found = _RENDERED(line)
-        part = UNKNOWN
-        if found:
-            protocol, comment, target = found["protocol"], found["comment"], found["target"]
-            if comment is None:
-                if target and target.startswith(BUCKET) and found["chain"] == SERVICES:
-                    part = SPLIT
-            elif comment.startswith("kubernetes service nodeports;"):
-                part = TAIL
-            else:
-                name = comment.partition(" ")[0]
-                if protocol and "/" in name:
-                    part = f"{name} {protocol}"
-        groups.setdefault(part, []).append(line)
+        part = _part_of(found) if found else UNKNOWN
+        groups[part].append(line)
     if TAIL in groups and part != TAIL:
         groups[TAIL].append(_NOT_LAST)
     return groups
+
+
+def _part_of(rule: re.Match[str]) -> str:
+    """Return the part of a shared chain that a rule belongs to, by its comment and protocol."""
+    comment, protocol = rule["comment"], rule["protocol"]
+    if comment is None:
+        splits = (rule["target"] or "").startswith(BUCKET) and rule["chain"] == SERVICES
+        return SPLIT if splits else UNKNOWN
+    if comment.startswith("kubernetes service nodeports;"):
+        return TAIL
+    name = comment.partition(" ")[0]
+    return f"{name} {protocol}" if protocol and "/" in name else UNKNOWN

@@ -88,25 +88,31 @@ class ChangeSet:
         self.rules = Diff(*({k: v for k, v in p.items() if type(k) is tuple} for p in change.parts))
         for key, old, new in change.old_and_new():
             if type(key) is ServerKey:
-                if new is None:
-                    self.servers_gone.append(key)
-                else:
-                    self.servers.append((key, old, new))
-                if number := bool(new and new.assigned) - bool(old and old.assigned):
-                    self.usage[key.address] += number
+                self._sort_server(key, old, new)
             elif type(key) is MemberKey:
-                if old is None:
-                    self.sets.append(f"add {key.set} {key.entry}")
-                elif new is not None:
-                    continue  # it changed hands only: the value is always ""
-                elif key.set in ADDRESS_SETS:  # only `read` returns these, never rendering
-                    self.orphans.add(key.entry)
-                elif key.set not in self.sets_destroyed:  # otherwise it goes with its set
-                    self.sets_gone.append(f"del {key.set} {key.entry}")
+                self._sort_entry(key, old, new)
             elif type(key) is SetKey and old is None:
                 limit = "" if new.startswith("bitmap:") else f" maxelem {_MAX_ENTRIES}"
                 self.sets.insert(0, f"create {key.set} {new}{limit}")  # before its entries
         self.sets_gone += [f"destroy {name}" for name in sorted(self.sets_destroyed)]
+
+    def _sort_server(self, key: ServerKey, old: Server | None, new: Server | None) -> None:
+        if new is None:
+            self.servers_gone.append(key)
+        else:
+            self.servers.append((key, old, new))
+        if number := bool(new and new.assigned) - bool(old and old.assigned):
+            self.usage[key.address] += number
+
+    def _sort_entry(self, key: MemberKey, old: str | None, new: str | None) -> None:
+        if old is None:
+            self.sets.append(f"add {key.set} {key.entry}")
+        elif new is not None:  # it changed hands only: the value is always ""
+            return
+        elif key.set in ADDRESS_SETS:  # only `read` returns these, never rendering
+            self.orphans.add(key.entry)
+        elif key.set not in self.sets_destroyed:  # otherwise it goes with its set
+            self.sets_gone.append(f"del {key.set} {key.entry}")
 
     def addresses(self, usage: Counter[str]) -> tuple[list[str], list[str]]:
         """Return the addresses that the interface gets, and those that it loses.
