@@ -73,18 +73,18 @@ class Checks(Generic[Pool]):
             self._leave(backend, pool)
 
     def _leave(self, backend: Backend, pool: Pool) -> None:
-        found = self._backends[backend]
-        del found.checks[pool]
-        if not found.checks:
-            self._running -= found.running
+        checked = self._backends[backend]
+        del checked.checks[pool]
+        if not checked.checks:
+            self._running -= checked.running
             del self._backends[backend]
 
     def _interval(self, check: Check) -> float:
         return check.interval or self.settings.check_interval
 
-    def _check_of(self, found: _Checked) -> Check:
+    def _check_of(self, checked: _Checked) -> Check:
         """Return the Check to use: the most frequent one."""
-        return min(found.checks.values(), key=lambda each: (self._interval(each), each.path))
+        return min(checked.checks.values(), key=lambda each: (self._interval(each), each.path))
 
     @property
     def deadline(self) -> float | None:
@@ -99,44 +99,46 @@ class Checks(Generic[Pool]):
             if self._running >= tuning.MOST_CHECKS:
                 break
             _, backend = heappop(self._timers)
-            found = self._backends.get(backend)
-            if found is None or found.running:
+            checked = self._backends.get(backend)
+            if checked is None or checked.running:
                 continue
-            found.running = True
+            checked.running = True
             self._running += 1
             probes.append(
-                Probe(backend, self.settings.check_timeout, self._check_of(found).path, check=True)
+                Probe(
+                    backend, self.settings.check_timeout, self._check_of(checked).path, check=True
+                )
             )
         return probes
 
     def checked(self, now: float, backend: Backend, outcome: Observation) -> bool | None:
         """Take the result of a check; return whether the endpoint is well, None if that is open."""
-        found = self._backends.get(backend)
-        if found is None or not found.running:  # it has gone, or is another one by now
+        checked = self._backends.get(backend)
+        if checked is None or not checked.running:  # it has gone, or is another one by now
             return None
-        found.running = False
+        checked.running = False
         self._running -= 1
-        check = self._check_of(found)
+        check = self._check_of(checked)
         wait = self._interval(check) * (0.9 + 0.2 * self._random())
         heappush(self._timers, (now + wait, backend))
         if outcome is Observation.ANSWERED:
-            found.failures, found.passes = 0, found.passes + 1
-            return True if found.passes >= check.successes else None
-        found.failures, found.passes = found.failures + 1, 0
-        enough = found.failures >= check.failures
-        return False if enough and self._others_pass(backend, found) else None
+            checked.failures, checked.passes = 0, checked.passes + 1
+            return True if checked.passes >= check.successes else None
+        checked.failures, checked.passes = checked.failures + 1, 0
+        enough = checked.failures >= check.failures
+        return False if enough and self._others_pass(backend, checked) else None
 
     def lose(self, now: float, backend: Backend) -> None:
         """Take note that a check has no result: it was cancelled, or could not be sent."""
-        found = self._backends.get(backend)
-        if found is not None and found.running:
-            found.running = False
+        checked = self._backends.get(backend)
+        if checked is not None and checked.running:
+            checked.running = False
             self._running -= 1
-            again = min(tuning.RETURN_INTERVAL, self._interval(self._check_of(found)))
+            again = min(tuning.RETURN_INTERVAL, self._interval(self._check_of(checked)))
             heappush(self._timers, (now + again, backend))
 
-    def _others_pass(self, backend: Backend, found: _Checked) -> bool:
+    def _others_pass(self, backend: Backend, checked: _Checked) -> bool:
         return all(
             any(self._backends[other].passes for other in self._pools[pool] if other != backend)
-            for pool in found.checks
+            for pool in checked.checks
         )

@@ -274,24 +274,24 @@ class Sync:
         Returns:
             Whether the whole kernel was compared, and what was written.
         """
-        known, ledger = self._kernel, self._ledger
+        knowledge, ledger = self._kernel, self._ledger
         # Somebody may have touched the kernel: if its fingerprint differs, read all of it. Rejected
         # owners are retried by a comparison only, as their reason may lie outside their objects.
         looks_for_drift, token = False, None
-        if known.suspected and not known.unread:
-            with known.comparing():
+        if knowledge.suspected and not knowledge.unread:
+            with knowledge.comparing():
                 token = await self.mode.worker.do(self.mode.fingerprint)
-                known.unread = token is None or token != self._token or bool(ledger.rejected)
-                looks_for_drift = known.unread
+                knowledge.unread = token is None or token != self._token or bool(ledger.rejected)
+                looks_for_drift = knowledge.unread
         # The kernel is as the ledger says: write only the changes. Two owners may claim one object
         # (then there is no Diff), or the kernel may refuse the batch: both need a comparison.
-        if not known.unread:
+        if not knowledge.unread:
             number = len(ledger.unwritten)
             change = await self.mode.worker.compute(ledger.changes, number)
             if change is not None and (not change or await self._accepts((change,), partial=True)):
-                with known.writing():  # if it is cancelled, the ledger may not say so
+                with knowledge.writing():  # if it is cancelled, the ledger may not say so
                     await self.mode.worker.compute(ledger.mark_written, number)
-                known.unread = ledger.release_adopted()
+                knowledge.unread = ledger.release_adopted()
                 return False, Written.by(change)
         return True, await self._write_everything(looks_for_drift, token)
 
@@ -303,9 +303,9 @@ class Sync:
                 differences come from other programs.
             token: then, the fingerprint that has just changed: some modes list all rules for it.
         """
-        known, ledger = self._kernel, self._ledger
-        with known.comparing():
-            known.unread = True
+        knowledge, ledger = self._kernel, self._ledger
+        with knowledge.comparing():
+            knowledge.unread = True
             if not looks_for_drift:
                 token = await self.mode.worker.do(self.mode.fingerprint)
             kernel = await self._read()
@@ -342,7 +342,7 @@ class Sync:
             else:
                 done = await self._bisector.write_all()
             ledger.mark_compared()
-            known.unread = ledger.release_adopted()
+            knowledge.unread = ledger.release_adopted()
         return Written(added=ledger.objects) if parts and accepts else Written.by(*done)
 
     async def _changed_by_others(
@@ -405,6 +405,7 @@ class Sync:
 
     def _publish(self, result: SyncResult, written: Written, compared: bool) -> SyncReport:
         """Replace the State, unless nothing differs from before."""
+        # 1. What is in force: from here on all observers may look at it.
         planned = self._unplanned.at
         owners, published = self._unpublished.changed()
         changes, _ = self._unreported.changed(until=planned)
@@ -413,25 +414,19 @@ class Sync:
         )
         self._unpublished.move(published)
         self._unreported.move(planned)
-        refused, self._refused_batches = self._refused_batches, RefusedBatches()
-        plan = self.planner.plan
-        drift, self.drift = self.drift, None
-        if drift is not None:
-            drift = msgspec.structs.replace(drift, repaired_at=self._wall())
-        before, rejected = self.state, self._ledger.rejected
+        # 2. What is wrong: with objects, and with owners that have not what they want.
+        before, plan, rejected = self.state, self.planner.plan, self._ledger.rejected
         findings, unlisted = (*self.store.findings, *plan.findings), plan.unlisted
-        why: tuple[tuple[str, str], ...] = ()
+        refusals: tuple[tuple[str, str], ...] = ()
         if rejected or self.broken:
             unwritten = unwritten_findings(self.mode.name, rejected, self.broken)
             findings += unwritten.listed
             unlisted = Counter(unlisted) + Counter(unwritten.unlisted)
             failed = islice(chain(rejected.items(), self.broken.items()), 3)
-            why = tuple((str(owner), text) for owner, text in failed)
-        # If nothing differs from before: keep the State, but report the changes as synced.
-        news = written or compared or owners or plan.settings != before.plan.settings
-        told = None
-        if news or not before.result or findings != before.findings:
-            told = result
+            refusals = tuple((str(owner), text) for owner, text in failed)
+        # 3. The State. If nothing differs, it stays, and only the changes are reported as synced.
+        has_changed = written or compared or owners or plan.settings != before.plan.settings
+        if differs := bool(has_changed or not before.result or findings != before.findings):
             self.state = State(
                 revision=result.revision,
                 mode=self.mode.name,
@@ -444,5 +439,18 @@ class Sync:
                 slices=self.store.slices,
                 at=self._wall(),
             )
-        arrivals = self.store.take_arrivals(planned)
-        return SyncReport(self.state, told, arrivals, written, compared, refused, drift, why)
+        # 4. The report takes what has come together since the last one.
+        refused_batches, self._refused_batches = self._refused_batches, RefusedBatches()
+        drift, self.drift = self.drift, None
+        if drift is not None:
+            drift = msgspec.structs.replace(drift, repaired_at=self._wall())
+        return SyncReport(
+            self.state,
+            result if differs else None,
+            self.store.take_arrivals(planned),
+            written,
+            compared,
+            refused_batches,
+            drift,
+            refusals,
+        )
