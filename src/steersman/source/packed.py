@@ -12,7 +12,7 @@ so that plans are made without decoding them, and a change of nothing else is no
 from __future__ import annotations
 
 from bisect import bisect_left
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 import msgspec
@@ -151,10 +151,6 @@ _PAIR = b"\x92"
 _NO_TARGETS = _ENCODER.encode([])
 
 
-def _unpacked_plan_part(packed: bytes) -> EndpointSlice:
-    return _PLAN_PART.decode(packed).slice
-
-
 def unpacked(packed: bytes) -> EndpointSlice:
     """Return an EndpointSlice of `PackedSlices.packed`, with the targetRefs of its endpoints."""
     whole = _WHOLE.decode(packed)
@@ -187,17 +183,9 @@ class PackedSlices(Mapping[ObjectName, Iterable[EndpointSlice]]):
         """The Service of each slice."""
         self._slices: dict[ObjectName, tuple[Any, ...]] = {}
         """The slices of each Service in order of name: name, bytes, name, bytes and so on."""
-        self._unpack: Callable[[bytes], EndpointSlice] = _unpacked_plan_part
-
-    @property
-    def with_targets(self) -> PackedSlices:
-        """A live view of the same slices, with the targetRefs of their endpoints."""
-        view = PackedSlices()
-        view._owners, view._slices, view._unpack = self._owners, self._slices, unpacked
-        return view
 
     def __getitem__(self, service: ObjectName) -> Iterable[EndpointSlice]:
-        return _ServiceSlices(self._slices[service][1::2], self._unpack)
+        return _ServiceSlices(self._slices[service][1::2])
 
     def __iter__(self) -> Iterator[ObjectName]:
         return iter(self._slices)
@@ -214,14 +202,14 @@ class PackedSlices(Mapping[ObjectName, Iterable[EndpointSlice]]):
         """Yield the names of all slices."""
         return iter(self._owners)
 
-    @property
-    def packed(self) -> list[bytes]:
-        """All slices as of this call, for `unpacked`."""
-        return self.packed_of(self._slices)
+    def packed(self, services: Iterable[ObjectName] | None = None) -> list[bytes]:
+        """Return the slices of some Services, or all, as of this call; `unpacked` reads each."""
+        owners = self._slices if services is None else services
+        return [part for owner in owners for part in self._slices.get(owner, ())[1::2]]
 
-    def packed_of(self, services: Iterable[ObjectName]) -> list[bytes]:
-        """Return the slices of some Services as of this call, in the form of `packed`."""
-        return [part for each in services for part in self._slices.get(each, ())[1::2]]
+    def with_targets(self) -> dict[ObjectName, list[EndpointSlice]]:
+        """Return all slices as of this call, with the targetRefs of their endpoints."""
+        return {owner: [*map(unpacked, self.packed([owner]))] for owner in self}
 
     def owner(self, name: ObjectName) -> ObjectName | None:
         """Return the Service that a slice belongs to; None if there is no such slice."""
@@ -261,11 +249,10 @@ class PackedSlices(Mapping[ObjectName, Iterable[EndpointSlice]]):
 class _ServiceSlices:
     """The slices of one Service, each unpacked when it is read."""
 
-    __slots__ = ("_packed", "_unpack")
+    __slots__ = ("_packed",)
 
-    def __init__(self, packed: Sequence[bytes], unpack: Callable[[bytes], EndpointSlice]) -> None:
+    def __init__(self, packed: Sequence[bytes]) -> None:
         self._packed = packed
-        self._unpack = unpack
 
     def __iter__(self) -> Iterator[EndpointSlice]:
-        return map(self._unpack, self._packed)
+        return (_PLAN_PART.decode(each).slice for each in self._packed)

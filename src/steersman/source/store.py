@@ -155,8 +155,8 @@ class Store:
 
     @property
     def detailed_snapshot(self) -> Snapshot:
-        """Like `snapshot`, with the targetRefs of endpoints: for answers to people."""
-        return msgspec.structs.replace(self.snapshot, slices=self._slices.with_targets)
+        """Like `snapshot`, with the slices as of now and their targetRefs: to answer people."""
+        return msgspec.structs.replace(self.snapshot, slices=self._slices.with_targets())
 
     @property
     def unserved(self) -> Mapping[ObjectName, Service]:
@@ -194,7 +194,7 @@ class Store:
 
     def packed_slices(self, services: Iterable[ObjectName] | None = None) -> list[bytes]:
         """Return all EndpointSlices, or those of some Services; `packed.unpacked` reads each."""
-        return self._slices.packed if services is None else self._slices.packed_of(services)
+        return self._slices.packed(services)
 
     @property
     def findings(self) -> tuple[Finding, ...]:

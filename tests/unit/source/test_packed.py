@@ -161,7 +161,7 @@ def of_pods(*refs: ObjectReference | None) -> EndpointSlice:
 def test_targets_are_kept_beside_the_plans_part(refs: list[ObjectReference | None]) -> None:
     held = PackedSlices()
     assert held.put(OWNER, of_pods(*refs))
-    (lean,), (whole,) = held[OWNER], held.with_targets[OWNER]
+    (lean,), (whole,) = held[OWNER], held.with_targets()[OWNER]
     assert [each.target_ref for each in lean.endpoints or ()] == [None] * len(refs)
     got = [each.target_ref for each in whole.endpoints or ()]
     # A pod without a namespace is one of the slice's.
@@ -189,10 +189,10 @@ def test_a_new_pod_name_alone_is_kept_and_no_change() -> None:
     held = PackedSlices()
     assert held.put(OWNER, of_pods(None))
     assert not held.put(OWNER, of_pods(POD))
-    [slice_] = held.with_targets[OWNER]
+    [slice_] = held.with_targets()[OWNER]
     assert [each.target_ref for each in slice_.endpoints or ()] == [POD]
     assert held.owner(NAME) == OWNER
-    assert [unpacked(each) for each in held.packed] == [slice_]
+    assert [unpacked(each) for each in held.packed()] == [slice_]
 
 
 def test_slices_are_found_whatever_their_names() -> None:
@@ -202,7 +202,7 @@ def test_slices_are_found_whatever_their_names() -> None:
         assert held.put(OWNER, replace(of_pods(POD), metadata=replace(META, name=text)))
     names = [ObjectName("shop", text) for text in sorted(named)]
     assert sorted(held.names()) == names
-    assert held.count == len(held.packed) == len(named)
+    assert held.count == len(held.packed()) == len(named)
     assert [held.owner(name) for name in names] == [OWNER] * len(named)
     assert held.owner(ObjectName("shop", "web-3")) is None
     assert held.owner(ObjectName("other", "web-1")) is None
@@ -210,7 +210,7 @@ def test_slices_are_found_whatever_their_names() -> None:
         assert held.remove(name) == OWNER
         assert held.owner(name) is None
         assert held.remove(name) is None
-    assert (held.count, len(held), held.packed) == (0, 0, [])
+    assert (held.count, len(held), held.packed()) == (0, 0, [])
 
 
 # Other Services and Nodes
