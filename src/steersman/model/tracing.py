@@ -133,6 +133,7 @@ DROP_REASONS: Final[Mapping[str, str]] = {
     "IP_INNOROUTES": "there is no route for it",
     "IP_OUTNOROUTES": "there is no route for it",
     "IP_INADDRERRORS": "its addresses may not be forwarded",
+    "IP_LOCAL_SOURCE": "its source is an address of this place itself",
     "IP_LOCALNET": "it is for 127.0.0.0/8, but comes from outside",
     "NEIGH_FAILED": "the next hop does not answer ARP or neighbour discovery",
     "PKT_TOO_BIG": "it is larger than the MTU of the next link",

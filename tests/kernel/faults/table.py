@@ -25,6 +25,7 @@ from tests.kernel.faults.plants import (
 from tests.support.lab.faulty_node import (
     CLIENT,
     ENDS,
+    NODE,
     NODE_PORT,
     VIP,
     Object,
@@ -685,6 +686,72 @@ FAULTS = (
         ways.LARGE_FROM_POD,
         "the MTU of eth1 is 1000|table inet other",
         NFTABLES,
+    ),
+    Fault(
+        "a policy rule of a tunnel takes packets to pods elsewhere",
+        together(
+            ip("route add default via 203.0.113.1 dev eth0 onlink table 90"),
+            ip("rule add to 10.244.1.0/24 lookup 90 pref 54"),
+        ),
+        ways.FROM_POD,
+        "to 10.244.1.0/24 lookup 90",
+        IPTABLES,
+    ),
+    Fault(
+        "the next hop to a pod elsewhere does not answer",
+        shell(
+            f"ip route add {ENDS[2]} via 192.0.2.77 dev eth0 onlink table 91;"
+            f" ip rule add to {ENDS[2]} lookup 91 pref 55",
+            f"ip rule del to {ENDS[2]} lookup 91; ip route flush table 91",
+        ),
+        ways.FROM_NODE,
+        f"next hop 192.0.2.77 on eth0 .*{ENDS[2]}",
+        NFTABLES,
+    ),
+    Fault(
+        "the device of a pod does not belong to the bridge",
+        shell("ip link set pod0 nomaster", "ip link set pod0 master cni0"),
+        ways.FROM_POD,
+        "pod0 does not belong to cni0",
+        NFTABLES,
+    ),
+    Fault(
+        "the ports of pods are isolated on the bridge",
+        shell(
+            "; ".join(f"bridge link set dev {each} isolated on" for each in ("pod0", "pod3")),
+            "; ".join(f"bridge link set dev {each} isolated off" for each in ("pod0", "pod3")),
+        ),
+        ways.FROM_POD,
+        "pod0, pod3 of a bridge are isolated|eth0 of the client's namespace",
+        IPTABLES,
+    ),
+    Fault(
+        "a pod has the address of the node",
+        ip(f"addr add {NODE}/32 dev lo", ENDS[0]),
+        ways.FROM_NODE,
+        f"{ENDS[0]} .*{NODE}, an address of this node",
+        IPTABLES,
+    ),
+    Fault(
+        "a pod has the address of the client",
+        ip(f"addr add {CLIENT}/32 dev lo", ENDS[0]),
+        ways.FROM_POD,
+        f"namespace of {ENDS[0]}.* its source is an address of this place itself",
+        NFTABLES,
+    ),
+    Fault(
+        "a policy of iptables-legacy drops forwarded packets",
+        shell("iptables-legacy -P FORWARD DROP", "iptables-legacy -P FORWARD ACCEPT"),
+        ways.FROM_POD,
+        r"FORWARD of table ip filter \(legacy\)|filter \(iptables-legacy\), chain FORWARD",
+        NFTABLES,
+    ),
+    Fault(
+        "a firewall lets only the node's own clients in",
+        nft("filter hook input priority 0; policy drop", "iifname lo accept"),
+        ways.FROM_NODE,
+        "policy of chain c of table inet other|table inet other, chain c: policy drop",
+        IPTABLES,
     ),
     # Endpoints
     Fault(

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from functools import partial
+
+from msgspec.structs import replace
 
 from steersman.host.echo import EchoRefusedError, answers_echo, known_mtu
 from steersman.host.link_state import Link
@@ -12,10 +14,12 @@ from steersman.model.names import Family, Protocol
 from steersman.operate.doctor.context import Context
 from steersman.operate.doctor.facts import hop, interfaces, requirements, ways
 from steersman.operate.doctor.result import (
+    Cause,
     CheckResult,
     Found,
     Verdict,
     error,
+    notice,
     ok,
     result_of,
     skipped,
@@ -41,7 +45,7 @@ _PROBED = 4
 async def routes(context: Context) -> Found:
     """Check that every endpoint, and the Service's addresses, have a route."""
     links, found = await context.once(interfaces), await context.once(ways)
-    results: list[CheckResult] = []
+    results: list[CheckResult] = [*_chosen_by_rules(found)]
     for address, way in found.items():
         if way.trouble:
             results.append(
@@ -80,6 +84,23 @@ async def routes(context: Context) -> Found:
     if not found:
         return results or skipped("there is no endpoint")
     return results or ok(f"all {len(found)} endpoints have a route")
+
+
+def _chosen_by_rules(found: Mapping[str, Hop]) -> Iterator[CheckResult]:
+    """Note policy rules of other programs by which packets to endpoints leave."""
+    ruled: dict[Hop, list[str]] = {}
+    for address, way in found.items():
+        if way.rule and not way.trouble:
+            ruled.setdefault(replace(way, address=""), []).append(address)
+    for way, addresses in ruled.items():
+        more = f" and {len(addresses) - 1} more" if len(addresses) > 1 else ""
+        yield notice(
+            f"packets to the endpoint {addresses[0]}{more} leave by {way}, as the policy rule "
+            f"{way.rule!r} says",
+            f"shown by: ip route get {addresses[0]}; ip rule",
+            remedy="see who made that rule, and whether it should leave out the cluster's networks",
+            cause=Cause.PATH + 1,
+        )
 
 
 async def overlays(context: Context) -> Found:

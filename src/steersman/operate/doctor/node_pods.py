@@ -92,6 +92,8 @@ class Asked(NamedTuple):
     """Addresses of Services."""
     nodes: Mapping[Family, str]
     """An address of this node by family."""
+    own: frozenset[str]
+    """All addresses of this node."""
 
 
 async def views(context: Context) -> Views:
@@ -139,20 +141,27 @@ def _asked(context: Context) -> Asked:
                 endpoints.setdefault(each.ip, set()).add((each.port, protocol))
     services = frozenset(f.address for plan in context.plans for f in plan.frontends) - {""}
     settings, nodes = context.world.plan.settings, {}
+    every: set[str] = set()
     for family in context.families:
-        own = settings.family(family).local_addresses
-        if address := next((each for each in own if not is_loopback(each)), ""):
-            nodes[family] = address
-    return Asked(endpoints, services, nodes)
+        own = [ip for ip in settings.family(family).local_addresses if not is_loopback(ip)]
+        every.update(own)
+        if own:
+            nodes[family] = own[0]
+    return Asked(endpoints, services, nodes, frozenset(every) - services)
 
 
 async def pod_networks(context: Context) -> Found:
     """Check that the pods behind the endpoints can get packets, answer them, and listen."""
-    asked = _asked(context)
+    asked, to_endpoint = _asked(context), await context.once(ways)
+    nothing = skipped("no endpoint is on this node")
+    if not asked.endpoints and not any(way.gateway for way in to_endpoint.values()):
+        return nothing
+    found = await context.once(views)
+    next_hops = [*_of_next_hops(to_endpoint, found.node.neighbours)]
     if not asked.endpoints:
-        return skipped("no endpoint is on this node")
-    found, to_endpoint = await context.once(views), await context.once(ways)
+        return next_hops or nothing
     results = [
+        *next_hops,
         *_of_addresses(asked, found, to_endpoint),
         *_of_links(asked, found),
         *_of_neighbours(asked, found),
@@ -203,6 +212,13 @@ def _of_addresses(asked: Asked, found: Views, to: Mapping[str, Hop]) -> Iterator
                 "ip addr, in the pod",
                 "remove the address from the pod",
             )
+        for address in sorted(asked.own & pod.addresses):
+            yield _suspect(
+                f"{pod} has {address}, an address of this node: its answers to the node do not "
+                "leave it",
+                "ip addr, in the pod",
+                "remove the address from the pod",
+            )
 
 
 def _of_links(asked: Asked, found: Views) -> Iterator[CheckResult]:
@@ -236,6 +252,14 @@ def _of_links(asked: Asked, found: Views) -> Iterator[CheckResult]:
                 f"bridge link show dev {port.name}",
                 f"bridge link set dev {port.name} state 3",
             )
+    isolated = sorted(each.name for each in found.node.links.values() if each.isolated)
+    if len(isolated) > 1:
+        yield notice(
+            f"the ports {_listed(isolated)} of a bridge are isolated: frames between them are "
+            "dropped",
+            f"shown by: bridge -d link show dev {isolated[0]}",
+            remedy=f"bridge link set dev {isolated[0]} isolated off, and see the CNI plugin",
+        )
 
 
 def _of_neighbours(asked: Asked, found: Views) -> Iterator[CheckResult]:
@@ -249,6 +273,9 @@ def _of_neighbours(asked: Asked, found: Views) -> Iterator[CheckResult]:
             if each.address in mine and each.state in SILENT:
                 at_device = [_words(f) for f in found.node.filters if f.device == pod.device]
                 why = "".join(f"; {words}" for words in at_device if words)
+                port = found.node.links.get(pod.device)
+                if port and each.device not in (port.name, port.master):
+                    why += f"; its device {port.name} does not belong to {each.device}"
                 yield _suspect(
                     f"{pod} does not answer when this node asks for its link-layer address on "
                     f"{each.device} (neighbour {each.state}){why}",
@@ -268,6 +295,26 @@ def _of_neighbours(asked: Asked, found: Views) -> Iterator[CheckResult]:
                     f"bridge fdb show | grep {each.mac}",
                     f"bridge fdb del {each.mac} dev {each.device} master",
                 )
+
+
+def _of_next_hops(
+    to: Mapping[str, Hop], neighbours: Collection[Neighbour]
+) -> Iterator[CheckResult]:
+    """Note gateways to endpoints elsewhere that do not answer."""
+    states = {(each.device, each.address): each.state for each in neighbours}
+    silent: dict[tuple[str, str, str], list[str]] = {}
+    for address, way in to.items():
+        if way.gateway and states.get((way.device, way.gateway)) in SILENT:
+            silent.setdefault((way.device, way.gateway, way.rule), []).append(address)
+    for (device, gateway, rule), addresses in silent.items():
+        by = f", by the policy rule {rule!r}" if rule else ""
+        yield notice(
+            f"the next hop {gateway} on {device} does not answer ARP or neighbour discovery "
+            f"({states[device, gateway]}): it leads to {_listed(addresses)}{by}",
+            f"shown by: ip neigh show {gateway}",
+            remedy="is that node up, and is the route right? The CNI plugin makes it",
+            cause=Cause.PATH,
+        )
 
 
 def _leads_away(each: Neighbour, own: Collection[str], pod: PodView, found: Views) -> bool:

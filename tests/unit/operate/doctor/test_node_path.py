@@ -46,6 +46,17 @@ def test_endpoints_need_a_route() -> None:
     ]
 
 
+def test_a_policy_rule_of_another_program_is_noted() -> None:
+    way = Hop("10.0.0.5", "tun0", rule="50: from all to 10.0.0.0/16 lookup 90")
+    assert said(ROUTES, way) == [
+        (
+            Verdict.NOTICE,
+            "packets to the endpoint 10.0.0.5 leave by tun0, as the policy rule "
+            "'50: from all to 10.0.0.0/16 lookup 90' says",
+        )
+    ]
+
+
 def test_this_node_needs_a_route_to_the_service() -> None:
     (result,) = results(ROUTES, context_of(service(), network=FakeNetwork()))
     assert result.verdict is Verdict.ERROR

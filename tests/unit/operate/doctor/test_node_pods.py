@@ -18,6 +18,7 @@ from tests.support.builders.objects import CONFIG, endpoint, service, slice_
 
 PODS, DEVICES = named("pod-networks", "devices")
 VIP, POD, MAC = "10.96.0.10", "10.0.0.5", "02:00:00:00:00:05"
+NODE = "192.168.0.2"
 
 
 def pod(
@@ -41,11 +42,17 @@ def pod(
 
 
 def node(
-    *, up: bool = True, state: str = "forwarding", xdp: bool = False, **more: Any
+    *,
+    up: bool = True,
+    state: str = "forwarding",
+    xdp: bool = False,
+    master: str = "cni0",
+    isolated: bool = False,
+    **more: Any,
 ) -> LinkState:
     ports = {
-        "pod0": Link("pod0", up=up, master="cni0", xdp=xdp, state=state),
-        "pod1": Link("pod1", master="cni0", state="forwarding"),
+        "pod0": Link("pod0", up=up, master=master, xdp=xdp, state=state, isolated=isolated),
+        "pod1": Link("pod1", master="cni0", state="forwarding", isolated=isolated),
     }
     return LinkState(ports, more.get("neighbours", ()), more.get("filters", ()))
 
@@ -84,9 +91,22 @@ def test_an_endpoint_elsewhere_is_not_looked_for(monkeypatch: pytest.MonkeyPatch
     assert only(PODS, context_of(*things)).verdict is Verdict.SKIPPED
 
 
+def test_a_next_hop_to_an_endpoint_elsewhere(monkeypatch: pytest.MonkeyPatch) -> None:
+    way = Hop(device="cni0", gateway=NEXT.address, rule="54: from all lookup 90")
+    things, network = (service(), slice_(endpoint(POD, "elsewhere"))), FakeNetwork(ways={POD: way})
+    monkeypatch.setattr(node_pods, "_SETTLED", 0)
+    for entries, verdict in (((NEXT,), Verdict.NOTICE), ((), Verdict.SKIPPED)):
+        views = Views((), 0, node(neighbours=entries))
+        monkeypatch.setattr(node_pods, "_look", lambda _, views=views: views)
+        result = only(PODS, context_of(*things, network=network))
+        assert result.verdict is verdict
+        assert ("by the policy rule '54: from all lookup 90'" in result.text) is bool(entries)
+
+
 SILENT = Neighbour("cni0", POD, "", "FAILED")
 OTHER = Neighbour("cni0", POD, "02:00:00:00:00:99", "PERMANENT")
 STATIC = Neighbour("pod1", "", MAC, "NOARP")
+NEXT = Neighbour("cni0", "192.0.2.7", "", "FAILED")
 GATEWAY = Neighbour("eth0", "169.254.1.1", "", "FAILED")
 
 
@@ -103,6 +123,18 @@ GATEWAY = Neighbour("eth0", "169.254.1.1", "", "FAILED")
         ((pod(),), {"here": node(neighbours=(SILENT,))}, "does not answer when this node asks"),
         ((pod(),), {"here": node(neighbours=(OTHER,))}, "has the link-layer address 02:00:00:00"),
         ((pod(),), {"here": node(neighbours=(STATIC,))}, "a static entry of the bridge"),
+        (
+            (pod(),),
+            {"here": node(neighbours=(SILENT,), master=""), "way": Hop(device="pod0")},
+            "its device pod0 does not belong to cni0",
+        ),
+        ((pod(),), {"here": node(isolated=True)}, "the ports pod0, pod1 of a bridge are isolated"),
+        ((pod(more=NODE),), {}, f"has {NODE}, an address of this node"),
+        (
+            (pod(),),
+            {"here": node(neighbours=(NEXT,)), "way": Hop(device="cni0", gateway=NEXT.address)},
+            "the next hop 192.0.2.7 on cni0 does not answer ARP or neighbour discovery (FAILED)",
+        ),
         ((pod(),), {"way": Hop(device="eth1")}, "leave by eth1, not by pod0"),
         ((pod(way=Hop(trouble="gone")),), {}, f"no route to the Service's address {VIP}: gone"),
         ((pod(neighbours=(GATEWAY,)),), {}, "the gateway 169.254.1.1 of the pod 10.0.0.5 does"),
