@@ -207,6 +207,11 @@ def look_up(to: str, source: str = "", device: str = "", mark: int = 0) -> Hop:
         except OSError as error:
             code = error.errno or errno.EIO
             trouble = _WORDS.get(code, os.strerror(code))
+            if code == errno.ENETUNREACH:
+                version = "-6" if ":" in to else "-4"
+                only = ("table", "all", "type", "throw", "match", to)
+                for line in _printed("ip", version, "route", "show", *only).splitlines()[:1]:
+                    trouble += f"; a route sends it on to the next table: {line.strip()}"
             if index and ":" not in to:
                 trouble = _not_forwarded(device) or trouble
             selected_by = (f"fwmark {mark:#x}", "fwmark") * bool(mark)

@@ -688,6 +688,16 @@ FAULTS = (
         NFTABLES,
     ),
     Fault(
+        "a route of type throw leaves a pod without one",
+        shell(
+            f"ip route replace throw {ENDS[0]}/32",
+            f"ip route del throw {ENDS[0]}/32; ip route replace {ENDS[0]}/32 dev cni0",
+        ),
+        ways.FROM_POD,
+        f"no route .*{ENDS[0]}.* throw {ENDS[0]}",
+        IPTABLES,
+    ),
+    Fault(
         "a policy rule of a tunnel takes packets to pods elsewhere",
         together(
             ip("route add default via 203.0.113.1 dev eth0 onlink table 90"),
@@ -710,20 +720,13 @@ FAULTS = (
     ),
     Fault(
         "the device of a pod does not belong to the bridge",
-        shell("ip link set pod0 nomaster", "ip link set pod0 master cni0"),
+        shell(
+            "ip link set pod0 nomaster",
+            "ip link set pod0 master cni0; bridge link set dev pod0 hairpin on",
+        ),
         ways.FROM_POD,
         "pod0 does not belong to cni0",
         NFTABLES,
-    ),
-    Fault(
-        "the ports of pods are isolated on the bridge",
-        shell(
-            "; ".join(f"bridge link set dev {each} isolated on" for each in ("pod0", "pod3")),
-            "; ".join(f"bridge link set dev {each} isolated off" for each in ("pod0", "pod3")),
-        ),
-        ways.FROM_POD,
-        "pod0, pod3 of a bridge are isolated|eth0 of the client's namespace",
-        IPTABLES,
     ),
     Fault(
         "a pod has the address of the node",
@@ -736,14 +739,8 @@ FAULTS = (
         "a pod has the address of the client",
         ip(f"addr add {CLIENT}/32 dev lo", ENDS[0]),
         ways.FROM_POD,
-        f"namespace of {ENDS[0]}.* its source is an address of this place itself",
-        NFTABLES,
-    ),
-    Fault(
-        "a policy of iptables-legacy drops forwarded packets",
-        shell("iptables-legacy -P FORWARD DROP", "iptables-legacy -P FORWARD ACCEPT"),
-        ways.FROM_POD,
-        r"FORWARD of table ip filter \(legacy\)|filter \(iptables-legacy\), chain FORWARD",
+        f"two pods of this node have the address {CLIENT}|{CLIENT} is an address of 2 pods"
+        f"|namespace of {ENDS[0]}.* its source is an address of this place itself",
         NFTABLES,
     ),
     Fault(

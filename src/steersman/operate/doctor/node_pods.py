@@ -162,7 +162,7 @@ async def pod_networks(context: Context) -> Found:
         return next_hops or nothing
     results = [
         *next_hops,
-        *_of_addresses(asked, found, to_endpoint),
+        *_of_addresses(asked, found, to_endpoint, context.world),
         *_of_links(asked, found),
         *_of_neighbours(asked, found),
         *_of_routes(asked, found, to_endpoint, context.world),
@@ -180,19 +180,25 @@ def _suspect(text: str, shows: str, remedy: str = "", cause: int = Cause.PATH - 
     return warning(text, f"shown by: {shows}", remedy=remedy, cause=cause, suspect=True)
 
 
-def _of_addresses(asked: Asked, found: Views, to: Mapping[str, Hop]) -> Iterator[CheckResult]:
-    for address in asked.endpoints:
-        holders = [pod for pod in found.pods if address in pod.addresses]
-        own = address in to and to[address].local
-        if len(holders) > 1:
-            devices = " and ".join(sorted(pod.device for pod in holders))
+def _of_addresses(
+    asked: Asked, found: Views, to: Mapping[str, Hop], world: World
+) -> Iterator[CheckResult]:
+    devices: dict[str, list[str]] = {}
+    for pod in found.pods:
+        for address in pod.addresses:
+            devices.setdefault(address, []).append(pod.device)
+    for address, those in sorted(devices.items()):
+        if len(those) > 1 and is_pod((address,), those[0], world):
             yield _suspect(
-                f"two pods of this node have the address {address} of an endpoint: "
-                f"those at {devices}",
+                f"two pods of this node have the address {address}: those at "
+                f"{' and '.join(sorted(those))}",
                 "ip addr, in both pods",
                 "delete one of the two pods: the CNI plugin gave one address twice",
             )
-        elif holders and own:
+    for address in asked.endpoints:
+        holders = devices.get(address, ())
+        own = address in to and to[address].local
+        if len(holders) == 1 and own:
             yield _suspect(
                 f"the endpoint's address {address} is an address of this node, too: its packets "
                 "do not leave the node",

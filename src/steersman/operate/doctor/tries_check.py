@@ -21,9 +21,11 @@ from msgspec.structs import replace
 from steersman.compile.trace import trace
 from steersman.model.addresses import canonical_ip, is_loopback
 from steersman.model.names import Family, PlanKey, Protocol
+from steersman.model.plan import Traits
 from steersman.model.world import World
 from steersman.netfilter.conntrack.flows import Tracked, tracked
 from steersman.operate.doctor.context import Context
+from steersman.operate.doctor.facts import requirements
 from steersman.operate.doctor.result import (
     UNSEEN,
     Cause,
@@ -62,8 +64,9 @@ _FOLLOWED = 1.0
 """Seconds that an answer to a packet that is followed may take."""
 _DIALLING = 5.0
 """Seconds after which no further round begins."""
-_TRACING = 13.5
-"""Seconds after which no further packet is followed."""
+_TRACING = 12.0
+"""Seconds after which no packet is followed any more: to stop that takes time under load, and the
+check must end within its own."""
 _MOST_ROUNDS = 4
 _MOST_TRACED = 2
 _MOST_CUT_OFF = 4
@@ -143,24 +146,44 @@ async def _make(context: Context, ways: Sequence[Way]) -> list[Tried]:
             for way in ways
         )
     )
+    traits, needs = context.world.plan.settings.traits, await context.once(requirements)
+    tracks = traits.tracks_connections and not traits.terminates_connections
+    early = needs.delivery == "translated"
+    destinations = [_tracked_as(way, traits, early=early) if tracks else () for way in ways]
+    wanted: dict[Family, set[tuple[str, int]]] = defaultdict(set)
+    for way, some in zip(ways, destinations, strict=True):
+        wanted[way.key.family].update(some)
     entries: dict[tuple[object, ...], Tracked] = {}
-    traits = context.world.plan.settings.traits
-    if traits.tracks_connections and not traits.terminates_connections:
-        wanted: dict[Family, set[tuple[str, int]]] = defaultdict(set)
-        for way in ways:
-            wanted[way.key.family].add((way.target.address, way.target.port))
-        with suppress(OSError):  # then only the outcome is known
-            for family, targets in wanted.items():
-                for each in await asyncio.to_thread(tracked, family, targets):
-                    key = each.protocol, each.client, each.client_port, each.address, each.port
-                    entries[key] = each
+    with suppress(OSError):  # then only the outcome is known
+        for family, targets in wanted.items():
+            for each in await asyncio.to_thread(tracked, family, targets) if targets else ():
+                key = each.protocol, each.client, each.client_port, each.address, each.port
+                entries[key] = each
     out = []
-    for way, made in zip(ways, dials, strict=True):
-        target = made.target
-        key = target.protocol, *made.client, target.address, target.port
-        relayed = traits.relays_localhost and is_loopback(target.address)
-        out.append(Tried(way, made, None if relayed else entries.get(key)))
+    for way, made, some in zip(ways, dials, destinations, strict=True):
+        client = made.target.protocol, *made.client
+        found = (entry for each in some if (entry := entries.get((*client, *each))))
+        out.append(Tried(way, made, next(found, None)))
     return out
+
+
+def _tracked_as(way: Way, traits: Traits, *, early: bool) -> Sequence[tuple[str, int]]:
+    """Return the destinations that conntrack may know connections of a way by.
+
+    Args:
+        way: the way.
+        traits: of the mode.
+        early: packets have the endpoint's address before conntrack sees them, if it does; those
+            that are to be masqueraded still have the client's.
+    """
+    target, result = way.target, way.predicted
+    if traits.relays_localhost and is_loopback(target.address):
+        return ()
+    if not early:
+        return ((target.address, target.port),)
+    if result.masquerade:
+        return ()
+    return [(each.ip, each.port) for each in result.endpoints if each not in result.hairpins]
 
 
 async def make_rounds(
