@@ -394,6 +394,34 @@ def test_neighbours_that_answer_stay(node: Node) -> None:
     assert node.out == [first]
 
 
+def test_silent_connections_before_an_answer_do_not_count() -> None:
+    node = Node(counts=True)
+    node.until(10)
+    node.fail([A])
+    node.see(A)
+    node.see(A)
+    node.until(10.2)
+    node.see(A, ANSWERED)
+    for when, out in ((11.8, []), (12.2, []), (12.25, [A])):
+        node.until(when)
+        assert node.out == []
+        node.see(A)
+        node.until(when + 0.01)
+        assert node.out == out
+
+
+def test_an_endpoint_that_has_gone_says_nothing_about_its_node() -> None:
+    members = {**endpoints(9), UDP: "node-0"}
+    gone, *dead = [each for each, name in members.items() if name == "node-0" and each != UDP]
+    node = Node(members)
+    node.until(10)
+    node.policy.serve("pool", {each: name for each, name in members.items() if each != gone})
+    node.fail([*dead, UDP])
+    node.see(dead[0])
+    node.until(15)
+    assert set(node.out) == {*dead, UDP}
+
+
 def test_udp_is_ejected_with_its_node_and_returns_with_it() -> None:
     members = {**endpoints(9), UDP: "node-0"}
     node = Node(members)
