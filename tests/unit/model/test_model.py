@@ -114,6 +114,8 @@ def test_host_port_there_and_back(text: str) -> None:
         ("localhost:80", "ADDRESS:PORT"),
         ("10.0.0.1:http", "ADDRESS:PORT"),
         ("[10.0.0.1:80", "ADDRESS:PORT"),
+        ("[fd00::1:80", "brackets"),
+        ("fd00::1]:80", "brackets"),
         ("10.0.0.1:0", "between 1 and 65535"),
         ("10.0.0.1:65536", "between 1 and 65535"),
     ],
