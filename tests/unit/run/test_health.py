@@ -358,7 +358,8 @@ async def test_serving_is_tried_again_until_the_address_is_free(
     with pytest.raises(asyncio.CancelledError):
         await task
     assert slept == [5.0]
-    assert f"the test's server cannot listen on 127.0.0.1:{port}" in failures[0]
+    why = "Address already in use"
+    assert failures[0] == f"the test's server cannot listen on 127.0.0.1:{port}: {why}"
 
 
 async def test_a_hard_failure_ends_it() -> None:

@@ -404,7 +404,8 @@ async def listen(
     try:
         sock = listening_socket(host, port, pool)
     except OSError as error:
-        text = error.strerror or str(error)
+        # socket.create_server repeats the address
+        text = (error.strerror or str(error)).partition(" (while ")[0]
         raise ListenError(error.errno, f"listen on {where}: {text}") from error
     clients = Clients(pool, tls)
     accepting = asyncio.create_task(

@@ -67,5 +67,6 @@ def setting_changes(old: Engine, new: Engine) -> list[str]:
         before, after = getattr(old.node, field.name), getattr(new.node, field.name)
         if before != after:
             words = field.name.replace("_", " ")
-            changes.append(f"{words}: {shown(before)} becomes {shown(after)}, as the mode has it")
+            text = f"{shown(after)} instead of {shown(before)}"
+            changes.append(f"{words}: {text}, the default of {new.mode.name} mode")
     return changes
