@@ -47,6 +47,7 @@ _CLIENTS = {
     SourceClass.NODE: "this node itself",
     SourceClass.EXTERNAL: "clients elsewhere",
 }
+_POLICIES = {Pool.CLUSTER: "Cluster", Pool.LOCAL: "Local"}
 _VERDICTS = {Verdict.DROP: "dropped", Verdict.REJECT: "rejected"}
 
 
@@ -111,13 +112,27 @@ def _reasons(
         verb = "no longer" if was else "from now on"
         for frontend in filter(None, (was, will_be)):
             yield f"{_KINDS[frontend.kind]} served {verb}", _place(name, key, frontend)
-    ends, later = ({f"{name} {endpoint}" for endpoint in plan.reachable} for plan in (old, new))
-    for place in sorted(later - ends):
-        yield "endpoint gets connections from now on", place
-    for place in sorted(ends - later):
-        yield "endpoint gets no more connections", place
+    for reason, endpoint in _endpoint_reasons(old, new):
+        yield reason, f"{name} {endpoint}"
     for reason in _option_reasons(old, new, before, after):
         yield reason, name
+
+
+def _endpoint_reasons(old: ServicePlan, new: ServicePlan) -> Iterator[tuple[str, str]]:
+    """Yield the endpoints that get other connections, each with the difference."""
+    before, after = ({str(end) for end in plan.reachable} for plan in (old, new))
+    for endpoint in sorted(after - before):
+        yield "endpoint gets connections from now on", endpoint
+    for endpoint in sorted(before - after):
+        yield "endpoint gets no more connections", endpoint
+    for pool, policy in _POLICIES.items():
+        used, will_use = ({str(end) for end in plan.pool(pool)} for plan in (old, new))
+        if not (used and will_use):  # of a pool that is not used, the Actions tell
+            continue
+        for endpoint in sorted((will_use - used) & before):
+            yield f"endpoint gets connections by policy {policy} from now on", endpoint
+        for endpoint in sorted((used - will_use) & after):
+            yield f"endpoint gets no more connections by policy {policy}", endpoint
 
 
 def _place(name: str, key: PlanKey, frontend: Frontend) -> str:

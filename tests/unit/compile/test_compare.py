@@ -11,6 +11,7 @@ from msgspec.structs import replace
 from steersman.compile.compare import TRAIT_ROWS, Treatment, compare_plans
 from steersman.model.names import Family, Protocol
 from steersman.model.plan import (
+    Endpoint,
     LocalDetector,
     NodePlan,
     NodeSettings,
@@ -90,6 +91,20 @@ def test_clients_are_named_if_only_some_are_treated_differently() -> None:
     }
     (reason,) = between(plan(make.DROPPED), plan(make.REJECTED))
     assert reason == "node port: all clients rejected instead of dropped"
+
+
+def test_an_endpoint_that_other_clients_use() -> None:
+    def plan(cluster: tuple[Endpoint, ...], local: tuple[Endpoint, ...]) -> ServicePlan:
+        frontend = make.node_port(30080, make.EXTERNAL_LOCAL)
+        return make.plan(WEB, frontend, cluster=cluster, local=local)
+
+    one, other = ENDS
+    assert between(plan(ENDS, (one,)), plan((other,), (one,))) == {
+        "endpoint gets no more connections by policy Cluster": ("shop/web:http 10.244.0.5:8080",),
+    }
+    assert between(plan(ENDS, (one,)), plan(ENDS, ENDS)) == {
+        "endpoint gets connections by policy Local from now on": ("shop/web:http 10.244.0.6:8080",),
+    }
 
 
 @pytest.mark.parametrize(
