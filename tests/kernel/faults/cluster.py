@@ -64,7 +64,7 @@ def world() -> list[Object]:
     """The Service in good health: three endpoints, a cluster IP, TCP with a node port, and UDP."""
     ports = [
         {"name": "http", "port": 80, "protocol": "TCP", "nodePort": NODE_PORT},
-        {"name": "log", "port": 81, "protocol": "UDP"},
+        {"name": "log", "port": 81, "protocol": "UDP", "nodePort": NODE_PORT + 1},
     ]
     slice_ports = [
         {"name": "http", "port": 8080, "protocol": "TCP"},
