@@ -388,21 +388,7 @@ def _common_fields(
     if spec.type == "LoadBalancer" and external_local and spec.health_check_node_port:
         field = "spec.healthCheckNodePort"
         health_port = port_number(field, spec.health_check_node_port, problems)
-    # Session affinity. The API server sets the time-out; manifests may lack it. Upstream's default
-    # is used if it is absent or out of range.
-    seconds = 0
-    if spec.session_affinity == "ClientIP":
-        config = spec.session_affinity_config
-        given = config.client_ip.timeout_seconds if config and config.client_ip else None
-        seconds = given or 0
-        if not 0 < seconds <= MAX_AFFINITY_SECONDS:
-            seconds = DEFAULT_AFFINITY_SECONDS
-        if given is not None and given != seconds:
-            field = "spec.sessionAffinityConfig.clientIP.timeoutSeconds"
-            limits = f"must be 1 to {MAX_AFFINITY_SECONDS}"
-            problems.add(field, f"{given} {limits}; {DEFAULT_AFFINITY_SECONDS} is used")
-    else:
-        _check_word("spec.sessionAffinity", spec.session_affinity, _AFFINITIES, problems)
+    seconds = _affinity_seconds(spec, problems)
     _check_word("spec.internalTrafficPolicy", spec.internal_traffic_policy, _POLICIES, problems)
     return PortSpec(
         "",
@@ -416,6 +402,25 @@ def _common_fields(
         external_policy_local=external_local,
         internal_policy_local=spec.internal_traffic_policy == "Local",
     )
+
+
+def _affinity_seconds(spec: ServiceSpec, problems: FindingCollector) -> int:
+    """Return the time-out of session affinity; 0 for no affinity.
+
+    The API server sets it; manifests may lack it. Upstream's default is used if it is absent or out
+    of range.
+    """
+    if spec.session_affinity != "ClientIP":
+        _check_word("spec.sessionAffinity", spec.session_affinity, _AFFINITIES, problems)
+        return 0
+    config = spec.session_affinity_config
+    given = config.client_ip.timeout_seconds if config and config.client_ip else None
+    if given is not None and not 0 < given <= MAX_AFFINITY_SECONDS:
+        field = "spec.sessionAffinityConfig.clientIP.timeoutSeconds"
+        limits = f"must be 1 to {MAX_AFFINITY_SECONDS}"
+        problems.add(field, f"{given} {limits}; {DEFAULT_AFFINITY_SECONDS} is used")
+        given = None
+    return DEFAULT_AFFINITY_SECONDS if given is None else given
 
 
 def _external_ips(
