@@ -23,6 +23,7 @@ from tests.support.lab.cluster import Lab, Layout, Pod
 from tests.support.lab.conntrack_flows import FlowEntry, add_entries
 from tests.support.lab.inside import Inside
 from tests.support.lab.namespace import in_namespace, sh
+from tests.support.modes.flows import DROP_TIMEOUT
 
 pytestmark = [pytest.mark.kernel, pytest.mark.slow]
 
@@ -77,7 +78,7 @@ def agrees(lab: Lab, root: Path, rules: str) -> None:
     firewall = read(lab, root)
     assert firewall.notes == ()
     said = met(firewall.tables, "forward", NEW) + met(firewall.tables, "forward", ANSWER)
-    patience = 1.0 if said else 60.0  # a machine under load answers late
+    patience = DROP_TIMEOUT if said else 60.0  # a machine under load answers late
     found = lab.probe(OUTSIDE, POD, 8080, timeout=patience, at_once=True).kind
     if not said:
         assert found == "answered", rules
