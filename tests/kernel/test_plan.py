@@ -22,6 +22,7 @@ from tests.support.processes.steersman import (
     steersman,
     world,
 )
+from tests.support.waiting import until
 
 pytestmark = pytest.mark.kernel
 PATIENCE = 60.0
@@ -112,6 +113,31 @@ def test_new_manifests_name_the_services_and_objects_that_change(tmp_path: Path)
             assert "endpoint gets no more connections\n    1 Service: shop/web" in out
             gone = "- table ip kube-proxy, map service-endpoints: 10.96.0.1 . tcp . 80 . 0 : "
             assert gone in out
+
+    in_namespace(body)
+
+
+def test_endpoints_that_came_and_went_leave_nothing_to_change(tmp_path: Path) -> None:
+    """They leave others in slots that nobody would choose who starts from nothing."""
+
+    def elements() -> str:
+        return sh("nft list map ip kube-proxy service-endpoints")
+
+    async def body() -> None:
+        folder = manifests(tmp_path / "m", *world("10.244.0.5", "10.244.0.6", "10.244.0.7"))
+        flags = ("--proxy-mode=nftables", *FLAGS)
+        async with steersman(tmp_path, f"--manifests={folder}", *flags) as process:
+            await process.said("(start)", PATIENCE)
+            for addresses, gone in (
+                (("10.244.0.6", "10.244.0.7"), "10.244.0.5"),
+                (("10.244.0.4", "10.244.0.7"), "10.244.0.6"),
+            ):
+                manifests(folder, *world(*addresses))
+                await until(lambda gone=gone: gone not in elements())
+            assert "10.244.0.4" in elements()
+            code, out, _ = await command("plan")
+            assert (code, "nothing to change" in out) == (0, True), out
+            assert "10.244.0.4" in elements()
 
     in_namespace(body)
 
