@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import ctypes
+import dataclasses
 import errno
 import functools
 import os
@@ -177,6 +178,22 @@ def test_localhost_has_node_ports(node: Node, bound: str, kind: str) -> None:
             assert source == NODE
             seen.add(name)
     assert seen == {str(end) for end in ENDPOINTS}
+
+
+@pytest.mark.parametrize("kind", ["TCP", "UDP"])
+def test_localhost_has_node_ports_with_endpoints_behind_a_bridge(kind: str) -> None:
+    """Answers come in twice: by the port of the bridge, and by the bridge."""
+    with Lab(dataclasses.replace(LAYOUT, bridge="br0")) as lab:
+        lab.serve(POD, 8080, kind)
+        lab.sysctl("ipv4/conf/all/route_localnet", "1")
+        with (
+            programmed(lab, node_plan(ENDPOINTS[:1])) as node,
+            node.socket(VIP, kind, at=NODE) as sock,
+        ):
+            sock.connect(("127.0.0.1", NODE_PORT))
+            if kind == "UDP":
+                sock.send(b"?")
+            assert sock.recv(100).decode() == f"{ENDPOINTS[0]} {NODE}"
 
 
 def test_a_datagram_from_localhost_needs_no_connection(node: Node) -> None:

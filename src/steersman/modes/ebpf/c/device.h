@@ -176,6 +176,18 @@ INLINE int is_for_loopback(const struct packet *packet)
 	       config->flags & CONFIG_LOCALHOST_NODE_PORTS;
 }
 
+// Whether a packet to 127.0.0.0/8 is an answer that was masqueraded there: it has got back its
+// destination at a port of a bridge, and comes in by the bridge, too.
+NOINLINE int is_translated_answer(const struct packet *packet)
+{
+	struct flow_key there;
+	struct flow *flow;
+
+	reversed(&packet->key, EGRESS, &there);
+	flow = bpf_map_lookup_elem(&flows, &there);
+	return flow && flow->kind == MASQUERADE && flow->state != WAITING;
+}
+
 // Handle a packet that comes in, unless the presence filter lets it pass.
 VERIFIED_ONCE int handle_ingress(struct __sk_buff *skb, struct packet *packet)
 {
@@ -194,7 +206,7 @@ VERIFIED_ONCE int handle_ingress(struct __sk_buff *skb, struct packet *packet)
 	}
 	flow = find_flow(packet);
 	if (!flow && is_for_loopback(packet))
-		return drop(DROPPED_LOOPBACK);
+		return is_translated_answer(packet) ? NEXT : drop(DROPPED_LOOPBACK);
 	fast = has_fast_path();
 	if (!flow) {
 		verdict = fast ? pass_flow(skb, packet, 0) : NEXT; // an answer of a pod here?
