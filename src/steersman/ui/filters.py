@@ -4,11 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from datetime import UTC, datetime
+from itertools import cycle
 from typing import Any, Final
 from urllib.parse import urlencode
 
 import msgspec
 from markupsafe import Markup, escape
+
+_LONGEST_PART = 700  # characters
 
 
 def live(name: str) -> Markup:
@@ -66,6 +69,13 @@ def cut(text: str, length: int = 60) -> Markup:
     return Markup('<bdi title="{}">{}</bdi>').format(text, escape(short))
 
 
+def with_code(text: str) -> Markup:
+    """Return a text in which words between backticks are code; `cut` shortens each part."""
+    parts = (cut(part, _LONGEST_PART) for part in text.split("`"))
+    tags = cycle((Markup("{}"), Markup("<code>{}</code>")))
+    return Markup("").join(tag.format(part) for tag, part in zip(tags, parts, strict=False))
+
+
 def json(value: Any) -> str:
     """Return a struct as JSON, for `data-` attributes; templates escape it as any text."""
     return msgspec.json.encode(value).decode()
@@ -87,6 +97,7 @@ FILTERS: Final[Mapping[str, Callable[..., Any]]] = {
     "size": size,
     "percent": percent,
     "cut": cut,
+    "with_code": with_code,
     "json": json,
 }
 """Filters by their names in templates."""

@@ -47,6 +47,15 @@ def test_moments_say_the_time_zone_until_the_browser_knows_better() -> None:
     assert filters.moment(0) == "never"
 
 
+def test_commands_between_backticks_are_code() -> None:
+    html = filters.with_code("See `steersman explain <b>` first.")
+    assert (
+        html
+        == "<bdi>See </bdi><code><bdi>steersman explain &lt;b&gt;</bdi></code><bdi> first.</bdi>"
+    )
+    assert filters.with_code("no command") == "<bdi>no command</bdi>"
+
+
 def test_long_names_are_cut_in_the_middle_and_whole_in_the_title() -> None:
     name = "head" + "<" * 253 + "tail"
     html = filters.cut(name, 20)
