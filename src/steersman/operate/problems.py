@@ -297,8 +297,8 @@ class _Collector:
         if (object_ := about(finding)) is not None:
             same.namespace, same.service = object_.namespace, object_.service
             same.command = object_.command
-            name = object_.service if object_.command else ""
-            same.remedy = same.remedy.replace("SERVICE", name or "SERVICE")
+            if object_.command and object_.service:
+                same.remedy = same.remedy.replace("SERVICE", object_.service)
         self._findings[finding] = same
 
     def note_node(self, node: SeenNode, now: float) -> None:
