@@ -20,6 +20,7 @@ LOCAL_FIRST = frozenset(
         "detector-prefix",
         "external-ip-local",
         "hairpin-load-balancer",
+        "hints-node-local",
         "hints-zone-local",
         "load-balancer-local",
         "load-balancer-udp",
