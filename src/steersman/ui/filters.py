@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from datetime import UTC, datetime
-from itertools import cycle
 from typing import Any, Final
 from urllib.parse import urlencode
 
@@ -71,9 +70,9 @@ def cut(text: str, length: int = 60) -> Markup:
 
 def with_code(text: str) -> Markup:
     """Return a text in which words between backticks are code; `cut` shortens each part."""
-    parts = (cut(part, _LONGEST_PART) for part in text.split("`"))
-    tags = cycle((Markup("{}"), Markup("<code>{}</code>")))
-    return Markup("").join(tag.format(part) for tag, part in zip(tags, parts, strict=False))
+    parts = [cut(part, _LONGEST_PART) for part in text.split("`")]
+    parts[1::2] = [Markup("<code>{}</code>").format(part) for part in parts[1::2]]
+    return Markup("").join(parts)
 
 
 def json(value: Any) -> str:
