@@ -320,22 +320,22 @@ async def _explain(
                 why += f"; not followed: {found.text}"
                 found = None
             if failure.consequence:
-                # Of an endpoint that does not answer, nothing else is to be told.
-                asked_for = False
+                # The silent endpoint is the cause, unless the packet was lost before it.
+                by_policy = False
                 if found is not None and found.cause >= Cause.ENDPOINT:
                     found = None
                 unanswered.append(failure._replace(why=why))
             else:
                 pair = way.key, way.place.name
                 unreachable = pair in looking and await looking[pair]
-                asked_for = unreachable and bool(found and _POLICY.search(found.text))
+                by_policy = unreachable and bool(found and _POLICY.search(found.text))
                 if found is None and unreachable:
                     cut_off.append(failure._replace(why=why))
-                elif not asked_for:
+                elif not by_policy:
                     failing.append(failure._replace(why=why))
             if found is not None:
                 located = replace(found, text=f"{way}: {found.text}")
-                if asked_for:
+                if by_policy:
                     located = replace(located, verdict=Verdict.WARNING, cause=Cause.POLICY)
                 causes.setdefault(found.text, located)
     return [*causes.values(), *_symptoms(failing, unanswered, cut_off)]
