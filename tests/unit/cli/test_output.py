@@ -64,6 +64,13 @@ def test_a_terminal_gets_colour_and_the_same_words() -> None:
     assert "from the manifests in demo" in text
 
 
+def on_terminal(answer: Shops, columns: int, monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """The lines of an answer on a terminal of this width, without colours."""
+    monkeypatch.setenv("COLUMNS", str(columns))
+    monkeypatch.setenv("NO_COLOR", "1")
+    return printed(answer, "text", Terminal()).splitlines()
+
+
 class Long(Shops, frozen=True, kw_only=True):
     def blocks(self, wide: bool) -> Iterator[Block]:
         yield Table(("NAME", "MESSAGE"), [("a-long-name", "word " * 12), ("b", "all is well")])
@@ -72,9 +79,7 @@ class Long(Shops, frozen=True, kw_only=True):
 def test_a_narrow_terminal_breaks_the_last_column_and_cuts_nothing(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setenv("COLUMNS", "34")
-    monkeypatch.setenv("NO_COLOR", "1")
-    assert printed(Long(shop_names=()), "text", Terminal()).splitlines() == [
+    assert on_terminal(Long(shop_names=()), 34, monkeypatch) == [
         "NAME          MESSAGE",
         "a-long-name   word word word word",
         "              word word word word",
@@ -84,9 +89,7 @@ def test_a_narrow_terminal_breaks_the_last_column_and_cuts_nothing(
 
 
 def test_a_terminal_without_room_has_the_last_column_below(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("COLUMNS", "29")
-    monkeypatch.setenv("NO_COLOR", "1")
-    assert printed(Long(shop_names=()), "text", Terminal()).splitlines() == [
+    assert on_terminal(Long(shop_names=()), 29, monkeypatch) == [
         "NAME          MESSAGE",
         "a-long-name",
         "    word word word word word",
@@ -104,9 +107,7 @@ class Sentences(Shops, frozen=True, kw_only=True):
 
 
 def test_sentences_are_broken_and_what_is_copied_is_not(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("COLUMNS", "12")
-    monkeypatch.setenv("NO_COLOR", "1")
-    assert printed(Sentences(shop_names=()), "text", Terminal()).splitlines() == [
+    assert on_terminal(Sentences(shop_names=()), 12, monkeypatch) == [
         *("error one of", "    many"),
         *("  see", "    `a b c d e f`", "    and-more"),
         "-A a rule that is copied",
