@@ -119,7 +119,7 @@ def test_new_manifests_name_the_services_and_objects_that_change(tmp_path: Path)
 
 
 def test_endpoints_that_came_and_went_leave_nothing_to_change(tmp_path: Path) -> None:
-    """They leave others in slots that nobody would choose who starts from nothing."""
+    """An endpoint keeps its slot, so the slots differ from those of a plan made from nothing."""
 
     def elements() -> str:
         return sh("nft list map ip kube-proxy service-endpoints")

@@ -1,4 +1,4 @@
-"""The cases that the ipvs mode serves otherwise: a boot of its kernel takes minutes."""
+"""The list of cases that the ipvs mode serves differently, checked without its kernel."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from tests.support.modes.ipvs import IPVS, as_ipvs_serves
 from tests.vm.guest.ipvs import DIFFERENT
 
 
-def test_the_cases_that_ipvs_serves_otherwise_are_listed() -> None:
+def test_the_cases_that_ipvs_serves_differently_are_listed() -> None:
     worlds = [case_files.world(name, IPVS.traits) for name in case_files.names()]
     different = {
         world.id
