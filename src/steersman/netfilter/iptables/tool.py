@@ -146,10 +146,10 @@ def _in_use(execute: Exec, tool: Tool) -> int:
 
 
 def _brief_list(tool: Tool, family: Family) -> list[str]:
-    """Return the command that lists rules, creates no table and takes little time.
+    """Return the command that lists rules, and creates no table.
 
-    The other tables of iptables-nft have the rules of all Services. iptables-legacy is faster, and
-    creates a table that it is told to list.
+    iptables-nft reads all tables, but prints only one: with thousands of Services that saves a
+    third of the time. iptables-legacy is faster, and creates a table that it is told to list.
     """
     save = f"{tool.of(family)}-save"
     return [save, "-t", "mangle"] if tool.variant == "nft" else [save]
