@@ -215,9 +215,12 @@ async def test_idle_clients_of_one_service_do_not_block_another() -> None:
         plan = msgspec.structs.replace(listener(one), owner=owner(name="other"))
         await made.start({key(): listener(one), other: plan})
         with ExitStack() as stack:
-            for _ in range(60):
+
+            def one_more_fills_it() -> bool:
                 stack.enter_context(socket.create_connection((LOCAL, made.port(key()))))
-            await until(lambda: made.budget.refused > 0 and made.budget.used >= 39)
+                return made.budget.refused > 0 and made.budget.used >= 39
+
+            await until(one_more_fills_it)
             for _ in range(5):
                 assert await ask(made.port(other), b"!") == b"one!"
             assert made.budget.evicted

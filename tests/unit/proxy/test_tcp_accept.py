@@ -31,8 +31,13 @@ from tests.support.waiting import until
 async def test_at_the_limit_new_clients_are_refused_and_old_ones_served() -> None:
     async with endpoint(answering(b"")) as one, proxy(limit=5) as made:
         await made.start({key(): listener(one)})
-        old = [await asyncio.open_connection(LOCAL, made.port(key())) for _ in range(2)]
-        await until(lambda: made.budget.used == 5)
+        old = []
+        for _ in range(2):  # one after the other: of so few descriptors, one client may be dialling
+            reader, writer = await asyncio.open_connection(LOCAL, made.port(key()))
+            writer.write(b"served")
+            assert await reader.readexactly(6) == b"served"
+            old.append((reader, writer))
+        assert made.budget.used == 5
         with a_reset():
             assert await ask(made.port(key())) == b""
         assert made.budget.refused == 1
