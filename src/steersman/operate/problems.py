@@ -155,8 +155,7 @@ class Problems(Answer, frozen=True, kw_only=True):
             for line in each.evidence if wide else each.evidence[:2]:
                 yield Line(printable(line), "dim", indent=9)
             if each.remedy:
-                hang = 0 if each.kind == "doctor" else 9  # commands in its remedies have no marks
-                yield Line(f"remedy: {each.remedy}", indent=9, hang=hang)
+                yield Line(f"remedy: {each.remedy}", indent=9, hang=9)
             if wide and each.command:
                 yield Line(each.command, indent=9)
         if self.pages > 1:

@@ -139,7 +139,7 @@ class IptablesMode(Mode):
             bridge_netfilter=True,
             lock=LOCK if (self.variant or self._options.iptables_variant) == "legacy" else "",
             most_rules=_MOST_RULES,
-            instead="switch to the nftables mode, whose maps do not get slower (steersman switch)",
+            instead="`steersman switch` to the nftables mode, whose maps do not get slower",
         )
 
     def render_node(self, settings: NodeSettings) -> Ruleset:

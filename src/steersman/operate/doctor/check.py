@@ -140,7 +140,7 @@ class Diagnosis(Answer, frozen=True, kw_only=True, rename="camel"):
             first = "Likely cause" if failed else "No failure was found, but"
             yield Line(f"{first}: {self.cause}", style="bad" if failed else "warn", hang=2)
             if self.remedy:
-                yield Line(f"What to do: {self.remedy}")
+                yield Line(f"What to do: {self.remedy}", hang=2)
         if late := self.unfinished:
             some = ", ".join(late[:_LISTED]) + f" and {len(late) - _LISTED} more" * (
                 len(late) > _LISTED
@@ -165,7 +165,7 @@ class Diagnosis(Answer, frozen=True, kw_only=True, rename="camel"):
             if (more := len(result.evidence) - _EVIDENCE) > 0:
                 yield Line(f"and {more} more lines (-o json)", style="dim", indent=9)
             if result.remedy:
-                yield Line(f"remedy: {result.remedy}", indent=9)
+                yield Line(f"remedy: {result.remedy}", indent=9, hang=9)
         # A check that found some ways fine and others not has both kinds of results.
         bad = {each.title for each in (*self.of(Verdict.ERROR), *self.of(Verdict.WARNING))}
         fine = [each.title for each in self.of(Verdict.OK) if each.title not in bad]

@@ -60,8 +60,8 @@ async def changes(context: Context) -> Found:
             notice(
                 f"a rule of another program {words}{sure}: {place}: {text}",
                 f"{place}: {text}",
-                remedy="delete that rule, or let it leave out this traffic; steersman trace shows "
-                "what it does to a packet",
+                remedy="delete that rule, or let it leave out this traffic; `steersman trace` "
+                "shows what it does to a packet",
                 cause=Cause.NODE + (_CERTAIN if change.certain else _LIKELY),
             )
         )

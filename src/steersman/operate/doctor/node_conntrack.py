@@ -22,7 +22,7 @@ _COUNTED = 1.0
 _STATISTICS = "proc/net/stat/nf_conntrack"
 _REMEDY = (
     "raise net.netfilter.nf_conntrack_max (--conntrack-min, --conntrack-max-per-core), or find the "
-    "client that opens so many connections: conntrack -L"
+    "client that opens so many connections: `conntrack -L`"
 )
 _COUNTERS = {
     "drop": "packets dropped because an entry could not be made",
@@ -105,8 +105,8 @@ async def stale(context: Context) -> Found:
     return error(
         f"conntrack still leads clients of {name} to former endpoints: {lines[0]}",
         *lines,
-        remedy="a running steersman deletes such entries after each change; by hand: conntrack "
-        "-D -p udp --orig-dst ADDRESS",
+        remedy="a running steersman deletes such entries after each change; by hand: "
+        "`conntrack -D -p udp --orig-dst ADDRESS`",
     )
 
 

@@ -97,7 +97,7 @@ async def firewalls(context: Context) -> Found:
                 warning(
                     f"a firewall may {drop.fate} packets of {' and '.join(who)}: {place}: {text}",
                     *evidence,
-                    remedy="steersman trace shows whether it does",
+                    remedy="`steersman trace` shows whether it does",
                     suspect=True,
                 )
             )

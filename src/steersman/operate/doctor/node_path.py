@@ -53,16 +53,16 @@ async def routes(context: Context) -> Found:
                     f"this node has no route to the endpoint {address}: {way.trouble}"
                     + (f", by the policy rule {way.rule!r}" if way.rule else ""),
                     f"ip route get {address}: {way.trouble}",
-                    remedy="delete that rule: ip rule"
+                    remedy="delete that rule: `ip rule`"
                     if way.rule
-                    else "check the CNI plugin's routes: ip route, and its pod on this node",
+                    else "check the CNI plugin's routes: `ip route`, and its pod on this node",
                 )
             )
         elif way.device in links and not links[way.device].up:
             results.append(
                 error(
                     f"the interface {way.device} to the endpoint {address} is down",
-                    remedy=f"ip link set {way.device} up",
+                    remedy=f"`ip link set {way.device} up`",
                 )
             )
     # Without any route to its address, the node's own connections fail before a rule sees them,

@@ -203,7 +203,7 @@ def _of_addresses(
                 f"the endpoint's address {address} is an address of this node, too: its packets "
                 "do not leave the node",
                 f"ip route get {address}",
-                "remove the address from the node: ip addr",
+                "remove the address from the node: `ip addr`",
             )
         elif not holders and not own and found.pods and not found.unseen:
             yield _suspect(
@@ -238,7 +238,7 @@ def _of_links(asked: Asked, found: Views) -> Iterator[CheckResult]:
             yield _suspect(
                 f"{bridge.name}, to which {pod} is connected, is down",
                 f"ip link show {bridge.name}",
-                f"ip link set {bridge.name} up; its routes have to be made again",
+                f"`ip link set {bridge.name} up`; its routes have to be made again",
             )
             return
         if down:
@@ -249,14 +249,14 @@ def _of_links(asked: Asked, found: Views) -> Iterator[CheckResult]:
             yield _suspect(
                 f"the device {port.name} of {pod} is down",
                 f"ip link show {port.name}",
-                f"ip link set {port.name} up",
+                f"`ip link set {port.name} up`",
             )
         elif port is not None and port.state not in ("", "forwarding"):
             yield _suspect(
                 f"the port {port.name} of the bridge, that of {pod}, is {port.state}: frames are "
                 "dropped",
                 f"bridge link show dev {port.name}",
-                f"bridge link set dev {port.name} state 3",
+                f"`bridge link set dev {port.name} state 3`",
             )
     isolated = sorted(each.name for each in found.node.links.values() if each.isolated)
     if len(isolated) > 1:
@@ -264,7 +264,7 @@ def _of_links(asked: Asked, found: Views) -> Iterator[CheckResult]:
             f"the ports {_listed(isolated)} of a bridge are isolated: frames between them are "
             "dropped",
             f"shown by: bridge -d link show dev {isolated[0]}",
-            remedy=f"bridge link set dev {isolated[0]} isolated off, and see the CNI plugin",
+            remedy=f"`bridge link set dev {isolated[0]} isolated off`, and see the CNI plugin",
         )
 
 
@@ -292,14 +292,14 @@ def _of_neighbours(asked: Asked, found: Views) -> Iterator[CheckResult]:
                     f"the neighbour {each.address} on {each.device} has the link-layer address "
                     f"{each.mac} ({each.state}), but {pod} has {' '.join(sorted(own))}",
                     f"ip neigh show {each.address}",
-                    f"ip neigh del {each.address} dev {each.device}",
+                    f"`ip neigh del {each.address} dev {each.device}`",
                 )
             elif _leads_away(each, own, pod, found):
                 yield _suspect(
                     f"a static entry of the bridge sends frames for {pod} ({each.mac}) to the "
                     f"port {each.device} instead of {pod.device}",
                     f"bridge fdb show | grep {each.mac}",
-                    f"bridge fdb del {each.mac} dev {each.device} master",
+                    f"`bridge fdb del {each.mac} dev {each.device} master`",
                 )
 
 
@@ -349,7 +349,7 @@ def _of_routes(
                     f"packets to the endpoint {address} leave by {way.device}, not by "
                     f"{pod.device}, the device of its pod",
                     f"shown by: ip route get {address}",
-                    remedy="see the CNI plugin's routes: ip route",
+                    remedy="see the CNI plugin's routes: `ip route`",
                     cause=Cause.PATH - 2,
                 )
         serves = bool(pod.addresses & asked.endpoints.keys())
@@ -435,7 +435,7 @@ async def devices(context: Context) -> Found:
             notice(
                 f"a program of XDP sees packets that come in by {_listed(xdp)} first",
                 f"shown by: ip -d link show {xdp[0]}",
-                remedy="ask whose it is, and what it drops: bpftool net",
+                remedy="ask whose it is, and what it drops: `bpftool net`",
                 cause=Cause.NODE + 9,
             )
         )

@@ -39,7 +39,7 @@ async def process(context: Context) -> Found:
         return error(
             world.origin.hung,
             f"the answer is from {world.origin.text}",
-            remedy="kill -CONT continues a process that was stopped; otherwise look at its log,"
+            remedy="`kill -CONT` continues a process that was stopped; otherwise look at its log,"
             " and restart it: rules in the kernel stay",
         )
     if status is None:
@@ -50,7 +50,7 @@ async def process(context: Context) -> Found:
         return error(
             "no steersman runs on this node, so nobody updates its rules",
             f"the answer is from {world.origin.text}",
-            remedy="start it: systemctl start steersman, or look at its pod with kubectl",
+            remedy="start it: `systemctl start steersman`, or look at its pod with kubectl",
         )
     about = f"version {status.version}, {world.mode} mode, pid {status.pid}"
     if not status.synced_at:
@@ -69,12 +69,12 @@ async def process(context: Context) -> Found:
             f"changes wait for a sync, and the last one was {age:.0f} s ago",
             about,
             *sorted(f"{name}: {took:.2f} s" for name, took in status.phases.items()),
-            remedy="its log says why syncs fail (steersman status)",
+            remedy="its log says why syncs fail (`steersman status`)",
         )
     if status.refused:
         return _refused(context, status.refused)
     if not status.healthy:
-        return warning("it calls itself unhealthy", about, last, remedy="steersman status")
+        return warning("it calls itself unhealthy", about, last, remedy="see `steersman status`")
     return ok(f"{about}; {last}")
 
 

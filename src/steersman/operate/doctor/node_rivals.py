@@ -86,7 +86,7 @@ async def _port_owners(context: Context, ours: set[int], all_seen: bool) -> list
             if not all_seen and not runs_unseen:
                 results[owner] = warning(
                     f"a process that cannot be seen {purpose}: it may be one",
-                    remedy=f"see on the node who it is: ss -lntp sport = {sock.port}",
+                    remedy=f"see on the node who it is: `ss -lntp sport = {sock.port}`",
                     suspect=True,
                 )
         elif owner.pid in ours:
@@ -120,7 +120,9 @@ async def _leftovers(context: Context, name: str, mode: Mode) -> CheckResult | N
     have = await words.leftovers()
     if not have:
         return None
-    remedy = "steersman cleanup removes them when no proxy runs; a steersman that starts does, too"
+    remedy = (
+        "`steersman cleanup` removes them when no proxy runs; a steersman that starts does, too"
+    )
     plans = context.plans if context.question.service else ()
     if stale := _outdated(mode, plans, have, context):
         return error(

@@ -147,7 +147,7 @@ async def rules(context: Context) -> Found:
             return unknown(
                 "the rules cannot be read: the running process keeps its objects in files of "
                 "another mount namespace",
-                remedy=f"nsenter --mount=/proc/{pid}/ns/mnt steersman doctor, or in its pod",
+                remedy=f"`nsenter --mount=/proc/{pid}/ns/mnt steersman doctor`, or in its pod",
             )
         kernel = KernelRules({}, Diff({"": ""}), 0)
     whose = f"of {context.question.service}" if context.question.service else "of this node"
@@ -158,7 +158,7 @@ async def rules(context: Context) -> Found:
     change = kernel.change
     runs = context.world.process is not None
     remedy = (
-        "a running steersman repairs this at its next comparison; steersman drift shows who "
+        "a running steersman repairs this at its next comparison; `steersman drift` shows who "
         "changed the rules"
         if runs
         else "start steersman, which writes them again"
@@ -267,7 +267,7 @@ async def settings_of_mode(context: Context) -> Found:
             results.append(
                 warning(
                     f"/{setting.path} is {value}, not {setting.value}",
-                    remedy=f"echo {setting.value} >/{setting.path}, and find out who changed it",
+                    remedy=f"`echo {setting.value} >/{setting.path}`, and find out who changed it",
                     suspect=True,
                 )
             )

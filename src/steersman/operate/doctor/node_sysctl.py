@@ -34,7 +34,7 @@ _COUNTED = 1.0
 def remedy(setting: str, value: int) -> str:
     """Return how to set a sysctl, now and after the next start."""
     name = setting.removeprefix("proc/sys/").replace("/", ".")
-    return f"sysctl -w {name}={value}, and a file in /etc/sysctl.d so that it stays"
+    return f"`sysctl -w {name}={value}`, and a file in /etc/sysctl.d so that it stays"
 
 
 async def forwarding(context: Context) -> Found:
@@ -197,7 +197,7 @@ async def bridge_netfilter(context: Context) -> Found:
             results.append(ok(f"netfilter sees {family.kubernetes} packets on bridges"))
             continue
         why = f"/{setting} is 0" if value else "the module br_netfilter is not loaded"
-        first = "" if value else "modprobe br_netfilter; "
+        first = "" if value else "`modprobe br_netfilter`; "
         names = ", ".join(sorted(bridges))
         results.append(
             warning(
@@ -227,7 +227,7 @@ async def hairpin(context: Context) -> Found:
         f"a pod that is led to itself gets no answer: {len(wrong)} ports of "
         f"{', '.join(sorted(bridges))} have no hairpin mode",
         *(f"{name}: hairpin off" for name in wrong),
-        remedy=f"bridge link set dev {wrong[0]} hairpin on (the CNI plugin's hairpinMode), or "
+        remedy=f"`bridge link set dev {wrong[0]} hairpin on` (the CNI plugin's hairpinMode), or "
         "kubelet's --hairpin-mode=promiscuous-bridge",
         suspect=True,
     )

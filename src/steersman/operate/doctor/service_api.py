@@ -87,7 +87,7 @@ async def matching_pods(context: Context) -> Found:
         return error(
             f"none of the {len(matching)} pods that match {words} runs",
             *map(printable, phases),
-            remedy=f"kubectl -n {name.namespace} describe pod {_pod_name(matching[0])}",
+            remedy=f"see `kubectl -n {name.namespace} describe pod {_pod_name(matching[0])}`",
         )
     return ok(f"the selector {words} matches {len(matching)} pods", *map(_pod_name, matching))
 

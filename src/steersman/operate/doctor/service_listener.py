@@ -95,7 +95,7 @@ async def addresses(context: Context) -> Found:
             f"the cluster IP {address} is an address of this node, too, on {name}: ports that "
             "the Service does not have are this node's (a DNS cache on each node is set up so)",
             f"ip addr show dev {name}",
-            remedy=f"unless a DNS cache needs it: ip addr del {address} dev {name}",
+            remedy=f"unless a DNS cache needs it: `ip addr del {address} dev {name}`",
         )
         for name, address in found
     ] or ok("no cluster IP is an address of this node")

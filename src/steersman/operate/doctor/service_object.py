@@ -62,7 +62,7 @@ def why_not_planned(service: Service, world: World) -> Iterable[CheckResult]:
         return [
             error(
                 f"{name} is {world.not_yet}",
-                remedy="wait; if this lasts, steersman status and its log say why",
+                remedy="wait; if this lasts, `steersman status` and its log say why",
                 cause=Cause.PROXY,
             )
         ]
@@ -132,12 +132,12 @@ def endpoints_of_port(context: Context, plan: ServicePlan) -> CheckResult:
             return warning(
                 f"no endpoint of {what} is ready; {len(used)} that terminate still serve",
                 *why,
-                remedy="see why no new pod becomes ready: kubectl describe pod",
+                remedy="see why no new pod becomes ready: `kubectl describe pod`",
             )
         return error(
             f"none of the {number} endpoints of {what} is ready",
             *why,
-            remedy="the pods fail their readiness probe or do not start: kubectl describe pod",
+            remedy="the pods fail their readiness probe or do not start: `kubectl describe pod`",
         )
     if ready < number:
         return warning(
@@ -159,15 +159,15 @@ def no_endpoints(
         return error(
             f"no EndpointSlice belongs to {service}: its selector matches no pod, or it has no "
             "selector and nobody wrote one",
-            remedy=f"compare the selector with the pods' labels: kubectl -n {service.namespace} "
-            f"get pods --show-labels; kubectl describe service {service.name}",
+            remedy=f"compare the selector with the pods' labels: `kubectl -n {service.namespace} "
+            f"get pods --show-labels`; `kubectl describe service {service.name}`",
         )
     if not entries:
         return error(
             f"the EndpointSlices of {service} are empty: its selector matches no pod",
             *(f"EndpointSlice {slice_.metadata.object_name}" for slice_ in slices),
-            remedy=f"compare the selector with the pods' labels: kubectl -n {service.namespace} "
-            "get pods --show-labels",
+            remedy=f"compare the selector with the pods' labels: `kubectl -n {service.namespace} "
+            "get pods --show-labels`",
         )
     names = sorted({port.name or "" for slice_ in slices for port in slice_.ports or ()})
     if key.name.port not in names:

@@ -27,7 +27,7 @@ async def flow(context: Context) -> Found:
         return error(
             f"{flow} is not for a Service on this node: it is left as it is",
             *decision.reasons,
-            remedy="see steersman services and steersman nodeports for those that are served",
+            remedy="see `steersman services` and `steersman nodeports` for those that are served",
         )
     ended = {"drop": "dropped", "reject": "rejected"}[decision.verdict]
     why = decision.reasons[-2] if decision.reasons[-1] == ended else decision.reasons[-1]

@@ -88,7 +88,7 @@ async def endpoints(context: Context) -> Found:
             f"{_names(slow)} answers this node only after packets were sent again: packets are "
             "lost, or its queue of new connections is full",
             *evidence,
-            remedy="see the load of the pod (ss -ltn: Recv-Q at Send-Q) and of the network",
+            remedy="see the load of the pod (`ss -ltn`: Recv-Q at Send-Q) and of the network",
         )
     if all(each.outcome == "silent" for each in dials):
         return ok("no ICMP error comes back to this node from any UDP endpoint", *evidence)
@@ -115,6 +115,6 @@ def remedy_for(failed: Sequence[Dial]) -> str:
     if first.outcome == "timeout":
         return (
             "the pod is gone, hangs, or packets on the way are dropped: see the node that it runs "
-            "on, its NetworkPolicies, and the routes to it (ip route get)"
+            "on, its NetworkPolicies, and the routes to it (`ip route get`)"
         )
-    return "there is no way to the pod: see the routes (ip route get) and the network plugin"
+    return "there is no way to the pod: see the routes (`ip route get`) and the network plugin"

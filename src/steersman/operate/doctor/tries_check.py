@@ -351,7 +351,7 @@ def _symptoms(
         unanswered: ways whose endpoints do not answer either.
         cut_off: ways of pods that do not reach the endpoints themselves.
     """
-    remedy = "steersman trace --to {} shows the way of a packet"
+    remedy = "`steersman trace --to {}` shows the way of a packet"
     if failing:
         first = failing[0]
         text, evidence = _listed(failing, first.why)

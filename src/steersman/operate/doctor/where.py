@@ -74,5 +74,5 @@ def _result(answer: TraceAnswer) -> CheckResult:
         *first.evidence,
         *(each.text for each in others),
     ]
-    remedy = f"look at it: {first.shows}" if first.shows else ""
+    remedy = f"look at it: `{first.shows}`" if first.shows else ""
     return error(first.text, *evidence, remedy=remedy, cause=_CAUSES.get(first.code, Cause.NODE))

@@ -8,6 +8,7 @@ from collections.abc import Iterable
 import msgspec
 import pytest
 
+from steersman.cli.output import lines_of
 from steersman.compile.trace import Flow
 from steersman.model import codes
 from steersman.model.names import Family
@@ -286,6 +287,15 @@ def test_people_see_problems_first_and_machines_see_everything() -> None:
     data = msgspec.to_builtins(answer.data)
     assert list(data["results"][0]["evidence"]) == list(many)
     assert data["results"][0]["verdict"] == "error"
+
+
+def test_a_remedy_is_broken_into_lines_but_its_command_is_not() -> None:
+    command = "`ip neigh del 192.0.2.7 dev eth0`"
+    remedy = f"the neighbour has another link-layer address: {command}, then look at the switch"
+    answer = run_checks(context_of(), says("rules", error("no answer", remedy=remedy)))
+    shown = ["".join(text for text, _ in each) for each in lines_of(answer.blocks(wide=False), 60)]
+    assert sum(command in each for each in shown) == 2  # of the headline, and of the result
+    assert max(map(len, shown)) <= 60
 
 
 @pytest.mark.parametrize(

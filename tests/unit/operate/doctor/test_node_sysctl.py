@@ -64,7 +64,7 @@ def test_packets_must_be_forwarded(tmp_path: Path) -> None:
     result = ask(FORWARDING, tmp_path, files=off)
     assert result.verdict is Verdict.ERROR
     assert "/proc/sys/net/ipv4/ip_forward is 0" in result.text
-    assert result.remedy.startswith("sysctl -w net.ipv4.ip_forward=1")
+    assert result.remedy.startswith("`sysctl -w net.ipv4.ip_forward=1`")
     # An endpoint in the node's own network needs no forwarding.
     assert ask(FORWARDING, tmp_path, files=off, way=Hop(device="lo", local=True)).verdict is (
         Verdict.WARNING
