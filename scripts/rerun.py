@@ -61,7 +61,9 @@ def main(status: int) -> int:
     if why := reason_against(status, failed):
         print(f"no test is run again: {why}")
         return status
-    command = ["pytest", "-q", "-p", "no:randomly", *failed]
+    # A test that failed in the middle has not reached all that it covers.
+    coverage = ["--cov", "--cov-append", "--cov-report="]
+    command = ["pytest", "-q", "-p", "no:randomly", *coverage, *failed]
     for number in range(TIMES):
         print(f"{len(failed)} failed; they run alone, {number + 1} of {TIMES}", flush=True)
         if again := subprocess.run(command, check=False).returncode:

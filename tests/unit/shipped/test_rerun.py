@@ -41,7 +41,8 @@ def test_a_test_that_passes_each_time_alone_is_named_as_flaky(
 ) -> None:
     failed(FLAKY, KERNEL)
     assert rerun.main(1) == 0
-    assert runs.read_text().splitlines() == [f"-q -p no:randomly {KERNEL}"] * rerun.TIMES
+    command = f"-q -p no:randomly --cov --cov-append --cov-report= {KERNEL}"
+    assert runs.read_text().splitlines() == [command] * rerun.TIMES
     assert f"FLAKY: {KERNEL} failed" in capsys.readouterr().out
 
 
