@@ -280,7 +280,7 @@ class Network:
         self.refuse_binding = False
         self.no_descriptors = False
 
-    def listen(self, host: str, port: int, *_: Any) -> Any:
+    def listen(self, host: str, port: int, *_: Any, **__: Any) -> Any:
         """Stand in for `steersman.run.serve.http.listening_socket`."""
         if self.no_descriptors:
             raise OSError(errno.EMFILE, os.strerror(errno.EMFILE))

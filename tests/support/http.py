@@ -50,8 +50,14 @@ class Reply(Answer, frozen=True):
     received: Mapping[str, str] = {}
 
 
-async def ask(port: int, path: str = "/", method: str = "GET", data: str | None = None) -> Reply:
-    url = f"http://127.0.0.1:{port}{path}"
+async def ask(
+    port: int,
+    path: str = "/",
+    method: str = "GET",
+    data: str | None = None,
+    host: str = "127.0.0.1",
+) -> Reply:
+    url = f"http://{host}:{port}{path}"
     async with (
         aiohttp.ClientSession() as session,
         session.request(method, url, data=data) as response,

@@ -362,6 +362,27 @@ async def test_serving_is_tried_again_until_the_address_is_free(
     assert failures[0] == f"the test's server cannot listen on 127.0.0.1:{port}: {why}"
 
 
+@pytest.mark.parametrize("address", ["0.0.0.0", "::"])
+async def test_an_unspecified_address_is_served_in_both_families(address: str) -> None:
+    """As by Go's servers: a node is probed at its IPv4 or at its IPv6 address."""
+    try:
+        with socket.create_server(("::1", 0), family=socket.AF_INET6) as found:
+            port = found.getsockname()[1]
+    except OSError:
+        pytest.skip("no IPv6 here")
+    app = application({"/": lambda _: Answer("here")})
+    task = asyncio.create_task(keep_serving(lambda: app, address, port, what="it"))
+    for host in ("127.0.0.1", "[::1]"):
+        async with asyncio.timeout(60):
+            while True:
+                with suppress(aiohttp.ClientConnectionError):
+                    assert (await ask(port, host=host)).body == "here"
+                    break
+                await asyncio.sleep(0.01)
+    task.cancel()
+    await asyncio.gather(task, return_exceptions=True)
+
+
 async def test_a_hard_failure_ends_it() -> None:
     with socket.create_server(("127.0.0.1", 0)) as taken:
         port = taken.getsockname()[1]

@@ -29,6 +29,7 @@ from steersman.host.limits import descriptor_limit
 log = logging.getLogger(__name__)
 
 _BACKLOG = 128
+_UNSPECIFIED = ("0.0.0.0", "::")
 _PAUSE = 1.0  # seconds without accepting after the kernel refused a descriptor
 _QUIET = 60.0  # seconds between two log lines about that
 _SWEEP = 1.0  # seconds between two looks for overdue clients
@@ -318,8 +319,13 @@ class Clients:
         self.sweep(inf)
 
 
-def listening_socket(host: str, port: int, pool: ClientPool = POOL) -> socket.socket:
-    """Return a socket that listens on an address, of one family.
+def listening_socket(
+    host: str, port: int, pool: ClientPool = POOL, *, both_families: bool = False
+) -> socket.socket:
+    """Return a socket that listens on an address.
+
+    Args:
+        both_families: 0.0.0.0 and :: stand for every address of both families, as in Go's servers.
 
     Raises:
         OSError: the address cannot be bound, or too few descriptors are left.
@@ -327,7 +333,10 @@ def listening_socket(host: str, port: int, pool: ClientPool = POOL) -> socket.so
     family, _, _, _, address = socket.getaddrinfo(
         host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE | socket.AI_NUMERICHOST
     )[0]
-    sock = socket.create_server(address, family=family, backlog=_BACKLOG)
+    dual = both_families and address[0] in _UNSPECIFIED and socket.has_dualstack_ipv6()
+    if dual:
+        family, address = socket.AF_INET6, ("::", port)
+    sock = socket.create_server(address, family=family, backlog=_BACKLOG, dualstack_ipv6=dual)
     sock.setblocking(False)
     if not pool.spares(sock):
         sock.close()

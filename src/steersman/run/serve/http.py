@@ -393,16 +393,25 @@ class Listening(NamedTuple):
 
 
 async def listen(
-    app: App, host: str, port: int, pool: ClientPool = POOL, tls: ssl.SSLContext | None = None
+    app: App,
+    host: str,
+    port: int,
+    pool: ClientPool = POOL,
+    tls: ssl.SSLContext | None = None,
+    *,
+    both_families: bool = False,
 ) -> Listening:
     """Start to serve, with TLS if there is a context for it.
+
+    Args:
+        both_families: as for `listening_socket`.
 
     Raises:
         ListenError: the address cannot be bound.
     """
     where = join_host_port(host, port)
     try:
-        sock = listening_socket(host, port, pool)
+        sock = listening_socket(host, port, pool, both_families=both_families)
     except OSError as error:
         # socket.create_server repeats the address
         text = (error.strerror or str(error)).partition(" (while ")[0]
@@ -429,6 +438,8 @@ async def keep_serving(
 ) -> None:
     """Serve until cancelled; if the address cannot be bound, retry every 5 s (behaviour 13).
 
+    The unspecified address of one family stands for every address of both.
+
     Args:
         app: makes the application, once for each attempt.
         what: name of the server, for messages.
@@ -441,7 +452,7 @@ async def keep_serving(
     """
     while True:
         try:
-            server = await listen(app(), host, port, pool, tls)
+            server = await listen(app(), host, port, pool, tls, both_families=True)
         except ListenError as error:
             message = f"{what} cannot {error.strerror}"
             log.error("%s", message)
