@@ -80,6 +80,23 @@ def test_while_it_starts(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Non
     in_namespace(body)
 
 
+def test_signals_that_are_no_reason_to_end(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """They come while it starts. The kernel delivers the one of the least number first."""
+
+    async def body() -> None:
+        for name, value in waiting(tmp_path, "iptables", "POSTROUTING").items():
+            monkeypatch.setenv(name, value)
+        folder = manifests(tmp_path / "m", *world())
+        async with steersman(tmp_path, f"--manifests={folder}") as proxy:
+            await until(lambda: there(tmp_path / "runs"))
+            for number in (signal.SIGHUP, signal.SIGUSR1, signal.SIGUSR2, signal.SIGTERM):
+                proxy.process.send_signal(number)
+            assert await ended(proxy) == 0
+            assert "stopping before anything was written" in proxy.log
+
+    in_namespace(body)
+
+
 @pytest.mark.parametrize("goes_on", [True, False], ids=["slow", "hangs"])
 def test_while_it_writes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, goes_on: bool) -> None:
     async def body() -> None:

@@ -114,6 +114,7 @@ def test_sighup_without_a_file_is_only_said(tmp_path: Path) -> None:
         folder = manifests(tmp_path / "m", *world())
         async with steersman(tmp_path, f"--manifests={folder}") as proxy:
             await proxy.said("sync 1 (start)")
+            proxy.process.send_signal(signal.SIGUSR1)  # upstream's runtime ignores it, too
             proxy.process.send_signal(signal.SIGHUP)
             await proxy.said("there is no configuration file to reload")
             assert await proxy.stop() == 0

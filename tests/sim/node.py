@@ -212,6 +212,7 @@ class Node:
                 self.universe.inside(loop, lambda e=each: e.set_result(None))  # type: ignore[misc]
 
     async def _file_changes(self, _path: Path) -> AsyncIterator[None]:
+        yield
         while True:
             waiter: asyncio.Future[None] = asyncio.get_running_loop().create_future()
             self._file_watchers.append(waiter)

@@ -10,8 +10,11 @@ from pathlib import Path
 
 import pytest
 
+from steersman.config import parse_command_line
+from steersman.model.plan import Traits
 from steersman.run.process import config_reloader
-from steersman.run.process.config_reloader import file_changes
+from steersman.run.process.config_reloader import ConfigReloader, file_changes
+from steersman.source.store import Store
 
 
 class Followed:
@@ -40,7 +43,8 @@ async def followed(folder: Path) -> AsyncIterator[Followed]:
     path.write_text("mode: old\n")
     follower = Followed(path)
     task = asyncio.create_task(follower.follow())
-    await asyncio.sleep(0)  # it watches now
+    await follower.until("mode: old\n")  # it watches now
+    follower.texts.clear()
     yield follower
     task.cancel()
     await asyncio.gather(task, return_exceptions=True)
@@ -84,3 +88,16 @@ async def test_a_file_that_is_replaced_is_read_at_once(tmp_path: Path) -> None:
         os.replace(tmp_path / "new", changes.path)
         await changes.until("mode: new\n")
         assert changes.texts == ["mode: new\n"]
+
+
+async def test_a_change_before_the_daemon_runs_is_applied(tmp_path: Path) -> None:
+    """The process has read the file, and waits: another instance still holds the lock."""
+    path = tmp_path / "config.yaml"
+    head = "apiVersion: kubeproxy.config.k8s.io/v1alpha1\nkind: KubeProxyConfiguration\n"
+    path.write_text(head)
+    parsed = parse_command_line([f"--config={path}"])
+    path.write_text(head + "clusterCIDR: 10.0.0.0/8\n")
+    reloader = ConfigReloader(parsed, Store(), Traits(), file_changes, lambda *_: None)
+    async with asyncio.timeout(60):
+        config = await anext(reloader.changes())
+    assert config.cluster_cidr == "10.0.0.0/8"

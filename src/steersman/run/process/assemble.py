@@ -66,6 +66,11 @@ async def run_daemon(parsed: Parsed, logs: ProcessLog, machine: Machine) -> None
     for number in (signal.SIGTERM, signal.SIGINT, getattr(signal, "SIGBREAK", None)):
         if number is not None:
             on_signal(number, stop.request)
+    # Their default would end the process. The daemon reloads at SIGHUP once it runs, and looks at
+    # the file then anyway; upstream's runtime ignores the other two.
+    for name in ("SIGHUP", "SIGUSR1", "SIGUSR2"):
+        if (number := getattr(signal, name, None)) is not None:
+            on_signal(number, lambda: None)
 
     try:
         daemon = await until(stop.requested, assemble(parsed, logs, machine, stop))

@@ -131,9 +131,10 @@ class ConfigReloader:
 
 
 async def file_changes(path: Path) -> AsyncIterator[None]:
-    """Yield each time that a file has other contents; never while it is missing.
+    """Yield now, and each time that a file has other contents; never while it is missing.
 
-    Waits a moment for a writer that has the file open, but not for ever.
+    The first time is for a change since the process read the file: it may have waited long for the
+    instance before it. Waits a moment for a writer that has the file open, but not for ever.
 
     Raises:
         OSError: the directory of the file cannot be watched.
@@ -141,7 +142,7 @@ async def file_changes(path: Path) -> AsyncIterator[None]:
     clock = asyncio.get_running_loop().time
     watch = Polling(_POLL_SECONDS) if sys.platform == "win32" else Inotify()
     try:
-        seen = _identity(path)
+        seen: tuple[int, int, int] | None = None
         watch.watch([path.parent])
         wait_until = 0.0  # for a writer
         while True:
