@@ -176,6 +176,7 @@ def test_links_and_ways() -> None:
         sh("ip link add v0 type veth peer name v1 && ip link set v0 master br0 mtu 1400 up")
         sh("ip link set v0 type bridge_slave hairpin on && ip link set v1 up")
         sh("ip link add v2 type veth peer name v3 && ip link set v2 master br0 up")
+        sh("ip link set v2 type bridge_slave learning off flood off")
         sh("ip link add x0 mtu 1350 type vxlan id 7 dstport 4789 dev br0")
         sh("ip route add 10.9.0.0/16 via 10.1.0.7 mtu 1300")
         sh("ip route add blackhole 10.8.0.0/16 && ip route add unreachable 10.7.0.0/16")
@@ -187,6 +188,8 @@ def test_links_and_ways() -> None:
         )
         assert (links["v0"].master, links["v0"].mtu, links["v0"].hairpin) == ("br0", 1400, True)
         assert links["v2"].hairpin is False
+        assert (links["v0"].learns, links["v0"].floods) == (True, True)
+        assert (links["v2"].learns, links["v2"].floods) == (False, False)
         assert (links["v1"].master, links["v1"].hairpin) == ("", None)
         assert (links["x0"].driver, links["x0"].below, links["x0"].mtu) == ("vxlan", "br0", 1350)
         direct, far = look_up("10.1.0.9"), look_up("10.9.1.1")

@@ -28,6 +28,7 @@ _NDA_DST, _NDA_LLADDR = 1, 2
 _IFLA_ADDRESS, _IFLA_MTU, _IFLA_LINK, _IFLA_LINKINFO, _IFLA_XDP = 1, 4, 5, 18, 43
 _IFLA_INFO_KIND, _IFLA_INFO_DATA, _IFLA_INFO_SLAVE_KIND, _IFLA_INFO_SLAVE_DATA = 1, 2, 4, 5
 _IFLA_VXLAN_LINK, _IFLA_BRPORT_STATE, _IFLA_BRPORT_MODE, _IFLA_BRPORT_ISOLATED = 3, 1, 4, 33
+_IFLA_BRPORT_LEARNING, _IFLA_BRPORT_UNICAST_FLOOD = 8, 9
 _IFLA_XDP_ATTACHED = 2
 _IFF_UP, _IFF_PROMISC = 0x1, 0x100
 _TCA_KIND, _TCA_OPTIONS, _TCA_BPF_NAME = 1, 2, 7
@@ -70,6 +71,10 @@ class Link(NamedTuple):
     """Of the port of a bridge, such as `forwarding`; "" if it is none."""
     isolated: bool = False
     """For the port of a bridge: no frame passes between two of these."""
+    learns: bool = True
+    """For the port of a bridge: whether the bridge notes who is behind it."""
+    floods: bool = True
+    """For the port of a bridge: whether it gets frames for those whose port is not known."""
 
 
 class Neighbour(NamedTuple):
@@ -165,11 +170,13 @@ def _link(interface: Interface, message: Message, names: Mapping[int, str]) -> L
     below = _number(values.get(_IFLA_LINK, b""))
     if driver == "vxlan" and not below:  # it has no IFLA_LINK
         below = _number(attributes(info.get(_IFLA_INFO_DATA, b"")).get(_IFLA_VXLAN_LINK, b""))
-    hairpin, state, isolated = None, "", False
+    hairpin, state, isolated, learns, floods = None, "", False, True, True
     if string(info.get(_IFLA_INFO_SLAVE_KIND, b"")) == "bridge":
         port = attributes(info.get(_IFLA_INFO_SLAVE_DATA, b""))
         hairpin = any(port.get(_IFLA_BRPORT_MODE, b""))
         isolated = any(port.get(_IFLA_BRPORT_ISOLATED, b""))
+        learns = any(port.get(_IFLA_BRPORT_LEARNING, b"\1"))
+        floods = any(port.get(_IFLA_BRPORT_UNICAST_FLOOD, b"\1"))
         state = _PORT_STATES.get(_number(port.get(_IFLA_BRPORT_STATE, b"\3")), "")
     return Link(
         interface.name,
@@ -185,6 +192,8 @@ def _link(interface: Interface, message: Message, names: Mapping[int, str]) -> L
         any(attributes(values.get(_IFLA_XDP, b"")).get(_IFLA_XDP_ATTACHED, b"")),
         state,
         isolated,
+        learns,
+        floods,
     )
 
 

@@ -331,6 +331,16 @@ FAULTS = (
         "pod0.*(disabled|state|blocked)",
     ),
     Fault(
+        "the bridge neither learns where a pod is nor floods frames to it",
+        shell(
+            "bridge link set dev pod0 learning off flood off; "
+            "bridge fdb del 02:00:00:01:00:10 dev pod0 master",
+            "bridge link set dev pod0 learning on flood on",
+        ),
+        ways.FROM_POD,
+        "pod0, where flooding and learning are off",
+    ),
+    Fault(
         "a static entry of the bridge leads to another pod",
         shell(
             "bridge fdb replace 02:00:00:01:00:10 dev pod1 master static sticky",

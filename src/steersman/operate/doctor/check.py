@@ -27,6 +27,7 @@ from steersman.operate.doctor.result import (
     CheckResult,
     Found,
     Verdict,
+    first_of,
     skipped,
     unknown,
 )
@@ -142,9 +143,7 @@ class Diagnosis(Answer, frozen=True, kw_only=True, rename="camel"):
             if self.remedy:
                 yield Line(f"What to do: {self.remedy}", hang=2)
         if late := self.unfinished:
-            some = ", ".join(late[:_LISTED]) + f" and {len(late) - _LISTED} more" * (
-                len(late) > _LISTED
-            )
+            some = first_of(late, _LISTED)
             yield Line(f"Not everything was checked: no result of {some}", style="warn")
         elif UNSEEN in self.untried:
             yield Line("Not everything was checked: pods cannot be seen from here", style="warn")

@@ -17,6 +17,7 @@ from steersman.compile.explain import EndpointReport
 from steersman.compile.trace import Flow
 from steersman.host.exec import Exec
 from steersman.host.link_state import Link, list_links
+from steersman.model.addresses import is_loopback
 from steersman.model.names import Family, ObjectName
 from steersman.model.plan import FrontendKind, ServicePlan
 from steersman.model.world import World
@@ -143,6 +144,17 @@ class Context:
         families = self.world.plan.settings.families
         used = {plan.key.family for plan in self.plans}
         return tuple(family for family in families if not used or family in used)
+
+    @cached_property
+    def service_addresses(self) -> tuple[str, ...]:
+        """The addresses of Services that the question is about, sorted."""
+        found = {frontend.address for plan in self.plans for frontend in plan.frontends}
+        return tuple(sorted(found - {""}))
+
+    def own_addresses(self, family: Family) -> list[str]:
+        """Return the addresses of this node that others may use."""
+        own = self.world.plan.settings.family(family).local_addresses
+        return [address for address in own if not is_loopback(address)]
 
     @cached_property
     def node_ports(self) -> frozenset[int]:

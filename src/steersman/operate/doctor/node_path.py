@@ -19,6 +19,7 @@ from steersman.operate.doctor.result import (
     Found,
     Verdict,
     error,
+    first_of,
     notice,
     ok,
     result_of,
@@ -68,8 +69,7 @@ async def routes(context: Context) -> Found:
     # Without any route to its address, the node's own connections fail before a rule sees them,
     # unless the mode changes the address at the socket.
     needs = await context.once(requirements)
-    addresses = {f.address for plan in context.plans for f in plan.frontends} - {""}
-    for address in sorted(addresses) if needs.delivery != "translated" else ():
+    for address in context.service_addresses if needs.delivery != "translated" else ():
         way = await hop(context, address)
         if way.trouble:
             results.append(
@@ -93,9 +93,8 @@ def _chosen_by_rules(found: Mapping[str, Hop]) -> Iterator[CheckResult]:
         if way.rule and not way.trouble:
             ruled.setdefault(replace(way, address=""), []).append(address)
     for way, addresses in ruled.items():
-        more = f" and {len(addresses) - 1} more" if len(addresses) > 1 else ""
         yield notice(
-            f"packets to the endpoint {addresses[0]}{more} leave by {way}, as the policy rule "
+            f"packets to the endpoint {first_of(addresses, 1)} leave by {way}, as the policy rule "
             f"{way.rule!r} says",
             f"shown by: ip route get {addresses[0]}; ip rule",
             remedy="see who made that rule, and whether it should leave out the cluster's networks",

@@ -2,48 +2,37 @@
 
 The rules may be right and a pod still be cut off: two pods have one address, a device is down, the
 bridge sends frames to another port, no process listens where the EndpointSlice says. All of that is
-read, in the namespaces of the pods and in the node's.
+read (pod_views.py), in the namespaces of the pods and in the node's.
 """
 
 from __future__ import annotations
 
-import asyncio
-import socket
-from collections.abc import Collection, Iterator, Mapping
-from contextlib import suppress
+from collections.abc import Iterable, Iterator, Mapping, Set
 from functools import partial
-from ipaddress import ip_address
 from typing import NamedTuple
 
-from steersman.host.link_state import SILENT, Filter, LinkState, Neighbour, link_state
-from steersman.host.listening import SELF, ListeningSocket, listening_sockets
-from steersman.host.netlink import NETLINK_ROUTE, Netlink
-from steersman.host.netns import call_inside, linked_namespaces
-from steersman.host.rtnetlink import LIST_ADDRESSES, RT_SCOPE_UNIVERSE, parse_address
-from steersman.model.addresses import family_of, is_loopback, join_host_port
-from steersman.model.names import Family, Protocol
+from steersman.host.link_state import SILENT, Filter, Link, LinkState
+from steersman.model.addresses import join_host_port
+from steersman.model.names import Protocol
 from steersman.model.world import World
-from steersman.netfilter.nft.tables import list_tables
 from steersman.operate.doctor.context import Context
 from steersman.operate.doctor.facts import ways
+from steersman.operate.doctor.pod_views import PodView, Views, views
 from steersman.operate.doctor.processes import ELSEWHERE
 from steersman.operate.doctor.result import (
     Cause,
     CheckResult,
     Found,
-    notice,
+    Verdict,
+    first_of,
     ok,
+    result_of,
     skipped,
     unknown,
-    warning,
 )
 from steersman.operate.doctor.tries import is_pod
-from steersman.operate.places import CLIENT_DEVICE
-from steersman.operate.trace_lookups import look_up
 from steersman.operate.trace_loss import Hop
 
-_SETTLED = 1.5
-"""Seconds before neighbours are looked at: dials, which begin now, ask for them."""
 _FIXED = ("NOARP", "PERMANENT")
 """States of entries that somebody has written."""
 _USUAL = frozenset(
@@ -51,322 +40,260 @@ _USUAL = frozenset(
 )
 """Queueing disciplines that keep no packet from a pod on purpose."""
 _EVERY = ("0.0.0.0", "::")
-_EXAMPLES = 3
+_NAMED = 3
+"""Ports and devices that a text names."""
 
 
-class PodView(NamedTuple):
-    """A pod of this node, as its network namespace shows it."""
+class Scene(NamedTuple):
+    """What is compared: the endpoints on this node, and the pods."""
 
-    device: str
-    """The node's end of its veth."""
-    addresses: frozenset[str]
-    state: LinkState
-    listening: frozenset[ListeningSocket]
-    ways: Mapping[str, Hop]
-    """By destination."""
-    tables: tuple[str, ...] = ()
-    """Tables of netfilter in the namespace."""
-
-    def __str__(self) -> str:
-        """Name it for people."""
-        if not self.addresses:
-            return f"the network namespace behind {self.device}"
-        return f"the pod {' '.join(sorted(self.addresses))}"
-
-
-class Views(NamedTuple):
-    """The node and its pods."""
-
+    world: World
     pods: tuple[PodView, ...]
-    unseen: int
-    """Pods whose namespaces cannot be seen from here."""
+    complete: bool
+    """Whether all pods could be seen."""
     node: LinkState
-
-
-class Asked(NamedTuple):
-    """What the question is about."""
-
-    endpoints: Mapping[str, Collection[tuple[int, Protocol]]]
-    """Ports by address, of endpoints on this node."""
+    ways: Mapping[str, Hop]
+    """Of the node, by endpoint."""
+    endpoints: Mapping[str, Set[tuple[int, Protocol]]]
+    """Ports of the endpoints on this node, by address."""
     services: frozenset[str]
     """Addresses of Services."""
-    nodes: Mapping[Family, str]
-    """An address of this node by family."""
     own: frozenset[str]
-    """All addresses of this node."""
+    """Addresses of this node."""
 
+    @property
+    def serving(self) -> list[PodView]:
+        """The pods of endpoints."""
+        return [pod for pod in self.pods if not self.endpoints.keys().isdisjoint(pod.addresses)]
 
-async def views(context: Context) -> Views:
-    """Look at all pods of this node, when connections to them have begun."""
-    await asyncio.sleep(_SETTLED)
-    asked = _asked(context)
-    return await asyncio.to_thread(_look, (*asked.services, *asked.nodes.values()))
-
-
-def _look(destinations: Collection[str]) -> Views:
-    pods = []
-    # A client of doctor's own is no pod, and is not found as one.
-    clients = sum(name.startswith(CLIENT_DEVICE) for _, name in socket.if_nameindex())
-    linked, unseen = linked_namespaces()
-    for path, number in linked.items():
-        with suppress(OSError):  # it has ended meanwhile
-            device = socket.if_indextoname(number)
-            pods.append(call_inside(path, partial(_view, device, destinations)))
-    return Views(tuple(pods), max(unseen - clients, 0), link_state())
-
-
-def _view(device: str, destinations: Collection[str]) -> PodView:
-    with Netlink(NETLINK_ROUTE, buffer=1 << 18) as netlink:
-        addresses = frozenset(
-            str(ip_address(each.packed))
-            for each in map(parse_address, netlink.dump(LIST_ADDRESSES))
-            if each.packed and each.scope == RT_SCOPE_UNIVERSE
-        )
-    families = {family_of(each) for each in addresses}
-    found = {each: look_up(each) for each in destinations if family_of(each) in families}
-    listening, tables = frozenset(listening_sockets()), [f"table {a} {b}" for a, b in list_tables()]
-    for family, name in (("ip", "iptables-legacy"), ("ip6", "ip6tables-legacy")):
-        with suppress(OSError):
-            names = (SELF / f"net/{family}_tables_names").read_text().split()
-            tables += [f"table {each} of {name}" for each in names]
-    return PodView(device, addresses, link_state(), listening, found, tuple(tables))
-
-
-def _asked(context: Context) -> Asked:
-    endpoints: dict[str, set[tuple[int, Protocol]]] = {}
-    for plan in context.plans:
-        for each in plan.reachable:
-            if each.local:
-                protocol = plan.key.name.protocol
-                endpoints.setdefault(each.ip, set()).add((each.port, protocol))
-    services = frozenset(f.address for plan in context.plans for f in plan.frontends) - {""}
-    settings, nodes = context.world.plan.settings, {}
-    every: set[str] = set()
-    for family in context.families:
-        own = [ip for ip in settings.family(family).local_addresses if not is_loopback(ip)]
-        every.update(own)
-        if own:
-            nodes[family] = own[0]
-    return Asked(endpoints, services, nodes, frozenset(every) - services)
+    def port_of(self, pod: PodView) -> Link:
+        """Return the node's end of a pod's veth."""
+        return self.node.links.get(pod.device, Link(pod.device))
 
 
 async def pod_networks(context: Context) -> Found:
     """Check that the pods behind the endpoints can get packets, answer them, and listen."""
-    asked, to_endpoint = _asked(context), await context.once(ways)
+    endpoints: dict[str, set[tuple[int, Protocol]]] = {}
+    for plan in context.plans:
+        for each in plan.reachable:
+            if each.local:
+                endpoints.setdefault(each.ip, set()).add((each.port, plan.key.name.protocol))
+    to_endpoint = await context.once(ways)
     nothing = skipped("no endpoint is on this node")
-    if not asked.endpoints and not any(way.gateway for way in to_endpoint.values()):
+    if not endpoints and not any(way.gateway for way in to_endpoint.values()):
         return nothing
-    found = await context.once(views)
-    next_hops = [*_of_next_hops(to_endpoint, found.node.neighbours)]
-    if not asked.endpoints:
-        return next_hops or nothing
-    results = [
-        *next_hops,
-        *_of_addresses(asked, found, to_endpoint, context.world),
-        *_of_links(asked, found),
-        *_of_neighbours(asked, found),
-        *_of_routes(asked, found, to_endpoint, context.world),
-        *_of_sockets(asked, found),
-        *_of_rules(found),
-    ]
+    found: Views = await context.once(views)
+    services = frozenset(context.service_addresses)
+    own = {address for family in context.families for address in context.own_addresses(family)}
+    scene = Scene(
+        context.world,
+        found.pods,
+        bool(found.pods) and not found.unseen,
+        found.node,
+        to_endpoint,
+        endpoints,
+        services,
+        frozenset(own - services),
+    )
+    results = [*_silent_next_hops(scene)]
+    if not endpoints:
+        return results or nothing
+    for judge in (_addresses, _devices, _neighbours, _routes, _sockets, _rules):
+        results += judge(scene)
     if found.unseen:
         results.append(unknown(f"{found.unseen} pods of this node cannot be seen: {ELSEWHERE}"))
-    count = len(asked.endpoints)
-    return results or ok(f"the pods of all {count} endpoints on this node are connected")
+    return results or ok(f"the pods of all {len(endpoints)} endpoints on this node are connected")
 
 
-def _suspect(text: str, shows: str, remedy: str = "", cause: int = Cause.PATH - 3) -> CheckResult:
-    """Return a warning; `shows` is the command that shows it."""
-    return warning(text, f"shown by: {shows}", remedy=remedy, cause=cause, suspect=True)
+def _result(
+    verdict: Verdict, text: str, shows: str, remedy: str = "", cause: int = Cause.PATH - 3
+) -> CheckResult:
+    """Return a result that may explain a failure; `shows` is the command that shows it."""
+    return result_of(verdict, text, f"shown by: {shows}", remedy=remedy, cause=cause, suspect=True)
 
 
-def _of_addresses(
-    asked: Asked, found: Views, to: Mapping[str, Hop], world: World
-) -> Iterator[CheckResult]:
+_warning, _notice = partial(_result, Verdict.WARNING), partial(_result, Verdict.NOTICE)
+
+
+def _addresses(scene: Scene) -> Iterator[CheckResult]:
     devices: dict[str, list[str]] = {}
-    for pod in found.pods:
+    for pod in scene.pods:
         for address in pod.addresses:
             devices.setdefault(address, []).append(pod.device)
     for address, those in sorted(devices.items()):
-        if len(those) > 1 and is_pod((address,), those[0], world):
-            yield _suspect(
+        if len(those) > 1 and is_pod((address,), those[0], scene.world):
+            yield _warning(
                 f"two pods of this node have the address {address}: those at "
                 f"{' and '.join(sorted(those))}",
                 "ip addr, in both pods",
                 "delete one of the two pods: the CNI plugin gave one address twice",
             )
-    for address in asked.endpoints:
+    for address in scene.endpoints:
         holders = devices.get(address, ())
-        own = address in to and to[address].local
+        own = address in scene.ways and scene.ways[address].local
         if len(holders) == 1 and own:
-            yield _suspect(
+            yield _warning(
                 f"the endpoint's address {address} is an address of this node, too: its packets "
                 "do not leave the node",
                 f"ip route get {address}",
                 "remove the address from the node: `ip addr`",
             )
-        elif not holders and not own and found.pods and not found.unseen:
-            yield _suspect(
+        elif not holders and not own and scene.complete:
+            yield _warning(
                 f"no pod of this node has the address {address} of an endpoint",
                 f"ip route get {address}; ip addr, in the pods",
                 "the pod has lost its address, or has ended: see the CNI plugin, and restart it",
             )
-    for pod in found.pods:
-        for address in sorted(asked.services & pod.addresses):
-            yield _suspect(
-                f"{pod} has the Service's own address {address}: its connections do not leave it",
-                "ip addr, in the pod",
-                "remove the address from the pod",
-            )
-        for address in sorted(asked.own & pod.addresses):
-            yield _suspect(
-                f"{pod} has {address}, an address of this node: its answers to the node do not "
-                "leave it",
-                "ip addr, in the pod",
-                "remove the address from the pod",
+    for pod in scene.pods:
+        wrong = [
+            f"the Service's own address {each}: its connections do not leave it"
+            for each in sorted(scene.services & pod.addresses)
+        ]
+        wrong += [
+            f"{each}, an address of this node: its answers to the node do not leave it"
+            for each in sorted(scene.own & pod.addresses)
+        ]
+        for words in wrong:
+            yield _warning(
+                f"{pod} has {words}", "ip addr, in the pod", "remove the address from the pod"
             )
 
 
-def _of_links(asked: Asked, found: Views) -> Iterator[CheckResult]:
-    for pod in found.pods:
-        if not pod.addresses & asked.endpoints.keys():
-            continue
-        down = [each.name for each in pod.state.links.values() if each.name != "lo" and not each.up]
-        port = found.node.links.get(pod.device)
-        bridge = found.node.links.get(port.master) if port else None
+def _devices(scene: Scene) -> Iterator[CheckResult]:
+    links = scene.node.links
+    for pod in scene.serving:
+        port = scene.port_of(pod)
+        bridge = links.get(port.master)
         if bridge is not None and not bridge.up:
-            yield _suspect(
+            yield _warning(
                 f"{bridge.name}, to which {pod} is connected, is down",
                 f"ip link show {bridge.name}",
                 f"`ip link set {bridge.name} up`; its routes have to be made again",
             )
             return
-        if down:
-            yield _suspect(
+        inside = [each for each in pod.state.links.values() if each.name != "lo"]
+        if down := [each.name for each in inside if not each.up]:
+            yield _warning(
                 f"the device {down[0]} in {pod} is down", f"ip link show {down[0]}, in the pod"
             )
-        if port is not None and not port.up:
-            yield _suspect(
+        known = {each.mac for each in scene.node.neighbours if each.device == port.name}
+        if not port.up:
+            yield _warning(
                 f"the device {port.name} of {pod} is down",
                 f"ip link show {port.name}",
                 f"`ip link set {port.name} up`",
             )
-        elif port is not None and port.state not in ("", "forwarding"):
-            yield _suspect(
+        elif port.state not in ("", "forwarding"):
+            yield _warning(
                 f"the port {port.name} of the bridge, that of {pod}, is {port.state}: frames are "
                 "dropped",
                 f"bridge link show dev {port.name}",
                 f"`bridge link set dev {port.name} state 3`",
             )
-    isolated = sorted(each.name for each in found.node.links.values() if each.isolated)
+        elif not port.floods and known.isdisjoint(each.mac for each in inside):
+            off = "flooding is" if port.learns else "flooding and learning are"
+            yield _warning(
+                f"the bridge does not know that {pod} is behind its port {port.name}, where "
+                f"{off} off: frames for it are dropped",
+                f"bridge -d link show dev {port.name}; bridge fdb show br {port.master}",
+                f"`bridge link set dev {port.name} learning on flood on`",
+            )
+    isolated = sorted(each.name for each in links.values() if each.isolated)
     if len(isolated) > 1:
-        yield notice(
+        yield _notice(
             f"the ports {_listed(isolated)} of a bridge are isolated: frames between them are "
             "dropped",
-            f"shown by: bridge -d link show dev {isolated[0]}",
-            remedy=f"`bridge link set dev {isolated[0]} isolated off`, and see the CNI plugin",
+            f"bridge -d link show dev {isolated[0]}",
+            f"`bridge link set dev {isolated[0]} isolated off`, and see the CNI plugin",
         )
 
 
-def _of_neighbours(asked: Asked, found: Views) -> Iterator[CheckResult]:
-    entries = found.node.neighbours
-    for pod in found.pods:
-        own = {each.mac for each in pod.state.links.values() if each.name != "lo"}
-        mine = pod.addresses & asked.endpoints.keys()
-        if not mine:
-            continue
-        for each in entries:
-            if each.address in mine and each.state in SILENT:
-                at_device = [_words(f) for f in found.node.filters if f.device == pod.device]
-                why = "".join(f"; {words}" for words in at_device if words)
-                port = found.node.links.get(pod.device)
-                if port and each.device not in (port.name, port.master):
+def _neighbours(scene: Scene) -> Iterator[CheckResult]:
+    links = scene.node.links
+    for pod in scene.serving:
+        port = scene.port_of(pod)
+        macs = {each.mac for each in pod.state.links.values() if each.name != "lo"}
+        for each in scene.node.neighbours:
+            serves = each.address in pod.addresses & scene.endpoints.keys()
+            if serves and each.state in SILENT:
+                why = "".join(
+                    f"; {words}"
+                    for at_device in scene.node.filters
+                    if at_device.device == pod.device and (words := _words(at_device))
+                )
+                if port.name in links and each.device not in (port.name, port.master):
                     why += f"; its device {port.name} does not belong to {each.device}"
-                yield _suspect(
+                yield _warning(
                     f"{pod} does not answer when this node asks for its link-layer address on "
                     f"{each.device} (neighbour {each.state}){why}",
                     f"ip neigh show {each.address}",
                 )
-            elif each.address in mine and each.mac and each.mac not in own:
-                yield _suspect(
+            elif serves and each.mac and each.mac not in macs:
+                yield _warning(
                     f"the neighbour {each.address} on {each.device} has the link-layer address "
-                    f"{each.mac} ({each.state}), but {pod} has {' '.join(sorted(own))}",
+                    f"{each.mac} ({each.state}), but {pod} has {' '.join(sorted(macs))}",
                     f"ip neigh show {each.address}",
                     f"`ip neigh del {each.address} dev {each.device}`",
                 )
-            elif _leads_away(each, own, pod, found):
-                yield _suspect(
-                    f"a static entry of the bridge sends frames for {pod} ({each.mac}) to the "
-                    f"port {each.device} instead of {pod.device}",
-                    f"bridge fdb show | grep {each.mac}",
-                    f"`bridge fdb del {each.mac} dev {each.device} master`",
-                )
+            # An entry of a bridge, at one of its ports.
+            elif not each.address and each.mac in macs and each.state in _FIXED:
+                other = links.get(each.device)
+                if other is not None and other.state and other.name != pod.device:
+                    yield _warning(
+                        f"a static entry of the bridge sends frames for {pod} ({each.mac}) to the "
+                        f"port {each.device} instead of {pod.device}",
+                        f"bridge fdb show | grep {each.mac}",
+                        f"`bridge fdb del {each.mac} dev {each.device} master`",
+                    )
 
 
-def _of_next_hops(
-    to: Mapping[str, Hop], neighbours: Collection[Neighbour]
-) -> Iterator[CheckResult]:
+def _silent_next_hops(scene: Scene) -> Iterator[CheckResult]:
     """Note gateways to endpoints elsewhere that do not answer."""
-    states = {(each.device, each.address): each.state for each in neighbours}
+    states = {(each.device, each.address): each.state for each in scene.node.neighbours}
     silent: dict[tuple[str, str, str], list[str]] = {}
-    for address, way in to.items():
+    for address, way in scene.ways.items():
         if way.gateway and states.get((way.device, way.gateway)) in SILENT:
             silent.setdefault((way.device, way.gateway, way.rule), []).append(address)
     for (device, gateway, rule), addresses in silent.items():
         by = f", by the policy rule {rule!r}" if rule else ""
-        yield notice(
+        yield _notice(
             f"the next hop {gateway} on {device} does not answer ARP or neighbour discovery "
             f"({states[device, gateway]}): it leads to {_listed(addresses)}{by}",
-            f"shown by: ip neigh show {gateway}",
-            remedy="is that node up, and is the route right? The CNI plugin makes it",
-            cause=Cause.PATH,
+            f"ip neigh show {gateway}",
+            "is that node up, and is the route right? The CNI plugin makes it",
+            Cause.PATH,
         )
 
 
-def _leads_away(each: Neighbour, own: Collection[str], pod: PodView, found: Views) -> bool:
-    """Return whether an entry of a bridge leads frames for a pod to another port."""
-    port = found.node.links.get(each.device)
-    return (
-        not each.address
-        and each.mac in own
-        and each.state in _FIXED
-        and each.device != pod.device
-        and port is not None
-        and bool(port.state)
-    )
-
-
-def _of_routes(
-    asked: Asked, found: Views, to: Mapping[str, Hop], world: World
-) -> Iterator[CheckResult]:
-    for pod in found.pods:
-        port = found.node.links.get(pod.device)
-        for address in pod.addresses & to.keys():
-            way = to[address]
-            expected = {pod.device, port.master if port else ""}
+def _routes(scene: Scene) -> Iterator[CheckResult]:
+    for pod in scene.pods:
+        expected = pod.device, scene.port_of(pod).master
+        for address in pod.addresses & scene.ways.keys():
+            way = scene.ways[address]
             if not way.local and not way.trouble and way.device not in expected:
-                yield notice(
+                yield _notice(
                     f"packets to the endpoint {address} leave by {way.device}, not by "
                     f"{pod.device}, the device of its pod",
-                    f"shown by: ip route get {address}",
-                    remedy="see the CNI plugin's routes: `ip route`",
-                    cause=Cause.PATH - 2,
+                    f"ip route get {address}",
+                    "see the CNI plugin's routes: `ip route`",
+                    Cause.PATH - 2,
                 )
-        serves = bool(pod.addresses & asked.endpoints.keys())
         # Other namespaces, such as those of virtual machines, need not reach Services.
-        asks = is_pod(pod.addresses, pod.device, world)
+        asks = is_pod(pod.addresses, pod.device, scene.world)
+        serves = not scene.endpoints.keys().isdisjoint(pod.addresses)
         silent = {each.address for each in pod.state.neighbours if each.state in SILENT}
         for destination, way in pod.ways.items():
-            if way.trouble and (serves or (asks and destination in asked.services)):
-                what = "the Service's address" if destination in asked.services else "this node"
-                yield _suspect(
+            to_service = destination in scene.services
+            if way.trouble and (serves or (asks and to_service)):
+                what = "the Service's address" if to_service else "this node"
+                yield _warning(
                     f"{pod} has no route to {what} {destination}: {way.trouble}",
                     f"ip route get {destination}, in the pod",
                     "see the routes in the pod: the CNI plugin makes them",
                 )
                 break
             if way.gateway in silent:
-                yield _suspect(
+                yield _warning(
                     f"the gateway {way.gateway} of {pod} does not answer there",
                     f"ip neigh show {way.gateway}; ip route, in the pod",
                     "see the routes in the pod: the gateway may be wrong",
@@ -374,9 +301,9 @@ def _of_routes(
                 break
 
 
-def _of_sockets(asked: Asked, found: Views) -> Iterator[CheckResult]:
-    for address, ports in asked.endpoints.items():
-        holders = [pod for pod in found.pods if address in pod.addresses]
+def _sockets(scene: Scene) -> Iterator[CheckResult]:
+    for address, ports in scene.endpoints.items():
+        holders = [pod for pod in scene.pods if address in pod.addresses]
         if len(holders) != 1:
             continue
         (pod,) = holders
@@ -387,7 +314,7 @@ def _of_sockets(asked: Asked, found: Views) -> Iterator[CheckResult]:
             at_port = sorted(each.address for each in there if each.port == port)
             if any(each in (*_EVERY, address) for each in at_port):
                 continue
-            others = sorted({each.port for each in there})[:_EXAMPLES]
+            others = sorted({each.port for each in there})[:_NAMED]
             if at_port:
                 words = f"only on {', '.join(at_port)}"
                 remedy = "let the program listen on every address (0.0.0.0, or [::])"
@@ -396,7 +323,7 @@ def _of_sockets(asked: Asked, found: Views) -> Iterator[CheckResult]:
                 remedy = "is targetPort of the Service right?"
             else:
                 words, remedy = "on no port", "the program does not run, or does not serve"
-            yield _suspect(
+            yield _warning(
                 f"no process of {pod} listens on {join_host_port(address, port)}/{protocol}, an "
                 f"endpoint: it listens {words}",
                 f"ss -ln{protocol[0].lower()}, in the pod",
@@ -405,38 +332,46 @@ def _of_sockets(asked: Asked, found: Views) -> Iterator[CheckResult]:
             )
 
 
-def _of_rules(found: Views) -> Iterator[CheckResult]:
+def _rules(scene: Scene) -> Iterator[CheckResult]:
     """Note pods with rules of their own, as a service mesh makes them; those of equal ones once."""
     pods: dict[tuple[str, ...], list[str]] = {}
-    for pod in found.pods:
+    for pod in scene.pods:
         if pod.tables:
             pods.setdefault(pod.tables, []).append(str(pod))
     for tables, names in pods.items():
-        yield notice(
+        yield _notice(
             f"{_listed(names)}: rules in the pod may drop or redirect packets: {', '.join(tables)}",
-            "shown by: nft list ruleset, in the pod",
-            remedy="see who made them: a service mesh, or a program of the pod",
-            cause=Cause.PATH - 1,
+            "nft list ruleset, in the pod",
+            "see who made them: a service mesh, or a program of the pod",
+            Cause.PATH - 1,
         )
 
 
 async def devices(context: Context) -> Found:
     """Note programs and queues at devices of this node that may drop packets."""
     found = await context.once(views)
-    results = []
-    by_program: dict[tuple[str, str, str], list[str]] = {}
+    same: dict[Filter, list[str]] = {}
     for each in found.node.filters:
         if _words(each):
-            by_program.setdefault((each.kind, each.name, each.where), []).append(each.device)
-    for (kind, name, where), names in by_program.items():
-        results.append(_of_filter(Filter(_listed(names), kind, name, where), names[0]))
-    if xdp := sorted(port.name for port in found.node.links.values() if port.xdp):
+            same.setdefault(each._replace(device=""), []).append(each.device)
+    results = []
+    for each, names in same.items():
+        what = f"{'filter' if each.where else 'qdisc'} show dev {names[0]} {each.where}".rstrip()
         results.append(
-            notice(
+            _notice(
+                _words(each._replace(device=_listed(names))),
+                f"tc -s {what}",
+                "ask who made it, and what it drops",
+                Cause.NODE + 9,
+            )
+        )
+    if xdp := [port.name for port in found.node.links.values() if port.xdp]:
+        results.append(
+            _notice(
                 f"a program of XDP sees packets that come in by {_listed(xdp)} first",
-                f"shown by: ip -d link show {xdp[0]}",
-                remedy="ask whose it is, and what it drops: `bpftool net`",
-                cause=Cause.NODE + 9,
+                f"ip -d link show {min(xdp)}",
+                "ask whose it is, and what it drops: `bpftool net`",
+                Cause.NODE + 9,
             )
         )
     return results or ok("no program of tc or XDP, and no unusual queue, is at a device")
@@ -452,17 +387,5 @@ def _words(each: Filter) -> str:
     return f"a program of tc ({program}) sees packets that {way} by {each.device}"
 
 
-def _of_filter(each: Filter, first: str) -> CheckResult:
-    command = f"filter show dev {first} {each.where}" if each.where else f"qdisc show dev {first}"
-    return notice(
-        _words(each),
-        f"shown by: tc -s {command}",
-        remedy="ask who made it, and what it drops",
-        cause=Cause.NODE + 9,
-    )
-
-
-def _listed(names: Collection[str]) -> str:
-    first = ", ".join(sorted(set(names))[:_EXAMPLES])
-    more = len(set(names)) - _EXAMPLES
-    return f"{first} and {more} more" if more > 0 else first
+def _listed(names: Iterable[str]) -> str:
+    return first_of(sorted(set(names)), _NAMED)

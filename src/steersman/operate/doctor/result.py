@@ -7,7 +7,7 @@ the packets: an error is explained by the errors above it, and the uppermost is 
 from __future__ import annotations
 
 import enum
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from functools import partial
 from typing import TypeAlias
 
@@ -102,6 +102,13 @@ notice = partial(result_of, Verdict.NOTICE, suspect=True)
 """An oddity: the likely cause if a connection fails and no error explains it."""
 ok = partial(result_of, Verdict.OK)
 skipped = partial(result_of, Verdict.SKIPPED)
+
+
+def first_of(names: Sequence[str], most: int) -> str:
+    """Return the first of some names in words, and how many more there are."""
+    more = f" and {len(names) - most} more" if len(names) > most else ""
+    return ", ".join(names[:most]) + more
+
 
 Found: TypeAlias = CheckResult | Iterable[CheckResult]
 """What a check found: one result or several."""

@@ -15,7 +15,7 @@ from steersman.model.findings import Severity
 from steersman.model.names import ObjectName, PlanKey
 from steersman.model.plan import ServicePlan
 from steersman.operate.doctor.context import Context
-from steersman.operate.doctor.result import Found, error, ok, skipped, unknown, warning
+from steersman.operate.doctor.result import Found, error, first_of, ok, skipped, unknown, warning
 from steersman.operate.doctor.traffic_dial import Dial, Target, dial
 from steersman.operate.doctor.traffic_load import connections_before
 from steersman.operate.doctor.tries import sample
@@ -97,8 +97,7 @@ async def endpoints(context: Context) -> Found:
 
 def _names(dials: Sequence[Dial]) -> str:
     """Name the targets of some dials, the first few of them."""
-    first = ", ".join(str(each.target) for each in dials[:3])
-    return first if len(dials) <= 3 else f"{first} and {len(dials) - 3} more"
+    return first_of([str(each.target) for each in dials], 3)
 
 
 def remedy_for(failed: Sequence[Dial]) -> str:

@@ -9,8 +9,8 @@ import pytest
 from steersman.host.link_state import Filter, Link, LinkState, Neighbour
 from steersman.host.listening import ListeningSocket
 from steersman.model.names import Protocol
-from steersman.operate.doctor import node_pods
-from steersman.operate.doctor.node_pods import PodView, Views
+from steersman.operate.doctor import pod_views
+from steersman.operate.doctor.pod_views import PodView, Views
 from steersman.operate.doctor.result import CheckResult, Verdict
 from steersman.operate.trace_loss import Hop
 from tests.support.builders.doctor import FakeNetwork, context_of, named, only, results
@@ -48,10 +48,20 @@ def node(
     xdp: bool = False,
     master: str = "cni0",
     isolated: bool = False,
+    floods: bool = True,
     **more: Any,
 ) -> LinkState:
     ports = {
-        "pod0": Link("pod0", up=up, master=master, xdp=xdp, state=state, isolated=isolated),
+        "pod0": Link(
+            "pod0",
+            up=up,
+            master=master,
+            xdp=xdp,
+            state=state,
+            isolated=isolated,
+            learns=floods,
+            floods=floods,
+        ),
         "pod1": Link("pod1", master="cni0", state="forwarding", isolated=isolated),
     }
     return LinkState(ports, more.get("neighbours", ()), more.get("filters", ()))
@@ -65,8 +75,8 @@ def check(
     here: LinkState | None = None,
     which: Any = PODS,
 ) -> tuple[CheckResult, ...]:
-    monkeypatch.setattr(node_pods, "_SETTLED", 0)
-    monkeypatch.setattr(node_pods, "_look", lambda _: Views(pods, unseen, here or node()))
+    monkeypatch.setattr(pod_views, "_SETTLED", 0)
+    monkeypatch.setattr(pod_views, "_look", lambda _: Views(pods, unseen, here or node()))
     things = service(), slice_(endpoint(POD, CONFIG.node_name))
     network = FakeNetwork(ways={POD: way or Hop(device="cni0")})
     return results(which, context_of(*things, network=network))
@@ -86,7 +96,7 @@ def test_a_namespace_that_is_no_pod_needs_no_way_to_services(
 
 
 def test_an_endpoint_elsewhere_is_not_looked_for(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(node_pods, "_look", pytest.fail)
+    monkeypatch.setattr(pod_views, "_look", pytest.fail)
     things = service(), slice_(endpoint(POD, "elsewhere"))
     assert only(PODS, context_of(*things)).verdict is Verdict.SKIPPED
 
@@ -94,10 +104,10 @@ def test_an_endpoint_elsewhere_is_not_looked_for(monkeypatch: pytest.MonkeyPatch
 def test_a_next_hop_to_an_endpoint_elsewhere(monkeypatch: pytest.MonkeyPatch) -> None:
     way = Hop(device="cni0", gateway=NEXT.address, rule="54: from all lookup 90")
     things, network = (service(), slice_(endpoint(POD, "elsewhere"))), FakeNetwork(ways={POD: way})
-    monkeypatch.setattr(node_pods, "_SETTLED", 0)
+    monkeypatch.setattr(pod_views, "_SETTLED", 0)
     for entries, verdict in (((NEXT,), Verdict.NOTICE), ((), Verdict.SKIPPED)):
         views = Views((), 0, node(neighbours=entries))
-        monkeypatch.setattr(node_pods, "_look", lambda _, views=views: views)
+        monkeypatch.setattr(pod_views, "_look", lambda _, views=views: views)
         result = only(PODS, context_of(*things, network=network))
         assert result.verdict is verdict
         assert ("by the policy rule '54: from all lookup 90'" in result.text) is bool(entries)
@@ -129,6 +139,7 @@ GATEWAY = Neighbour("eth0", "169.254.1.1", "", "FAILED")
             "its device pod0 does not belong to cni0",
         ),
         ((pod(),), {"here": node(isolated=True)}, "the ports pod0, pod1 of a bridge are isolated"),
+        ((pod(),), {"here": node(floods=False)}, "where flooding and learning are off"),
         ((pod(more=NODE),), {}, f"has {NODE}, an address of this node"),
         (
             (pod(),),
@@ -158,6 +169,14 @@ def test_pods_that_cannot_be_seen_are_not_missed(monkeypatch: pytest.MonkeyPatch
     (result,) = check(monkeypatch, unseen=3)
     assert result.verdict is Verdict.UNKNOWN
     assert "3 pods of this node cannot be seen" in result.text
+
+
+def test_a_bridge_that_knows_a_pod_need_not_flood_frames_to_it(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    known = Neighbour("pod0", "", MAC, "REACHABLE")
+    (result,) = check(monkeypatch, pod(), here=node(floods=False, neighbours=(known,)))
+    assert result.verdict is Verdict.OK
 
 
 def test_programs_at_devices_are_notices(monkeypatch: pytest.MonkeyPatch) -> None:
