@@ -26,11 +26,13 @@ def to_node_config(config: ProxyConfig, *, node_name: str = "") -> NodeConfig:
     Args:
         node_name: name of the node if `hostnameOverride` gives none.
     """
+    # As upstream: the name of the Node object, whose names are in lower case.
+    name = (config.hostname_override or node_name).strip().lower()
     spec = spec_of(config.mode)
     bit = config.masquerading.masquerade_bit
     cidrs = (canonical_cidr(cidr) for cidr in config.cluster_cidrs)
     return NodeConfig(
-        node_name=config.hostname_override or node_name,
+        node_name=name,
         bind_address=canonical_ip(config.bind_address) or "0.0.0.0",
         detect_local_mode=DetectLocalMode(config.detect_local_mode or "ClusterCIDR"),
         cluster_cidrs=tuple(cidr for cidr in cidrs if cidr is not None),

@@ -149,6 +149,12 @@ def test_the_plan_gets_its_part() -> None:
     assert to_node_config(default_config(), node_name="host").node_name == "host"
 
 
+@pytest.mark.parametrize(("given", "name"), [(" Node-A\n", "node-a"), (" ", ""), ("", "host")])
+def test_the_name_of_the_node_is_trimmed_and_in_lower_case(given: str, name: str) -> None:
+    config = replace(default_config(), hostname_override=given)
+    assert to_node_config(config, node_name="host").node_name == name
+
+
 @pytest.mark.parametrize(("mode", "falls_back"), [("ipvs", True), ("iptables", False)])
 def test_only_the_ipvs_mode_falls_back(mode: str, falls_back: bool) -> None:
     asked = Steersman(ipvs_local_fallback=True)

@@ -32,6 +32,14 @@ async def test_a_source_that_is_not_there_is_named(flag: str, says: str) -> None
     assert "s3cret" not in str(failure.value)
 
 
+async def test_a_blank_name_in_the_file_is_refused(tmp_path: Path) -> None:
+    file = tmp_path / "config.yaml"
+    head = "apiVersion: kubeproxy.config.k8s.io/v1alpha1\nkind: KubeProxyConfiguration\n"
+    file.write_text(f'{head}hostnameOverride: " "\n')
+    with pytest.raises(StartError, match="hostnameOverride is blank"):
+        await load_store(parse_command_line([f"--config={file}"]).config)
+
+
 async def test_a_source_that_is_slow_is_given_up() -> None:
     async with ApiServer(WORLD) as server:
         server.fault("stall", kind="Service", times=-1)

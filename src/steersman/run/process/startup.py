@@ -57,11 +57,14 @@ def node_config(config: ProxyConfig) -> NodeConfig:
     """Return the part of the configuration that shapes the plan, with this node's name.
 
     Raises:
-        StartError: this machine has no name.
+        StartError: it has none.
     """
     result = to_node_config(config, node_name=hostname())
     if not result.node_name:
-        raise StartError("this machine has no hostname; give --hostname-override")
+        raise StartError(
+            "this node has no name: hostnameOverride is blank, or this machine has no hostname; "
+            "give --hostname-override"
+        )
     return result
 
 
