@@ -355,6 +355,21 @@ async def test_one_switch_at_a_time(tmp_path: Path) -> None:
         assert world.serving == ["userspace"]
 
 
+async def test_a_defect_in_a_switch_is_logged_and_another_one_may_follow(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    async def crash(_: object) -> None:
+        raise KeyError("defect")
+
+    async with running(tmp_path) as world:
+        with monkeypatch.context() as broken:
+            broken.setattr(switching.Switch, "run", crash)
+            with pytest.raises(KeyError, match="defect"):
+                await world.switch("nftables")
+        assert "a switch failed; the mode that serves continues" in caplog.text
+        assert (await world.switch("nftables")).outcome == "switched"
+
+
 async def test_a_client_that_goes_does_not_stop_the_switch(tmp_path: Path) -> None:
     async with running(tmp_path) as world:
         new = world.modes["nftables"]

@@ -16,7 +16,7 @@ import signal
 from collections.abc import Callable, Coroutine
 from contextlib import suppress
 from dataclasses import dataclass
-from typing import Any, NamedTuple
+from typing import Any
 
 from steersman.config import ConfigError, ProxyConfig, in_mode, to_mode_options
 from steersman.host.exec import SubprocessExec
@@ -68,12 +68,6 @@ class Stop:
         self.requested.set()
 
 
-class _Asked(NamedTuple):
-    request: SwitchRequest
-    tell: Tell
-    result: asyncio.Future[SwitchResult]
-
-
 @dataclass(kw_only=True, eq=False, repr=False)
 class Daemon:
     """Runs the assembled parts."""
@@ -104,7 +98,7 @@ class Daemon:
         )
         self.turn = asyncio.Lock()
         self.switcher = Switcher(self)
-        self._switches: asyncio.Queue[_Asked] = asyncio.Queue(1)
+        self._switches: set[asyncio.Task[SwitchResult]] = set()
         self.serving = asyncio.Event()
         """The first sync reached the kernel."""
         self._reconfigured = asyncio.Event()
@@ -130,7 +124,6 @@ class Daemon:
             "external changes": self._with_engine(self._watch_for_external_changes),
             "leftovers": self._remove_leftovers(),
             "hand-over": self._hand_over(),
-            "switches": self._carry_out_switches(),
             **self.servers.tasks(),
         }
         # `guarded` turns the crash of a task into a request to stop, so the group never fails.
@@ -144,8 +137,9 @@ class Daemon:
                 await self.servers.flush_events()
             log.info("stopping; the rules stay in force")
             notify_supervisor("STOPPING=1")
-            for task in tasks:
+            for task in (*tasks, *self._switches):
                 task.cancel()
+        await asyncio.gather(*self._switches, return_exceptions=True)
         # All tasks have ended: nothing is written any more. Connections may drain beside the next
         # instance.
         self.machine.instance.release()
@@ -345,27 +339,22 @@ class Daemon:
         Raises:
             BusyError: another switch is under way.
         """
-        asked = _Asked(request, tell, asyncio.get_running_loop().create_future())
-        if self.switcher.running or self._switches.full():
-            raise BusyError("another switch is under way; wait until it has ended")
-        self._switches.put_nowait(asked)
-        return await asyncio.shield(asked.result)
+        # A task of the daemon, so that it ends before the process does.
+        task = asyncio.create_task(self.switcher.switch(request, tell))
+        self._switches.add(task)
+        task.add_done_callback(self._end_switch)
+        try:
+            return await asyncio.shield(task)
+        except asyncio.CancelledError:
+            if task.cancelled():
+                raise BusyError("the process ends") from None
+            raise
 
-    async def _carry_out_switches(self) -> None:
-        """Carry out switches in a task of the daemon, so that it ends before the process does."""
-        while True:
-            asked = await self._switches.get()
-            try:
-                result = await self.switcher.switch(asked.request, asked.tell)
-            except BaseException as error:
-                failure = error if isinstance(error, Exception) else BusyError("the process ends")
-                asked.result.set_exception(failure)
-                asked.result.exception()  # mark it as retrieved: the caller may have gone
-                if not isinstance(error, Exception):
-                    raise
-                log.exception("a switch failed; the mode that serves continues")
-            else:
-                asked.result.set_result(result)
+    def _end_switch(self, task: asyncio.Task[SwitchResult]) -> None:
+        self._switches.discard(task)
+        error = None if task.cancelled() else task.exception()
+        if error is not None and not isinstance(error, BusyError):  # the caller may have gone
+            log.error("a switch failed; the mode that serves continues", exc_info=error)
 
     @property
     def configured_mode(self) -> str:

@@ -63,7 +63,7 @@ class Switcher:
         """
         if self.running:
             raise BusyError(
-                f"a switch to {self.running} mode is under way; wait until it has ended"
+                f"another switch is under way, to {self.running} mode; wait until it has ended"
             )
         self.running = request.to
         self.ended.clear()
