@@ -14,6 +14,7 @@ from typing import Any
 import pytest
 
 from steersman.config import parse_command_line
+from steersman.run.process import assemble as assembling
 from steersman.run.process.assemble import assemble
 from steersman.run.process.daemon import Daemon, Stop
 from steersman.run.process.instance import Holder, NodeLock
@@ -81,6 +82,8 @@ def machine(mode: SlowMode, lock: NodeLock) -> Machine:
         set_conntrack=lambda *_: None,
         set_oom_score=lambda _: "",
         allow_localhost_node_ports=lambda config, *_: config,
+        raise_descriptor_limit=lambda: 1024,
+        memory_at_start=lambda: None,
         memory_when_loaded=lambda: None,
     )
 
@@ -149,3 +152,24 @@ async def test_a_task_that_crashes_ends_the_daemon_as_a_failure(
         async with asyncio.timeout(60):
             await task
         assert stop.failure == "task 'external changes' crashed: KeyError: 'defect'"
+
+
+async def test_a_stop_at_the_end_of_the_start_writes_nothing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    mode = SlowMode()
+    assembled = assemble
+
+    async def assemble_and_stop(parsed: Any, logs: Any, machine: Any, stop: Stop) -> Daemon:
+        daemon = await assembled(parsed, logs, machine, stop)
+        stop.request()
+        return daemon
+
+    monkeypatch.setattr(assembling, "assemble", assemble_and_stop)
+    (tmp_path / "objects.yaml").write_text(MANIFEST)
+    parsed = parse_command_line([f"--manifests={tmp_path}", "--proxy-mode=nftables"])
+    logs = ProcessLog(stream=io.StringIO(), root=logging.Logger("unused"))
+    with caplog.at_level(logging.INFO):
+        await assembling.run_daemon(parsed, logs, machine(mode, NotedLock(mode)))
+    assert "stopping before anything was written" in caplog.text
+    assert mode.kernel == {}

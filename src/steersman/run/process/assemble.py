@@ -74,7 +74,7 @@ async def run_daemon(parsed: Parsed, logs: ProcessLog, machine: Machine) -> None
 
     try:
         daemon = await until(stop.requested, assemble(parsed, logs, machine, stop))
-        if daemon is None:
+        if daemon is None or stop.requested.is_set():
             log.info("stopping before anything was written; the rules stay in force")
         else:
             await daemon.run()
