@@ -6,7 +6,9 @@ from collections.abc import Collection, Generator
 from typing import Any, cast
 
 import msgspec
+import pytest
 
+from steersman.model.errors import BusyError
 from steersman.model.plan import ServicePlan
 from steersman.model.stats import ConnectionStats, DialCounters, TimedStats, TrafficCounters
 from steersman.run.pages.cluster_pages import ClusterPages
@@ -56,3 +58,20 @@ async def test_counts_of_one_service_are_a_part_of_those_of_all() -> None:
     assert [*one.endpoints] == [*one.traffic_by_endpoint] == [*(one.dials or {})] == [key]
     assert [*one.frontends] == [(key[0], "vip")]
     assert one.traffic_by_frontend == {}
+
+
+@pytest.mark.parametrize("error", [BusyError("a lock is held"), OSError(1, "not permitted")])
+async def test_counts_that_cannot_be_read_now_are_no_defect(error: Exception) -> None:
+    class Busy(CountingMode):
+        def stats(self, plans: Collection[ServicePlan]) -> Generator[None, None, ConnectionStats]:
+            yield
+            raise error
+
+    world = World(1)
+    world.mode = Busy()
+    world.start()
+    await world.run()
+    page = ClusterPages(lambda: world.sync, cast(Any, None), cast(Any, None)).pages["GET", "/stats"]
+    answer = await cast(Any, page(asking("/stats")))
+    assert answer.status == 503
+    assert str(error) in str(answer.body)

@@ -9,7 +9,7 @@ from collections.abc import Callable, Sequence
 import msgspec
 
 from steersman.config import ProxyConfig
-from steersman.model.errors import BusyError
+from steersman.model.errors import ApplyError, BusyError
 from steersman.model.findings import listed
 from steersman.model.kube import Node
 from steersman.model.names import ObjectName
@@ -116,7 +116,7 @@ class ClusterPages:
         try:
             mode = self._sync().mode
             stats = await mode.worker.do_slowly(mode.stats(plans))
-        except BusyError as error:
+        except (OSError, ApplyError, BusyError) as error:
             return Answer(f"connections cannot be counted now: {error}", 503)
         if wanted is not None and stats is not None:
             stats = stats.of_service(wanted)
