@@ -59,14 +59,16 @@ def test_values_go_where_they_belong() -> None:
     metrics.healthz("200").inc(2)
     metrics.iptables_rules("nat", "IPv4").set(7)
     metrics.sync_seconds("IPv4").observe(0.003)
-    metrics.endpoint_changes_pending().set(4)
+    metrics.kernel_objects().set(4)
+    metrics.show(Metrics.endpoint_changes_pending, lambda: [((), 5)])
     out = text(metrics)
     assert 'kubeproxy_proxy_healthz_total{code="200"} 3.0\n' in out
     assert 'kubeproxy_sync_proxy_rules_iptables_total{ip_family="IPv4",table="nat"} 7.0\n' in out
     seconds = "kubeproxy_sync_proxy_rules_duration_seconds"
     assert f'{seconds}_bucket{{ip_family="IPv4",le="0.002"}} 0.0\n' in out
     assert f'{seconds}_bucket{{ip_family="IPv4",le="0.004"}} 1.0\n' in out
-    assert "kubeproxy_sync_proxy_rules_endpoint_changes_pending 4.0\n" in out
+    assert "steersman_kernel_objects 4.0\n" in out
+    assert "kubeproxy_sync_proxy_rules_endpoint_changes_pending 5.0\n" in out
 
 
 def test_series_of_the_families_served_exist_from_the_start() -> None:

@@ -94,7 +94,6 @@ async def test_the_page_of_a_large_cluster_is_small(mode: str) -> None:
     plans = [served(f"s{n}") for n in range(10_000)]
     for family in Family:
         metrics.count_refused(family, full=0, partial=1)
-        metrics.last_sync_time(family.kubernetes).set(1.7e9)
         metrics.programming_seconds(family.kubernetes).observe(1)
     for phase in ("plan", "render", "read", "diff", "apply"):
         metrics.phase_seconds(phase).observe(0.1)

@@ -6,6 +6,7 @@ import re
 from collections import defaultdict
 from collections.abc import Collection, Generator
 from contextlib import suppress
+from functools import partial
 from pathlib import Path
 
 from steersman.model.node_state import Condition, NodeState
@@ -20,7 +21,7 @@ from steersman.model.stats import (
 from steersman.modes.specs import SPECS
 from steersman.run.observe.metrics import OF_SOME_MODES, Metrics
 from steersman.run.observe.mode_metrics import ModeMetrics
-from steersman.run.observe.prometheus import exposition
+from steersman.run.observe.prometheus import Rows, exposition
 from steersman.run.observe.scraped import (
     conntrack_usage,
     feature_gates,
@@ -38,6 +39,17 @@ PLAN = plan("shop/web:http", cluster_ip("10.96.0.1"), cluster=endpoints("10.244.
 PACKETS = ("ct_state_invalid_dropped_pkts", "localhost_nps_accepted_pkts")
 
 
+OF_SYNCS = (
+    Metrics.last_sync_time,
+    Metrics.last_queued_time,
+    Metrics.endpoint_changes,
+    Metrics.endpoint_changes_pending,
+    Metrics.service_changes,
+    Metrics.service_changes_pending,
+    Metrics.no_local_endpoints,
+    Metrics.without_endpoints,
+    Metrics.findings,
+)
 CONDITION = Condition("Synced", "True", "UpToDate", "", 5.0)
 
 
@@ -69,6 +81,9 @@ async def lines(mode: str) -> list[str]:
         for values in (("x",), ("x", "y")):
             with suppress(ValueError):  # it has another number of labels
                 metric(*values)
+    for shown in OF_SYNCS:
+        rows: Rows = [(("x", "y")[: len(shown.labels)], 0)]
+        metrics.show(shown, partial(list, rows))
     stats = SourceStats()
     stats.kind("Node").errors["http_403"] += 2
     stats.kind("Node").received(b"{}", 90.0)

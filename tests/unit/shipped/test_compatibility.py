@@ -16,11 +16,14 @@ from steersman.modes.specs import SPECS
 from steersman.run.observe.metric_table import DECLARED
 from steersman.run.observe.metrics import Metrics
 from steersman.run.observe.mode_metrics import ModeMetrics
+from steersman.run.observe.observers import SyncObservers
 from steersman.run.observe.prometheus import exposition
 from steersman.run.observe.scraped import NFACCT, feature_gates, nfacct_packets, source_state
 from steersman.run.serve.health import ProxyHealth, proxy_health_app
 from steersman.run.serve.metrics_server import Pages, metrics_app
+from steersman.run.sync.in_force import InForce
 from steersman.source.stats import SourceStats
+from steersman.source.store import Store
 from tests.support.http import ask, serving
 from tests.support.modes.bare import BareMode
 
@@ -105,6 +108,7 @@ def scrape(mode: str) -> str:
     stats.requests.count("200", "GET", "10.0.0.1:6443")
     stats.requests.took(0.1, "GET", "10.0.0.1:6443")
     metrics = Metrics(mode)
+    SyncObservers(Store(), InForce(), metrics, ProxyHealth(60.0), {}, mode=BareMode())
     metrics.on_scrape(lambda: source_state(stats, 0.0))
     metrics.on_scrape(lambda: feature_gates({}))
     metrics.on_scrape(lambda: nfacct_packets(dict.fromkeys(NFACCT, 0)))

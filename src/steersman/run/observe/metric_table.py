@@ -2,8 +2,8 @@
 
 Each metric is one attribute (behaviour 14), and docs/metrics.md lists them all. The program counts
 those that are `Counted`; the others are made when they are scraped, from values that are known
-elsewhere (scraped.py, mode_metrics.py). A metric that the row of some mode names (modes/specs.py)
-belongs to these modes only.
+elsewhere (sync_metrics.py, scraped.py, mode_metrics.py). A metric that the row of some mode names
+(modes/specs.py) belongs to these modes only.
 """
 
 from __future__ import annotations
@@ -41,17 +41,17 @@ class MetricTable(Registry):
     programming_seconds = Counted(Histogram, f"{_PROXY}network_programming_duration_seconds",
         "Seconds from the change of an endpoint (its trigger time) until it is in force.", _FAMILY,
         buckets=PROGRAMMING_BUCKETS)
-    last_sync_time = Counted(Gauge, f"{_SYNC}last_timestamp_seconds",
+    last_sync_time = Declared(Gauge, f"{_SYNC}last_timestamp_seconds",
         "Unix time of the last successful sync.", _FAMILY)
-    last_queued_time = Counted(Gauge, f"{_SYNC}last_queued_timestamp_seconds",
+    last_queued_time = Declared(Gauge, f"{_SYNC}last_queued_timestamp_seconds",
         "Unix time at which a sync was last queued.", _FAMILY)
-    endpoint_changes_pending = Counted(Gauge, f"{_SYNC}endpoint_changes_pending",
+    endpoint_changes_pending = Declared(Gauge, f"{_SYNC}endpoint_changes_pending",
         "Number of endpoint changes not yet synced.")
-    endpoint_changes = Counted(Counter, f"{_SYNC}endpoint_changes_total",
+    endpoint_changes = Declared(Counter, f"{_SYNC}endpoint_changes_total",
         "Number of endpoint changes seen.")
-    service_changes_pending = Counted(Gauge, f"{_SYNC}service_changes_pending",
+    service_changes_pending = Declared(Gauge, f"{_SYNC}service_changes_pending",
         "Number of Service changes not yet synced.")
-    service_changes = Counted(Counter, f"{_SYNC}service_changes_total",
+    service_changes = Declared(Counter, f"{_SYNC}service_changes_total",
         "Number of Service changes seen.")
     iptables_rules = Counted(Gauge, f"{_SYNC}iptables_total",
         "Number of rules in the kernel that belong to the proxy.", ("table", *_FAMILY))
@@ -66,7 +66,7 @@ class MetricTable(Registry):
         "Number of nf_tables transactions that the kernel refused.", _FAMILY)
     nftables_cleanup_failures = Counted(Counter, f"{_SYNC}nftables_cleanup_failures_total",
         "Number of removals of leftovers that the kernel refused.", _FAMILY)
-    no_local_endpoints = Counted(Gauge, f"{_SYNC}no_local_endpoints_total",
+    no_local_endpoints = Declared(Gauge, f"{_SYNC}no_local_endpoints_total",
         "Number of ServicePorts with a Local policy that have endpoints, but none on this node.",
         ("traffic_policy", *_FAMILY))
     healthz = Counted(Counter, f"{_PROXY}proxy_healthz_total", "Number of answers of /healthz.",
@@ -80,7 +80,7 @@ class MetricTable(Registry):
 
     # Beyond upstream
 
-    findings = Counted(Gauge, "steersman_findings",
+    findings = Declared(Gauge, "steersman_findings",
         "Number of current problems with objects or configuration.", ("severity", "code"))
     phase_seconds = Counted(Histogram, "steersman_sync_phase_seconds",
         "Seconds that a phase of a sync took.", ("phase",), buckets=_PHASE_BUCKETS)
@@ -98,7 +98,7 @@ class MetricTable(Registry):
         "Number of kernel objects that were repaired.")
     drift_pending_since = Counted(Gauge, "steersman_drift_pending_since_timestamp_seconds",
         "Unix time since which changes by other programs are not repaired; 0 if all are repaired.")
-    without_endpoints = Counted(Gauge, "steersman_service_ports_without_endpoints",
+    without_endpoints = Declared(Gauge, "steersman_service_ports_without_endpoints",
         "Number of ServicePorts that no endpoint serves: connections to them are refused.", _FAMILY)
     drift_last = Counted(Gauge, "steersman_drift_last_timestamp_seconds",
         "When changes by other programs were found last, in seconds since 1970; 0 if never.")

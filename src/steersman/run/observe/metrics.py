@@ -20,7 +20,6 @@ from steersman.run.observe.prometheus import (
     Labelled,
     Metric,
     Rows,
-    Shown,
 )
 from steersman.run.observe.scraped import process_metrics
 
@@ -40,7 +39,7 @@ class Metrics(MetricTable):
             families: the families served; their series exist from the start.
         """
         self._families = families
-        self.by_name: dict[str, Any] = {}
+        self.by_name: dict[str, Labelled[Any]] = {}
         self._scraped: list[Callable[[], Iterable[Metric]]] = []
         self.use_mode(mode)
 
@@ -79,8 +78,8 @@ class Metrics(MetricTable):
                 self.by_name[name](family.kubernetes).inc(amount)
 
     def show(self, metric: Declared[Any], rows: Callable[[], Rows]) -> None:
-        """Let a metric of the table show these rows."""
-        self.by_name[metric.name] = Shown(metric, rows)
+        """Show these rows of a metric at each scrape."""
+        self.on_scrape(lambda: (metric.of(rows()),))
 
     def on_scrape(self, collect: Callable[[], Iterable[Metric]]) -> None:
         """Collect further metrics at each scrape."""

@@ -165,8 +165,7 @@ class Counted(Declared[ChildT], frozen=True):
         """Return the values; raise KeyError if the registry does not have the metric."""
         if registry is None:
             return self
-        labelled: Labelled[ChildT] = registry.by_name[self.name]
-        return labelled
+        return registry.by_name[self.name]
 
     def zero(self) -> ChildT:
         """Return a value that has counted nothing yet."""
@@ -210,22 +209,11 @@ class Labelled(Generic[ChildT]):
         return self._declared.of(simple)
 
 
-class Shown(NamedTuple):
-    """A metric whose values somebody else has; they are looked at in each scrape."""
-
-    declared: Declared[Any]
-    rows: Callable[[], Rows]
-
-    def collect(self) -> Metric:
-        """Return what a scrape says."""
-        return self.declared.of(self.rows())
-
-
 class Registry:
     """Has declared metrics as attributes of its class: `registry.NAME(labels)` is a value."""
 
-    by_name: dict[str, Any]
-    """What collects each metric: a Labelled, or a Shown."""
+    by_name: dict[str, Labelled[Any]]
+    """The values of each metric that is counted."""
 
 
 def exposition(metrics: Iterable[Metric]) -> Iterator[bytes]:
