@@ -53,6 +53,11 @@ class Way(NamedTuple):
     predicted: TraceResult
 
     @property
+    def source(self) -> str:
+        """The address that its client sends from; "" if the kernel chooses one."""
+        return self.place.addresses.get(self.key.family, "")
+
+    @property
     def endpoints(self) -> frozenset[str]:
         """The endpoints that the plan sends it to."""
         return frozenset(map(str, self.predicted.endpoints))

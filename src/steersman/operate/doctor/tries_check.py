@@ -7,32 +7,25 @@ left the predicted way is the likely cause, the failed connection only the sympt
 from __future__ import annotations
 
 import asyncio
-import os
 import re
 import time
-from collections import defaultdict
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import AsyncExitStack, suppress
-from pathlib import Path
 from typing import NamedTuple
 
 from msgspec.structs import replace
 
 from steersman.compile.trace import trace
-from steersman.model.addresses import canonical_ip, is_loopback
-from steersman.model.names import Family, PlanKey, Protocol
-from steersman.model.plan import Traits
+from steersman.model.names import PlanKey, Protocol
 from steersman.model.world import World
-from steersman.netfilter.conntrack.flows import Tracked, tracked
 from steersman.operate.doctor.context import Context
-from steersman.operate.doctor.facts import requirements
 from steersman.operate.doctor.result import (
-    UNSEEN,
     Cause,
     CheckResult,
     Found,
     Verdict,
     error,
+    first_of,
     ok,
     result_of,
     skipped,
@@ -42,40 +35,25 @@ from steersman.operate.doctor.traffic_checks import MOST as MOST_ENDPOINTS
 from steersman.operate.doctor.traffic_checks import dials_from_node, sampled
 from steersman.operate.doctor.traffic_dial import Target, dial
 from steersman.operate.doctor.traffic_load import connections_before
-from steersman.operate.doctor.tries import (
-    MOST,
-    Choice,
-    Tried,
-    Way,
-    choose,
-    first_round,
-    is_pod,
-    next_round,
-    trouble,
-    wrong_source,
-)
+from steersman.operate.doctor.tries import MOST, Tried, Way, choose, trouble, wrong_source
+from steersman.operate.doctor.tries_made import TIMEOUT, find_places, make_rounds
 from steersman.operate.doctor.where import where_lost
-from steersman.operate.places import NODE, Place, client_outside, find_pods, source_to, uplink
+from steersman.operate.places import source_to
 from steersman.operate.trace_question import TraceQuestion
 
-_TIMEOUT = 2.0
-"""Seconds for TCP to connect: its second packet is sent after one second."""
 _FOLLOWED = 1.0
 """Seconds that an answer to a packet that is followed may take."""
-_DIALLING = 5.0
-"""Seconds after which no further round begins."""
 _TRACING = 12.0
 """Seconds after which no packet is followed any more: to stop that takes time under load, and the
 check must end within its own."""
-_MOST_ROUNDS = 4
 _MOST_TRACED = 2
 _MOST_CUT_OFF = 4
 _RESERVED = 20
 """Connections that are kept for looking into failures."""
 _ATTEMPTS = 4
 """Packets of a way that are followed if only some of its connections fail."""
-_SETTLE = 0.3
-"""Seconds that a mode may need until it serves a new device."""
+_NAMED = 3
+"""Silent endpoints that a text names."""
 _POLICY = re.compile(r"NetworkPolic|network polic|NWPLCY|cali|Cilium|felix", re.IGNORECASE)
 """Owners of rules that drop packets between pods because a NetworkPolicy asks for it."""
 
@@ -88,136 +66,13 @@ class Failure(NamedTuple):
     """What came of the first one that failed."""
     failed: int
     made: int
-    consequence: str = ""
+    silent: Sequence[str] = ()
     """The endpoints behind it that do not answer when they are dialled themselves."""
 
     @property
     def times(self) -> str:
         """How often it fails, for people."""
         return f"{self.failed} of {self.made} times" if self.failed < self.made else "each time"
-
-
-# Places
-
-
-async def find_places(context: Context, stack: AsyncExitStack) -> tuple[list[Place], list[str]]:
-    """Return the places to try from, and what cannot be one."""
-    if not context.linux:
-        return [NODE], ["pods and clients outside (only on Linux)"]
-    places, untried = [NODE], []
-    pods = await asyncio.to_thread(find_pods)
-    world = context.world
-    found = [each for each in pods.found if is_pod(each.addresses.values(), each.device, world)]
-    if asked := context.question.netns:
-        mine = [place for place in pods.found if place.netns and _same(place.netns, Path(asked))]
-        places += [place._replace(name=f"the pod {context.question.pod}") for place in mine[:1]]
-    else:
-        ends = {end.ip for plan in context.plans for end in plan.reachable}
-        behind = [place for place in found if not ends.isdisjoint(place.addresses.values())]
-        places += [place for place in found if place not in behind][:1] + behind[:1]
-    if pods.unseen and len(places) == 1:
-        untried.append(UNSEEN)
-    try:
-        node = world.snapshot.node
-        own = [
-            ip for each in (node.addresses if node else ()) if (ip := canonical_ip(each.address))
-        ]
-        by = await asyncio.to_thread(uplink, own)
-        places.append(await stack.enter_async_context(client_outside(by)))
-    except OSError as failure:
-        untried.append(f"clients outside ({failure.strerror or failure})")
-    return places, untried
-
-
-def _same(one: Path, other: Path) -> bool:
-    with suppress(OSError):
-        return os.path.samefile(one, other)
-    return False
-
-
-# Connections
-
-
-async def _make(context: Context, ways: Sequence[Way]) -> list[Tried]:
-    """Make one connection of each way, all at once, and see where they went."""
-    dials = await asyncio.gather(
-        *(
-            dial(way.target, way.place.netns, _TIMEOUT, way.place.addresses.get(way.key.family, ""))
-            for way in ways
-        )
-    )
-    traits, needs = context.world.plan.settings.traits, await context.once(requirements)
-    tracks = traits.tracks_connections and not traits.terminates_connections
-    early = needs.delivery == "translated"
-    destinations = [_tracked_as(way, traits, early=early) if tracks else () for way in ways]
-    wanted: dict[Family, set[tuple[str, int]]] = defaultdict(set)
-    for way, some in zip(ways, destinations, strict=True):
-        wanted[way.key.family].update(some)
-    entries: dict[tuple[object, ...], Tracked] = {}
-    with suppress(OSError):  # then only the outcome is known
-        for family, targets in wanted.items():
-            for each in await asyncio.to_thread(tracked, family, targets) if targets else ():
-                key = each.protocol, each.client, each.client_port, each.address, each.port
-                entries[key] = each
-    out = []
-    for way, made, some in zip(ways, dials, destinations, strict=True):
-        client = made.target.protocol, *made.client
-        found = (entry for each in some if (entry := entries.get((*client, *each))))
-        out.append(Tried(way, made, next(found, None)))
-    return out
-
-
-def _tracked_as(way: Way, traits: Traits, *, early: bool) -> Sequence[tuple[str, int]]:
-    """Return the destinations that conntrack may know connections of a way by.
-
-    Args:
-        way: the way.
-        traits: of the mode.
-        early: packets have the endpoint's address before conntrack sees them, if it does; those
-            that are to be masqueraded still have the client's.
-    """
-    target, result = way.target, way.predicted
-    if traits.relays_localhost and is_loopback(target.address):
-        return ()
-    if not early:
-        return ((target.address, target.port),)
-    if result.masquerade:
-        return ()
-    return [(each.ip, each.port) for each in result.endpoints if each not in result.hairpins]
-
-
-async def make_rounds(
-    context: Context, choice: Choice, most: int, began: float
-) -> dict[Way, list[Tried]]:
-    """Try the ways in rounds, until each endpoint was met or the budget is spent."""
-    made: dict[Way, list[Tried]] = {way: [] for way in choice.ways}
-    sticky = {p.key for p in context.plans if p.affinity_seconds or p.maglev}
-    todo = first_round(choice.ways, most)
-    for number in range(_MOST_ROUNDS):
-        if not todo or (number and time.monotonic() - began > _DIALLING):
-            break
-        most -= len(todo)
-        for tried in await _make(context, todo):
-            made[tried.way].append(tried)
-        bad = {way for way, tries in made.items() if any(trouble(each, ()) for each in tries)}
-        late = [way for way in bad if way.place.kind == "outside"]
-        if number == 0 and len(late) == len(bad) and 0 < len(late) <= most:
-            # Only the client outside fails: its device is new.
-            await asyncio.sleep(_SETTLE)
-            for way in late:
-                made[way].clear()
-            todo = first_round(late, most)
-            most -= len(todo)
-            for tried in await _make(context, todo):
-                made[tried.way].append(tried)
-        # What fails is followed now; only what works is worth more connections.
-        if any(trouble(tried, ()) for tries in made.values() for tried in tries):
-            break
-        todo = next_round(made, sticky, most)
-    return {way: tries for way, tries in made.items() if tries}
-
-
-# Results
 
 
 async def tries(context: Context) -> Found:
@@ -236,7 +91,7 @@ async def tries(context: Context) -> Found:
         ends = len({(end.ip, end.port) for plan in plans for end in plan.reachable})
         dials, made = await asyncio.gather(
             context.once(dials_from_node),
-            make_rounds(context, choice, MOST - _RESERVED - min(ends, MOST_ENDPOINTS), began),
+            make_rounds(context, choice.ways, MOST - _RESERVED - min(ends, MOST_ENDPOINTS), began),
         )
         answering = {
             str(d.target)
@@ -275,7 +130,7 @@ def _failure(
         dead = []  # it went elsewhere: that is no consequence
     if first.met in way.endpoints:
         dead = [first.met] if first.met in broken else []
-    return Failure(way, why, len(bad), len(made), ", ".join(dead))
+    return Failure(way, why, len(bad), len(made), dead)
 
 
 async def _still(context: Context, failures: Sequence[Failure]) -> list[Failure]:
@@ -294,54 +149,104 @@ async def _still(context: Context, failures: Sequence[Failure]) -> list[Failure]
     ]
 
 
+# Causes and symptoms
+
+
 async def _explain(
     context: Context, failures: Sequence[Failure], began: float
 ) -> list[CheckResult]:
     """Return the causes of the first failures, then the symptoms: one result of each kind."""
+    cut_off, followed = await asyncio.gather(
+        _cut_off(context, failures), _follow_first(context, failures, began)
+    )
     causes: dict[str, CheckResult] = {}
     failing: list[Failure] = []
     unanswered: list[Failure] = []
-    cut_off: list[Failure] = []
-    traced: set[tuple[PlanKey, str]] = set()
-    async with asyncio.TaskGroup() as group:
-        looking: dict[tuple[PlanKey, str], asyncio.Task[bool]] = {}
-        for way in (failure.way for failure in failures):
-            pair = way.key, way.place.name
-            by_chance = way.place.kind == "pod" and not context.question.netns
-            if by_chance and pair not in looking and len(looking) < _MOST_CUT_OFF:
-                looking[pair] = group.create_task(_is_cut_off(way))
-        for failure in failures:
-            way, why = failure.way, failure.why
-            found: CheckResult | None = None
-            if (way.key, way.place.kind) not in traced and len(traced) < _MOST_TRACED:
-                traced.add((way.key, way.place.kind))
-                found = await _follow(context, failure, began)
-            if found and found.verdict is not Verdict.ERROR:
-                why += f"; not followed: {found.text}"
+    of_pods: list[Failure] = []
+    for failure in failures:
+        way, why, found = failure.way, failure.why, followed.get(failure.way)
+        if found is not None and found.verdict is not Verdict.ERROR:
+            why, found = f"{why}; not followed: {found.text}", None
+        shown = failure._replace(why=why)
+        if failure.silent:
+            unanswered.append(shown)
+            # The silent endpoint is the cause, unless the packet was lost before it.
+            if found is not None and found.cause >= Cause.ENDPOINT:
                 found = None
-            if failure.consequence:
-                # The silent endpoint is the cause, unless the packet was lost before it.
-                by_policy = False
-                if found is not None and found.cause >= Cause.ENDPOINT:
-                    found = None
-                unanswered.append(failure._replace(why=why))
-            else:
-                pair = way.key, way.place.name
-                unreachable = pair in looking and await looking[pair]
-                by_policy = unreachable and bool(found and _POLICY.search(found.text))
-                if found is None and unreachable:
-                    cut_off.append(failure._replace(why=why))
-                elif not by_policy:
-                    failing.append(failure._replace(why=why))
-            if found is not None:
-                located = replace(found, text=f"{way}: {found.text}")
-                if by_policy:
-                    located = replace(located, verdict=Verdict.WARNING, cause=Cause.POLICY)
-                causes.setdefault(found.text, located)
-    return [*causes.values(), *_symptoms(failing, unanswered, cut_off)]
+        elif (way.key, way.place.name) not in cut_off:
+            failing.append(shown)
+        elif found is None:
+            of_pods.append(shown)
+        elif _POLICY.search(found.text):
+            found = replace(found, verdict=Verdict.WARNING, cause=Cause.POLICY)
+        else:
+            failing.append(shown)
+        if found is not None:
+            causes.setdefault(found.text, replace(found, text=f"{way}: {found.text}"))
+    return [*causes.values(), *symptoms(failing, unanswered, of_pods)]
 
 
-def _symptoms(
+async def _cut_off(context: Context, failures: Sequence[Failure]) -> set[tuple[PlanKey, str]]:
+    """Return the ServicePorts, and names of pods, to which no endpoint answers when it is dialled.
+
+    A pod that the question names is none of them: it should reach the Service.
+    """
+    pods: dict[tuple[PlanKey, str], Way] = {}
+    for way in (failure.way for failure in failures):
+        if way.place.kind == "pod" and not context.question.netns and len(pods) < _MOST_CUT_OFF:
+            pods.setdefault((way.key, way.place.name), way)
+    found = await asyncio.gather(*map(_is_cut_off, pods.values()))
+    return {pair for pair, is_cut_off in zip(pods, found, strict=True) if is_cut_off}
+
+
+async def _is_cut_off(way: Way) -> bool:
+    """Whether no endpoint answers that place when it is dialled itself."""
+    ends = [end for end in way.predicted.endpoints if end.ip != way.source][:3]
+    targets = [Target(end.ip, end.port, way.target.protocol) for end in ends]
+    dials = await asyncio.gather(
+        *(dial(target, way.place.netns, TIMEOUT, way.source) for target in targets)
+    )
+    return bool(dials) and not any(each.good for each in dials)
+
+
+async def _follow_first(
+    context: Context, failures: Sequence[Failure], began: float
+) -> dict[Way, CheckResult]:
+    """Follow the first failures, one of each ServicePort and kind of place, one after the other."""
+    found: dict[Way, CheckResult] = {}
+    followed: set[tuple[PlanKey, str]] = set()
+    for failure in failures:
+        kind = failure.way.key, failure.way.place.kind
+        if kind not in followed and len(followed) < _MOST_TRACED:
+            followed.add(kind)
+            if (result := await _follow(context, failure, began)) is not None:
+                found[failure.way] = result
+    return found
+
+
+async def _follow(context: Context, failure: Failure, began: float) -> CheckResult | None:
+    """Follow a packet of a way that fails; None if none left the predicted way."""
+    if not context.linux:
+        return None
+    way = failure.way
+    question = TraceQuestion(
+        way.target.address,
+        way.target.port,
+        way.target.protocol,
+        way.source,
+        way.place.netns,
+        timeout=_FOLLOWED,
+    )
+    left = _TRACING - (time.monotonic() - began)
+    with suppress(TimeoutError):
+        async with asyncio.timeout(left):
+            for _ in range(1 if failure.failed == failure.made else _ATTEMPTS):
+                if (found := await where_lost(context, question)) is not None:
+                    return found
+    return None
+
+
+def symptoms(
     failing: Sequence[Failure], unanswered: Sequence[Failure], cut_off: Sequence[Failure]
 ) -> Iterator[CheckResult]:
     """Yield what fails.
@@ -357,7 +262,9 @@ def _symptoms(
         text, evidence = _listed(failing, first.why)
         yield error(text, *evidence, remedy=remedy.format(first.way.target))
     if unanswered:
-        why = f"its endpoint {unanswered[0].consequence} does not answer either"
+        silent = unanswered[0].silent
+        ends = f"its endpoint{'s' * (len(silent) > 1)} {first_of(silent, _NAMED)}"
+        why = f"{ends} {'do' if len(silent) > 1 else 'does'} not answer either"
         text, evidence = _listed(unanswered, why)
         yield error(text, *evidence, cause=Cause.SYMPTOM + 5)
     if cut_off:
@@ -380,71 +287,36 @@ def _listed(failures: Sequence[Failure], why: str) -> tuple[str, list[str]]:
     return text, [f"{each.way} ({each.times}): {each.why}" for each in failures]
 
 
-async def _is_cut_off(way: Way) -> bool:
-    """Whether no endpoint answers that place when it is dialled itself."""
-    source, protocol = way.place.addresses.get(way.key.family, ""), way.target.protocol
-    dials = await asyncio.gather(
-        *(
-            dial(Target(end.ip, end.port, protocol), way.place.netns, _TIMEOUT, source)
-            for end in [end for end in way.predicted.endpoints if end.ip != source][:3]
-        )
-    )
-    return bool(dials) and not any(each.good for each in dials)
-
-
-async def _follow(context: Context, failure: Failure, began: float) -> CheckResult | None:
-    """Follow a packet of a way that fails; None if none left the predicted way."""
-    if not context.linux:
-        return None
-    way = failure.way
-    question = TraceQuestion(
-        way.target.address,
-        way.target.port,
-        way.target.protocol,
-        way.place.addresses.get(way.key.family, ""),
-        way.place.netns,
-        timeout=_FOLLOWED,
-    )
-    left = _TRACING - (time.monotonic() - began)
-    with suppress(TimeoutError):
-        async with asyncio.timeout(left):
-            for _ in range(1 if failure.failed == failure.made else _ATTEMPTS):
-                if (found := await where_lost(context, question)) is not None:
-                    return found
-    return None
-
-
 async def _sources(
-    context: Context, made: dict[Way, list[Tried]], began: float
+    context: Context, made: Mapping[Way, Sequence[Tried]], began: float
 ) -> list[CheckResult]:
     """Return the ways whose endpoints see another source than the plan says, followed once.
 
     Without the masquerade that the plan says, answers may not come back through this node. Clients
     outside whose packets are not masqueraded are those of policy Local, which keeps their address.
     """
-    severe: list[tuple[Way, str]] = []
-    odd: list[tuple[Way, str]] = []
-    for way, made_ways in made.items():
+    wrong: dict[Verdict, list[tuple[Way, str]]] = {Verdict.ERROR: [], Verdict.WARNING: []}
+    for way, some in made.items():
         local = context.world.plan.settings.family(way.key.family).local_addresses
-        if why := next((why for each in made_ways if (why := wrong_source(each, local))), ""):
-            bad = way.predicted.masquerade or way.place.kind == "outside"
-            (severe if bad else odd).append((way, why))
+        if why := next(filter(None, (wrong_source(each, local) for each in some)), ""):
+            severe = way.predicted.masquerade or way.place.kind == "outside"
+            wrong[Verdict.ERROR if severe else Verdict.WARNING].append((way, why))
     out: list[CheckResult] = []
-    for verdict, ways in ((Verdict.ERROR, severe), (Verdict.WARNING, odd)):
+    for verdict, ways in wrong.items():
         if not ways:
             continue
         way, why = ways[0]
-        failure = Failure(way, why, 1, len(made[way]))
-        followed = None if out else await _follow(context, failure, began)
-        found = followed if followed and followed.verdict is Verdict.ERROR else None
+        found = None if out else await _follow(context, Failure(way, why, 1, len(made[way])), began)
+        if found is None or found.verdict is not Verdict.ERROR:
+            found = result_of(verdict, why)
         more = f" (and {len(ways) - 1} more)" if len(ways) > 1 else ""
         out.append(
             result_of(
                 verdict,
-                f"{way}{more}: {found.text if found else why}",
+                f"{way}{more}: {found.text}",
                 *(f"{each}: {seen}" for each, seen in ways),
-                *(found.evidence if found else ()),
-                remedy=found.remedy if found else "",
+                *found.evidence,
+                remedy=found.remedy,
                 cause=Cause.SYMPTOM,
             )
         )

@@ -27,6 +27,7 @@ from steersman.operate.doctor.tries import (
     trouble,
     wrong_source,
 )
+from steersman.operate.doctor.tries_check import Failure, symptoms
 from steersman.operate.places import NODE, Place
 from tests.support.builders import objects
 from tests.support.builders.doctor import world_of
@@ -201,6 +202,22 @@ def test_silence_is_trouble_only_if_the_endpoint_answers_otherwise() -> None:
     silent = tried(ways(planned())[0], f"{ENDS[0]}:8080", outcome="silent")
     assert not trouble(silent, ())
     assert "answers when it is dialled itself" in trouble(silent, {f"{ENDS[0]}:8080"})
+
+
+@pytest.mark.parametrize(
+    ("silent", "words"),
+    [
+        (("10.0.0.5:80",), "its endpoint 10.0.0.5:80 does not answer either"),
+        (
+            tuple(f"10.0.0.{number}:80" for number in range(1, 6)),
+            "its endpoints 10.0.0.1:80, 10.0.0.2:80, 10.0.0.3:80 and 2 more do not answer either",
+        ),
+    ],
+)
+def test_silent_endpoints_are_named_in_words(silent: tuple[str, ...], words: str) -> None:
+    (way, *_) = ways(planned())
+    (result,) = symptoms((), [Failure(way, "no answer", 1, 1, silent)], ())
+    assert result.text == f"{way.words} does not work from this node (each time): {words}"
 
 
 def test_the_source_is_compared_with_the_plan() -> None:
