@@ -37,6 +37,16 @@ def remedy(setting: str, value: int) -> str:
     return f"`sysctl -w {name}={value}`, and a file in /etc/sysctl.d so that it stays"
 
 
+def of_interfaces(context: Context, folder: str, setting: str) -> dict[str, int]:
+    """Return a setting of each interface but the loopback device, by name."""
+    found = {}
+    for each in sorted(context.path(folder).iterdir()):
+        if each.name not in ("all", "default", "lo"):
+            with suppress(OSError):  # it has gone meanwhile, as those of pods do
+                found[each.name] = int((each / setting).read_text())
+    return found
+
+
 async def forwarding(context: Context) -> Found:
     """Check that the kernel forwards packets, on every interface."""
     results: list[CheckResult] = []
@@ -59,14 +69,8 @@ async def forwarding(context: Context) -> Found:
             results.append(say(text, remedy=remedy(setting, 1)))
             continue
         # An interface that came or was set later may differ from `all`.
-        folder = context.path(f"{settings}/conf")
-        off = [
-            each.name
-            for each in sorted(folder.iterdir())
-            if each.name not in ("all", "default", "lo")
-            and (each / "forwarding").read_text().strip() == "0"
-        ]
-        if off:
+        values = of_interfaces(context, f"{settings}/conf", "forwarding")
+        if off := [name for name, value in values.items() if not value]:
             used = {way.device for way in to_endpoint.values()} & set(off)
             say = error if used and needed else warning
             results.append(
@@ -87,12 +91,8 @@ async def reverse_path(context: Context) -> Found:
     folder = f"{_IPV4}/conf"
     everywhere = int(context.read(f"{folder}/all/rp_filter"))
     # The kernel takes the larger one of `all` and the interface's own value.
-    strict = []
-    for each in sorted(context.path(folder).iterdir()):
-        with suppress(OSError):
-            own = int((each / "rp_filter").read_text())
-            if max(own, everywhere) == _STRICT and each.name not in ("all", "default", "lo"):
-                strict.append(each.name)
+    values = of_interfaces(context, folder, "rp_filter")
+    strict = [name for name, value in values.items() if max(value, everywhere) == _STRICT]
     if not strict:
         return ok("no interface filters strictly by the reverse path")
     flow = context.question.flow

@@ -81,6 +81,12 @@ def test_an_interface_may_forward_nothing(tmp_path: Path) -> None:
     assert other.verdict is Verdict.WARNING
 
 
+def test_an_interface_that_goes_meanwhile_is_left_out(tmp_path: Path) -> None:
+    (tmp_path / CONF / "gone").mkdir(parents=True)
+    assert ask(FORWARDING, tmp_path).verdict is Verdict.OK
+    assert ask(REVERSE, tmp_path).verdict is Verdict.OK
+
+
 def netstat(*dropped: int) -> str:
     return f"TcpExt: SyncookiesSent IPReversePathFilter\nTcpExt: 3 {dropped[0]}\n"
 
