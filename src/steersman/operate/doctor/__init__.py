@@ -22,47 +22,16 @@ from steersman.operate.doctor import (
     traffic_load,
     tries_check,
 )
-from steersman.operate.doctor.check import Check, on_linux, on_the_node, with_service
-from steersman.operate.doctor.context import Context
+from steersman.operate.doctor.check import Check, Needs
 from steersman.operate.doctor.result import Cause
 
-
-def with_flow(context: Context) -> str:
-    """The check is about one connection."""
-    return "" if context.question.flow else "no connection was asked for (--to)"
-
-
-def with_api(context: Context) -> str:
-    """The check asks the API server."""
-    known = context.ask_api is not None
-    return "" if known else "no API server is known: give --kubeconfig, with rights to list pods"
-
-
-def with_dials(context: Context) -> str:
-    """The check makes connections."""
-    return "" if context.question.dial else "--no-dial was given"
-
-
-def with_sysctls(context: Context) -> str:
-    """The check reads the settings of the kernel's network."""
-    return "" if context.path("proc/sys/net").exists() else "/proc/sys/net is not there"
-
-
-def with_conntrack(context: Context) -> str:
-    """The check is about modes whose connections conntrack tracks."""
-    tracked = context.world.plan.settings.traits.tracks_connections
-    return "" if tracked else "this mode does not use conntrack"
-
-
-_SERVICE: Final = (with_service,)
-_API: Final = with_service, with_api
-_DIAL: Final = with_service, on_the_node, with_dials
-_MACHINE: Final = (on_the_node,)
-_LINUX: Final = (on_linux,)
-_ENDS: Final = on_linux, with_service
-_SYSCTL: Final = on_linux, with_sysctls
-_TABLE: Final = on_linux, with_conntrack
-_STALE: Final = on_linux, with_service, with_conntrack
+_SERVICE: Final = Needs.SERVICE
+_API: Final = Needs.SERVICE | Needs.API
+_DIAL: Final = Needs.SERVICE | Needs.NODE | Needs.DIALS
+_LINUX: Final = Needs.NODE | Needs.LINUX
+_ENDS: Final = _LINUX | Needs.SERVICE
+_SYSCTL: Final = _LINUX | Needs.SYSCTLS
+_TABLE: Final = _LINUX | Needs.CONNTRACK
 _OBJECT, _ENDPOINTS, _POLICY, _PROXY = Cause.OBJECT, Cause.ENDPOINTS, Cause.POLICY, Cause.PROXY
 _RULES, _NODE, _PATH = Cause.RULES, Cause.NODE, Cause.PATH
 
@@ -73,7 +42,7 @@ CHECKS: Final[tuple[Check, ...]] = (
     Check("service-endpoints", "endpoints", service_object.service_endpoints, _SERVICE, _ENDPOINTS),
     Check("selector", "the selector", service_api.matching_pods, _API, _ENDPOINTS - 1),
     Check("network-policies", "NetworkPolicies", service_api.network_policies, _API, _POLICY + 5),
-    Check("flow", "the connection in question", service_policy.flow, (with_flow,), _POLICY),
+    Check("flow", "the connection in question", service_policy.flow, Needs.CONNECTION, _POLICY),
     Check("service-policy", "traffic policies", service_policy.policies, _SERVICE, _POLICY + 1),
     Check(
         "node-port-addresses", "node port addresses", service_policy.ports, _SERVICE, _POLICY + 2
@@ -89,18 +58,20 @@ CHECKS: Final[tuple[Check, ...]] = (
         _DIAL,
         Cause.ENDPOINT,
     ),
-    Check("tries", "connections to the Service", tries_check.tries, _MACHINE, Cause.SYMPTOM, 14.5),
+    Check(
+        "tries", "connections to the Service", tries_check.tries, Needs.NODE, Cause.SYMPTOM, 14.5
+    ),
     Check("load", "load of the endpoints", traffic_load.load, _ENDS, _POLICY + 7),
     # The node
-    Check("process", "proxy process", node_process.process, _MACHINE, _PROXY),
-    Check("source", "source of objects", node_process.source, _MACHINE, _PROXY + 1),
+    Check("process", "proxy process", node_process.process, Needs.NODE, _PROXY),
+    Check("source", "source of objects", node_process.source, Needs.NODE, _PROXY + 1),
     Check("node", "this node", node_process.node, cause=_PROXY + 2),
     Check("pods", "pod network", node_process.pods, cause=_PROXY + 3),
     Check("failover", "failing endpoints", node_process.failover, _LINUX, _PROXY + 5),
     Check("api-server", "clock and version", node_process.api_server, cause=_PROXY + 4),
     Check("ejected", "ejected endpoints", node_process.ejected, cause=_ENDPOINTS + 1),
     Check("other-proxy", "other proxies", node_rivals.other_proxy, _LINUX, _PROXY + 1),
-    Check("mode", "parts of the mode", node_rules.probe, _MACHINE, _PROXY + 5),
+    Check("mode", "parts of the mode", node_rules.probe, Needs.NODE, _PROXY + 5),
     Check("rules", "rules in the kernel", node_rules.rules, _LINUX, _RULES, 9.5),
     Check("lock", "lock of the rules", node_rules.lock, _LINUX, _RULES - 2),
     Check("number-of-rules", "number of rules", node_rules.number_of_rules, _LINUX, _NODE, 9.5),
@@ -125,7 +96,7 @@ CHECKS: Final[tuple[Check, ...]] = (
         "conntrack-stale",
         "stale conntrack entries",
         node_conntrack.stale,
-        _STALE,
+        _TABLE | _SERVICE,
         _NODE + 3,
     ),
     Check("route", "routes to endpoints", node_path.routes, _ENDS, _PATH),

@@ -12,9 +12,10 @@ reason. Checks that need the same slow fact (a listing of all rules) share one c
 from __future__ import annotations
 
 import asyncio
+import enum
 import time
 from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
-from typing import Any, NamedTuple, TypeAlias
+from typing import Any, NamedTuple
 
 from msgspec.structs import replace
 
@@ -54,26 +55,38 @@ _STYLES: Mapping[Verdict, Style] = {
 }
 
 
-Applies: TypeAlias = Callable[[Context], str]
-"""Returns "" if a check applies to a context, else why it does not."""
+class Needs(enum.Flag):
+    """What a check cannot do without."""
+
+    NODE = enum.auto()
+    LINUX = enum.auto()
+    SERVICE = enum.auto()
+    CONNECTION = enum.auto()
+    API = enum.auto()
+    DIALS = enum.auto()
+    SYSCTLS = enum.auto()
+    CONNTRACK = enum.auto()
 
 
-def on_the_node(context: Context) -> str:
-    """The check looks at the machine: it applies where the World's node is this machine."""
-    if context.here:
-        return ""
-    node = context.world.plan.settings.node_name or "another machine"
-    return f"it looks at the machine: run it on {node}"
-
-
-def on_linux(context: Context) -> str:
-    """The check looks at Linux: it applies where the World's node is this machine, and runs it."""
-    return on_the_node(context) or ("" if context.linux else "it looks at Linux")
-
-
-def with_service(context: Context) -> str:
-    """The check is about one Service."""
-    return "" if context.question.service else "no Service was asked for"
+def missing(context: Context, needs: Needs) -> str:
+    """Return why a check cannot be done, by the first thing that it lacks; "" if it can."""
+    asked, settings = context.question, context.world.plan.settings
+    node, tracks = settings.node_name or "another machine", settings.traits.tracks_connections
+    known: tuple[tuple[Needs, object, str], ...] = (
+        (Needs.NODE, context.here, f"it looks at the machine: run it on {node}"),
+        (Needs.LINUX, context.linux, "it looks at Linux"),
+        (Needs.SERVICE, asked.service, "no Service was asked for"),
+        (Needs.CONNECTION, asked.flow, "no connection was asked for (--to)"),
+        (
+            Needs.API,
+            context.ask_api,
+            "no API server is known: give --kubeconfig, with rights to list pods",
+        ),
+        (Needs.DIALS, asked.dial, "--no-dial was given"),
+        (Needs.SYSCTLS, context.path("proc/sys/net").exists(), "/proc/sys/net is not there"),
+        (Needs.CONNTRACK, tracks, "this mode does not use conntrack"),
+    )
+    return next((why for need, there, why in known if need in needs and not there), "")
 
 
 class Check(NamedTuple):
@@ -84,8 +97,8 @@ class Check(NamedTuple):
     title: str
     """What it looks at, in a few words."""
     run: Callable[[Context], Awaitable[Found]]
-    needs: Sequence[Applies] = ()
-    """All have to apply."""
+    needs: Needs = Needs(0)
+    """It is skipped if one of them is missing."""
     cause: int = Cause.NODE
     """Of its results that name none."""
     seconds: float = USUAL
@@ -233,7 +246,7 @@ def likely_cause(results: Sequence[CheckResult]) -> CheckResult | None:
 async def _finish(context: Context, check: Check) -> list[CheckResult]:
     """Run one check; whatever happens to it is a result."""
     try:
-        if why := next(filter(None, (need(context) for need in check.needs)), ""):
+        if why := missing(context, check.needs):
             return [_named(check, skipped(why))]
         async with asyncio.timeout(check.seconds):
             found = await check.run(context)

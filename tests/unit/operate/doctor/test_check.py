@@ -14,7 +14,7 @@ from steersman.model import codes
 from steersman.model.names import Family
 from steersman.model.plan import SourceClass
 from steersman.operate.answer import Line
-from steersman.operate.doctor.check import Check, on_the_node, with_service
+from steersman.operate.doctor.check import Check, Needs
 from steersman.operate.doctor.context import Context, Question
 from steersman.operate.doctor.result import (
     UNSEEN,
@@ -229,7 +229,7 @@ def test_checks_of_the_machine_are_skipped_elsewhere() -> None:
     async def run(_: Context) -> Iterable[CheckResult]:
         return [ok("seen")]
 
-    check = Check("machine", "Machine", run, (on_the_node, with_service))
+    check = Check("machine", "Machine", run, Needs.NODE | Needs.SERVICE)
     elsewhere = only(check, context_of(service(), here=False))
     assert elsewhere.verdict is Verdict.SKIPPED
     assert elsewhere.text == "it looks at the machine: run it on node-1"
