@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import stat
 import subprocess
 import sys
@@ -31,7 +32,8 @@ def test_everything_inside() -> None:
     output = inside.stdout + inside.stderr
     if inside.returncode == UNAVAILABLE:
         pytest.skip(output.strip())
-    assert inside.returncode == 0, output[-8000:]
+    failed = re.findall("^(?:FAILED|ERROR) .*", output, re.MULTILINE)
+    assert inside.returncode == 0, "\n".join((*failed, output[-8000:]))
 
 
 @pytest.mark.parametrize("command", ["qemu-system-x86_64", "busybox", "depmod"])

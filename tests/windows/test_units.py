@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import re
 from pathlib import Path
 
 import pytest
@@ -61,7 +62,8 @@ def test_the_unit_tests_pass_on_windows(tmp_path: Path) -> None:
         words = ("-m", "pytest", *flags, *left_out, "-k", _BY_EPOLL, *SUITES)
         async with node.python(*words) as process:
             status = await process.ended(minutes=8)
-            assert status == 0, process.log[-10_000:]
+            failed = re.findall("^(?:FAILED|ERROR) .*", process.log, re.MULTILINE)
+            assert status == 0, "\n".join((*failed, process.log[-10_000:]))
             passed = process.log.rpartition(" passed")[0].split()[-1]
             assert int(passed) > 150, "few of them were collected"
 

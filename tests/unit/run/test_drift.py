@@ -26,6 +26,7 @@ from tests.support.http import asking
 from tests.support.modes.inline import Held, Inline
 from tests.support.modes.memory import World
 from tests.support.samples import value_of
+from tests.support.waiting import PATIENCE
 
 OTHER = Writer("iptables-restor", 77)
 
@@ -152,7 +153,7 @@ async def test_syncs_go_on_while_the_kernel_is_compared(
     comparing = asyncio.create_task(compare(world.sync, 5))
     await slow.reached.wait()
     world.store.upsert(slice_("s2-x", "s2", ("10.1.0.97",)))
-    async with asyncio.timeout(5):
+    async with asyncio.timeout(PATIENCE):
         assert await world.run()
     slow.go.set()
     assert await comparing is None  # what the sync wrote is no drift
