@@ -26,6 +26,7 @@ from tests.support.lab.ebpf import compiled
 from tests.support.lab.switches import CLIENT, ENDS, NODE, OUTSIDE, mode_of
 from tests.support.lab.traced import (
     FRONTENDS,
+    PATIENCE,
     VIP,
     Traced,
     inside,
@@ -397,6 +398,15 @@ def test_a_fault_is_named_with_its_object(lab: Lab, name: str, fault: Fault) -> 
     assert fault.text in found.text
     assert "steersman drift" not in found.text
     assert fault.shows in found.remedy
+
+
+def test_a_neighbour_that_fails_while_the_packet_is_followed(lab: Lab) -> None:
+    """The ICMP error that the node sends then is not the packet, which has not left."""
+    node = serving(lab, mode_of(lab, "ebpf", "nft"), SERVICE)
+    failed_neighbour(lab)
+    found = lost(node, timeout=PATIENCE)
+    assert found is not None
+    assert f"the next hop {END} on pod0 of this node does not answer ARP" in found.text
 
 
 def test_a_node_without_a_route_to_the_address_itself(lab: Lab) -> None:

@@ -162,7 +162,10 @@ def compare(predicted: TraceResult, seen: Observation) -> tuple[Difference, ...]
             return (Difference("foreign-drop", describe_end(step), shows, step=number),)
     elsewhere = predicted.verdict == "forward" and endpoint not in endpoints
     if elsewhere:  # if another program's rule or no rule led it there, it may end anywhere
-        has_left = any(each.kind == "sent" and each.netns == seen.node for each in seen.sightings)
+        has_left = any(
+            each.kind == "sent" and each.netns == seen.node and each.what != "an ICMP error"
+            for each in seen.sightings
+        )
         dropped = ((dropped and not has_left) or _vanished(seen)) and not _misled(seen)
     masquerading: list[Difference] = []
     if predicted.verdict == "forward" and endpoint in endpoints:

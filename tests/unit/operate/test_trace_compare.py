@@ -466,6 +466,11 @@ def test_a_drop_beside_the_rules_is_named() -> None:
     passed = Sighting("sent", 2, "eth1", "10.1.0.9", 4000, "10.96.0.1", 80)
     found, *_ = compare(FORWARD, lost(SENT, RECEIVED, passed, FREED, steps=(JUMP,), node=2))
     assert found.code == "rules"
+    # An ICMP error about it has left, and not the packet.
+    freed = replace(FREED, reason="NEIGH_FAILED")
+    told = Sighting("sent", 2, "pod9", "10.1.0.9", 4000, "10.96.0.1", 80, True, "an ICMP error")
+    (found,) = compare(FORWARD, lost(SENT, RECEIVED, told, freed, steps=(JUMP,), node=2))
+    assert found.code == "neighbour"
     # What another program's rule led elsewhere is its fault, wherever it ended.
     found, *_ = compare(FORWARD, lost(FREED, steps=(FOREIGN_DNAT,)))
     assert found.code == "foreign-translation"
