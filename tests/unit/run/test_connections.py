@@ -476,7 +476,7 @@ async def test_requests_that_wait_are_answered_a_few_in_an_iteration() -> None:
 
         server = await accepting(backlog, App(page))
         await until(lambda: iterations.total == 100)
-        assert iterations.most <= 2
+        assert iterations.most <= 4  # with those of the next iteration's share
     await server.close()
     backlog.close()
 

@@ -184,7 +184,8 @@ async def test_others_are_answered_under_attack(
                     heard = await target.ask()
                     assert heard.startswith(b"HTTP/1.1 200 OK\r\n")
                     assert target.answer in heard
-            assert iterations.most <= 2
+            # Who comes when the share of an iteration is renewed takes from that of the next one.
+            assert iterations.most <= 4
         for _, writer in attackers:
             writer.transport.abort()
     assert [each.getMessage() for each in caplog.records if each.name != "asyncio"] == []

@@ -38,7 +38,9 @@ _EXHAUSTED = frozenset({errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM}
 _HANDSHAKES = 16
 """TLS handshakes of a server at a time; each takes up to a millisecond."""
 _STEPS = 2
-"""Steps of all clients in an iteration of the event loop; each takes up to 8 ms, mostly 0.1."""
+"""Steps of all clients in an iteration of the event loop, at times twice as many; each takes up to
+8 ms, mostly 0.1.
+"""
 
 
 class ListenError(OSError):
