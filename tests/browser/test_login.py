@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import AsyncIterator
+from typing import NamedTuple
 
 import pytest_asyncio
-from playwright.async_api import Browser, expect
+from playwright.async_api import Browser, Page, expect
 
 from steersman.model.node_state import NodeState
 from steersman.source.kubeconfig import ClusterAccess as ApiServers
@@ -17,21 +18,29 @@ from tests.support.browser import tab
 from tests.support.pages import ScriptedFleet, serving_pages
 
 
+class Pages(NamedTuple):
+    """Where the pages are, and the nodes that they show."""
+
+    base: str
+    fleet: ScriptedFleet
+
+
 @pytest_asyncio.fixture(loop_scope="session")
-async def base() -> AsyncIterator[str]:
+async def pages() -> AsyncIterator[Pages]:
     """Pages of a cluster in which the token `secret` is that of somebody who may see everything."""
     async with ApiServer() as api:
         api.reviews.users["secret"] = {"username": "anna"}
         api.reviews.allowed["anna"] = {("list", "nodes"), ("list", "services")}
         access = ClusterAccess(Reviewer(ApiServers(servers=(api.url,))), "kube-system")
-        site = Site(ScriptedFleet({"node-a": NodeState("node-a", "nftables")}), PAGES, access)
-        async with serving_pages(site.app) as port:
-            yield f"http://127.0.0.1:{port}"
+        fleet = ScriptedFleet({"node-a": NodeState("node-a", "nftables")})
+        async with serving_pages(Site(fleet, PAGES, access).app) as port:
+            yield Pages(f"http://127.0.0.1:{port}", fleet)
 
 
 async def test_a_reader_logs_in_by_keyboard_sees_the_page_and_logs_out(
-    chrome: Browser, base: str
+    chrome: Browser, pages: Pages
 ) -> None:
+    base = pages.base
     async with tab(chrome, base) as here:
         page = here.page
         await here.open("/about?x=1")
@@ -65,3 +74,32 @@ async def test_a_reader_logs_in_by_keyboard_sees_the_page_and_logs_out(
         await here.open("/")
         await expect(page).to_have_url(f"{base}/login?next=/")
         assert here.complaints == []
+
+
+async def test_a_page_says_that_its_session_ended_and_goes_on_after_a_login(
+    chrome: Browser, pages: Pages
+) -> None:
+    async def log_in(page: Page) -> None:
+        await page.get_by_label("Bearer token").fill("secret")
+        await page.keyboard.press("Enter")
+        await expect(page.get_by_role("heading", level=1)).to_have_text("About")
+
+    async with tab(chrome, pages.base) as here:
+        await here.open("/about")
+        await log_in(here.page)
+        await here.open("/")
+        problem, connection = here.page.locator("#problem"), here.page.locator("#connection")
+        await expect(connection).to_have_text("Live")
+        # The session ends in another tab of the same browser.
+        other = await here.page.context.new_page()
+        await other.goto(f"{pages.base}/about")
+        await other.get_by_role("button", name="Log out").click()
+        await expect(other.get_by_label("Bearer token")).to_be_visible()
+        pages.fleet.put(NodeState("node-b", "nftables"))
+        await expect(problem).to_have_text("you are no longer logged in: load this page again")
+        await expect(connection).to_have_text("Connection lost; retrying")
+        await other.goto(f"{pages.base}/login?next=/about")
+        await log_in(other)
+        await expect(connection).to_have_text("Live", timeout=60_000)
+        await expect(problem).to_be_hidden()
+        await expect(here.page.locator("main")).to_contain_text("node-b")

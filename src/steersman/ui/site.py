@@ -255,8 +255,10 @@ class Site:
                         break
                     except TimeoutError:
                         yield b":\n\n"
-        except RefusedError:  # the browser connects again, and gets the reason
-            return
+        except RefusedError as refused:
+            # The browser connects again and is refused, but shows its reader no reason for that.
+            login = "you are no longer logged in: load this page again"
+            yield _event("problem", login if refused.status == 401 else refused.text.strip())
         finally:
             self._readers -= 1
 

@@ -173,8 +173,19 @@ async def test_a_stream_ends_when_its_reader_may_no_longer_see_it() -> None:
         here.now += 11
         here.fleet.put(NodeState("b", "ebpf"))
         async with asyncio.timeout(60):
-            assert b"event:" not in await stream.read()
+            text = "anna may not list nodes, which this needs"
+            assert f"event: problem\ndata: {text}\n\n".encode() in await stream.read()
         assert await here.status("/about") == 403
+
+
+async def test_a_stream_ends_with_its_session() -> None:
+    async with cluster() as here:
+        await here.log_in()
+        stream = await here.client.get("/about", headers={"Accept": "text/event-stream"})
+        here.now += 3601
+        here.fleet.put(NodeState("b", "ebpf"))
+        async with asyncio.timeout(60):
+            assert b"data: you are no longer logged in: load this page" in await stream.read()
 
 
 async def test_a_browser_logs_in_and_out_with_a_cookie_that_is_not_the_token() -> None:

@@ -21,7 +21,10 @@ function showConnection(text) {
 showTimes(document);
 document.body.addEventListener("htmx:load", (event) => showTimes(event.target));
 document.body.addEventListener("htmx:sseMessage", (event) => showTimes(event.target));
-document.body.addEventListener("htmx:sseOpen", () => showConnection("Live"));
+document.body.addEventListener("htmx:sseOpen", () => {
+  showConnection("Live");
+  document.getElementById("problem").textContent = ""; // of an earlier connection
+});
 document.body.addEventListener("htmx:sseError", () => showConnection("Connection lost; retrying"));
 
 // Something that was started and failed says so where its answer would be.
