@@ -21,6 +21,7 @@ __all__ = ["lab"]  # a fixture
 pytestmark = MARKS
 WORDS = (sys.executable, "-m", "steersman", "connectivity", "-o", "json")
 TRIED = {
+    *("pod to pod, TCP", "pod to pod, UDP"),
     *("pod to cluster IP, TCP", "pod to cluster IP, UDP"),
     *("node to cluster IP, TCP", "node to cluster IP, UDP"),
     *("outside to node port, TCP", "outside to node port, UDP"),
@@ -92,7 +93,7 @@ def test_runs_that_are_ended_and_a_firewall(machine: Machine) -> None:
     )
     status, tried = asked(machine)
     failed = {what for what, each in tried.items() if each["result"] == "failed"}
-    assert failed == {"pod to cluster IP, UDP", "outside to node port, UDP"}
+    assert failed == {"pod to pod, UDP", "pod to cluster IP, UDP", "outside to node port, UDP"}
     assert tried["pod to cluster IP, UDP"]["reason"].endswith(":80: no answer within 3 s")
     assert status == 1
     assert left(machine) == []

@@ -24,6 +24,7 @@ URL = f"http://127.0.0.1:{PORT}"
 INSIDE = f"{URL}/api/v1/namespaces/steersman-connectivity"
 WAIT = 60.0
 TRIED = {
+    *("pod to pod, TCP", "pod to pod, UDP"),
     *("pod to cluster IP, TCP", "pod to cluster IP, UDP"),
     *("node to cluster IP, TCP", "node to cluster IP, UDP"),
     *("node to node port, TCP", "node to node port, UDP"),
@@ -123,11 +124,12 @@ def test_a_firewall_and_runs_that_are_ended(lab: Lab, tmp_path: Path) -> None:
         lab.run("nft", "-f", "-", stdin=f"{rules}udp dport 8080 drop\n}}\n}}\n")
         status, tried = cluster.ask()
         failed = {
-            what: each["reason"].partition(":80: ")[2] or each["reason"]
+            what: each["reason"].partition(": ")[2] or each["reason"]
             for what, each in tried.items()
             if each["reason"]
         }
         assert failed == {
+            "pod to pod, UDP": "no answer within 3 s",
             "pod to cluster IP, UDP": "no answer within 3 s",
             "external policy Local, client seen": "this needs two nodes",
         }

@@ -114,6 +114,7 @@ class ContainerSecurity(Strict):
 
 class Resources(Strict):
     requests: dict[Literal["cpu", "memory"], Quantity]
+    limits: dict[Literal["cpu", "memory"], Quantity]
 
 
 class Container(Strict):

@@ -23,6 +23,8 @@ class Writing:
         self.world = world
         self.families: tuple[str, ...] = ("IPv4",)
         """Those that new Services get addresses of."""
+        self.refused = ""
+        """The pod that must not be created, or the namespace that must not be deleted."""
         self._serial = count(1)
 
     def add_routes(self, router: web.UrlDispatcher) -> None:
@@ -38,6 +40,8 @@ class Writing:
             return answer_status(request, 404, f'namespaces "{namespace}" not found')
         if (namespace, name) in self.world.objects[obj["kind"]]:
             return answer_status(request, 409, f'"{name}" already exists')
+        if namespace and name == self.refused:
+            return answer_status(request, 403, "denied by a policy")
         if problem := problem_of(obj):
             return answer_status(request, 422, problem)
         if namespace:
@@ -69,6 +73,8 @@ class Writing:
     async def _delete(self, request: web.Request) -> web.Response:
         """Delete a namespace, and all that is in it."""
         name = request.match_info["namespace"]
+        if name == self.refused:
+            return answer_status(request, 403, "denied by a policy")
         for kind, objects in self.world.objects.items():
             for key in [key for key in objects if key[0] == name]:
                 self.world.delete(kind, key)

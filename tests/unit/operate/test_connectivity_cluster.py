@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from steersman.operate.answer import QuestionError
+from steersman.operate.answer import Line, QuestionError
 from steersman.operate.connectivity import pod
 from steersman.operate.connectivity.answer import NAMESPACE, Connectivity, Tried
 from steersman.operate.connectivity.cluster import try_cluster
@@ -36,6 +36,7 @@ def node(name: str, *addresses: str, ready: str = "True", os: str = "linux") -> 
     }
 
 
+POD_IP = "10.244.0.9"
 NODES = (node("a", "192.0.2.1"), node("b", "192.0.2.2", "2001:db8::2"))
 
 
@@ -89,7 +90,8 @@ def kubelets(server: ApiServer, finds: Finds = right) -> dict[str, Object]:
             }
         )
         known = [{"name": name, "state": state} for name, state in states.items()]
-        server.add({**made, "status": {"phase": "Running", "containerStatuses": known}})
+        status = {"phase": "Running", "containerStatuses": known, "podIPs": [{"ip": POD_IP}]}
+        server.add({**made, "status": status})
 
     server.world.listeners.append(changed)
     return seen
@@ -119,7 +121,8 @@ async def test_each_node_is_tried_from_its_pods_and_from_itself() -> None:
         assert not server.objects("Pod")
     assert answer.exit_code == 0
     per_node = {
-        *("pod to cluster IP, TCP", "pod to cluster IP, UDP", "pod to itself by its Service"),
+        *("pod to pod, TCP", "pod to pod, UDP", "pod to itself by its Service"),
+        *("pod to cluster IP, TCP", "pod to cluster IP, UDP"),
         *("node to cluster IP, TCP", "node to cluster IP, UDP"),
         *("node to node port, TCP", "node to node port, UDP", "session affinity"),
         *("internal policy Local", "external policy Local, client seen"),
@@ -132,6 +135,11 @@ async def test_each_node_is_tried_from_its_pods_and_from_itself() -> None:
     assert where == {f"{kind}-{n}": node for kind in kinds for n, node in enumerate("ab")}
     on_node = [name for name, made in pods.items() if made["spec"].get("hostNetwork")]
     assert sorted(on_node) == ["node-0", "node-1"]
+    direct = [each for each in checks(pods["pod-1"]) if each.address == POD_IP]
+    assert [(each.port, each.protocol, each.server) for each in direct] == [
+        (8080, "TCP", "server-0"),
+        (8080, "UDP", "server-0"),
+    ]
     ports = [each for each in checks(pods["node-0"]) if each.address == "192.0.2.2"]
     *plain, local = ports  # those of the other node
     assert [(each.protocol, each.server, each.seen) for each in plain] == [
@@ -149,6 +157,7 @@ async def test_both_families_and_a_node_without_one() -> None:
     tried = {(t.node, t.family, t.what): (t.result, t.reason) for t in answer.tried}
     assert tried["a", "IPv6", "pod to cluster IP, UDP"] == ("ok", "")
     assert tried["a", "IPv6", "node to node port, TCP"] == ("ok", "")
+    assert tried["a", "IPv6", "pod to pod, UDP"] == ("not tried", "server-0 has no IPv6 address")
     nothing = ("not tried", "a has no IPv6 address")
     assert tried["b", "IPv6", "node to node port, TCP"] == nothing
     assert tried["b", "IPv6", "external policy Local, client seen"] == nothing
@@ -182,7 +191,7 @@ async def test_what_a_pod_finds_wrong_is_in_the_answer() -> None:
         answer = await run(server)
     assert answer.exit_code == 1
     found = {(each.node, each.what): each.reason for each in failed(answer)}
-    assert found["b", "pod to cluster IP, TCP"] == "no answer within 3 s"
+    assert found["b", "pod to pod, TCP"] == "no answer within 3 s"
     assert found["a", "pod to itself by its Service"] == "its pod says nothing about it"
     assert found["a", "node to cluster IP, TCP"] == (
         "pod node-0 has no result: it ended with status 1: no python3"
@@ -254,6 +263,30 @@ async def test_what_the_api_server_refuses_is_named_and_nothing_is_left() -> Non
         assert not server.objects("Namespace")
 
 
+async def test_a_pod_in_the_network_of_a_node_that_is_refused_costs_only_its_own_part() -> None:
+    async with ApiServer(NODES) as server:
+        kubelets(server)
+        server.writing.refused = "node-1"
+        answer = await run(server)
+        assert not server.objects("Namespace")
+    (refused,) = (each for each in answer.tried if each.result != "ok")
+    assert refused == Tried("all from the node", "", "not tried", "403: denied by a policy", "b")
+    assert answer.exit_code == 0
+    assert ("b", "pod to cluster IP, TCP") in {(each.node, each.what) for each in answer.tried}
+
+
+async def test_results_are_told_if_the_namespace_cannot_be_deleted() -> None:
+    async with ApiServer(NODES) as server:
+        kubelets(server)
+        server.writing.refused = NAMESPACE
+        answer = await run(server)
+    assert not failed(answer)
+    assert answer.exit_code == 1
+    *_, last = answer.blocks(wide=False)
+    text = f"namespace {NAMESPACE} could not be deleted: 403: denied by a policy"
+    assert last == Line(text, "bad")
+
+
 async def test_the_image_is_that_of_our_own_pods() -> None:
     ours = steersman_pod("a")
     ours["spec"]["containers"][0]["image"] = "registry/steersman:1"
@@ -291,7 +324,8 @@ async def test_whoever_gives_up_leaves_nothing() -> None:
 
         kubelets(server, finds)
         task = asyncio.create_task(run(server))
-        await started.wait()
+        async with asyncio.timeout(60):
+            await started.wait()
         task.cancel()
         with pytest.raises(asyncio.CancelledError):
             await task

@@ -36,8 +36,9 @@ COMMAND = Command(
     description="""\
 Make pods and Services, and connect: from pods and from nodes to a cluster IP by TCP and UDP, to
 node ports, from a pod to itself by its Service, with session affinity, and with the policies Local;
-for IPv4 and IPv6, as far as they are served. All that was made is removed at the end, also after
-Ctrl-C.
+for IPv4 and IPv6, as far as they are served. If "pod to pod" fails, which needs no Service, look at
+the network of pods, firewalls and network policies first. All that was made is removed at the end,
+also after Ctrl-C.
 
 With --kubeconfig (or --in-cluster), in a cluster: three pods on each NODE, by default on the first
 20 that are ready, in the namespace steersman-connectivity. Whatever proxy serves there is tried.
@@ -61,7 +62,7 @@ Services in a directory of manifests that the running process watches.""",
     ),
     exit_codes=(
         (0, "Nothing that was tried has failed."),
-        (1, "A connection failed."),
+        (1, "A connection failed, or something could not be removed."),
         (2, "Nothing could be tried; the message says why."),
     ),
     answer=_answer,

@@ -38,11 +38,13 @@ class Connectivity(Answer, frozen=True, kw_only=True, rename="camel"):
     mode: str = ""
     """Its mode; empty for a cluster."""
     tried: tuple[Tried, ...]
+    left: str = ""
+    """What could not be removed, and why."""
 
     @property
     def exit_code(self) -> int:
-        """1 if one failed."""
-        return int(any(each.result == "failed" for each in self.tried))
+        """1 if one failed, or something is left."""
+        return int(bool(self.left) or any(each.result == "failed" for each in self.tried))
 
     def blocks(self, wide: bool) -> Iterator[Block]:  # noqa: ARG002 - every column fits
         """Yield the table and a verdict."""
@@ -68,3 +70,5 @@ class Connectivity(Answer, frozen=True, kw_only=True, rename="camel"):
         not_tried = len(self.tried) - fine - failed
         style: Style = "bad" if failed else "good"
         yield Line(f"{fine} ok, {failed} failed, {not_tried} not tried", style)
+        if self.left:
+            yield Line(self.left, "bad")

@@ -1,7 +1,7 @@
 """Try Services of our own on the nodes of a cluster, with pods that the API server is asked for.
 
     server-N   one for each node: answers; and asks its own Service   (pod.py is the program of all)
-    pod-N      asks from a pod
+    pod-N      asks from a pod; also a server itself, without a Service
     node-N     asks from the network of the node
 
     Service plain    leads to one server, by its cluster IP and node ports
@@ -15,9 +15,10 @@ end; if this process was killed, the pods end by themselves, and the next run de
 
 from __future__ import annotations
 
+import asyncio
 import json
-from collections.abc import AsyncIterator, Callable, Iterator, Mapping, Sequence
-from contextlib import aclosing, asynccontextmanager, suppress
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import aclosing, suppress
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -37,6 +38,7 @@ from steersman.operate.connectivity.objects import (
     trouble_of,
 )
 from steersman.operate.connectivity.pod import TIMES, Check
+from steersman.operate.names import known_pod
 from steersman.source.client import ApiClient, Connections
 from steersman.source.kubeconfig import ClusterAccess
 from steersman.source.pace import Timing
@@ -103,17 +105,21 @@ async def try_cluster(
     """
     timing = timing or Timing()
     async with aclosing(Connections(access, timing)) as connections:
-        client = ApiClient(connections, SourceStats(), timing)
+        client, left = ApiClient(connections, SourceStats(), timing), ""
         try:
             nodes, tried = await _find_nodes(client, names)
             run = _Run(client, timing, image or await _image_of_ours(client))
             if nodes:
-                async with _namespace(client, timing):
+                await _make_namespace(client, timing)
+                try:
                     tried += await run.try_nodes(nodes)
+                finally:
+                    left = await _remove_namespace(client)
         except ApiError as error:
             need = "; see `steersman connectivity --help` for the rights that this needs"
             raise QuestionError(f"{error}{need if error.status in (401, 403) else ''}") from error
-    return Connectivity(source=f"the API server {access.servers[0]}", tried=tuple(tried))
+    source = f"the API server {access.servers[0]}"
+    return Connectivity(source=source, tried=tuple(tried), left=left)
 
 
 async def _find_nodes(client: ApiClient, names: Sequence[str]) -> tuple[list[Node], list[Tried]]:
@@ -143,12 +149,11 @@ async def _image_of_ours(client: ApiClient) -> str:
     )
 
 
-@asynccontextmanager
-async def _namespace(client: ApiClient, timing: Timing) -> AsyncIterator[None]:
-    """Have a new namespace for a while; one that a killed run left is deleted first.
+async def _make_namespace(client: ApiClient, timing: Timing) -> None:
+    """Make a namespace; one that a killed run left is deleted first.
 
     Raises:
-        QuestionError: it is not ours, or does not go away.
+        QuestionError: the old one is not ours, or does not go away.
     """
     if (old := await _found(client)) is not None:
         if not _OWNER.items() <= (old.metadata.labels or {}).items():
@@ -163,9 +168,18 @@ async def _namespace(client: ApiClient, timing: Timing) -> AsyncIterator[None]:
     labels = {**_OWNER, "pod-security.kubernetes.io/enforce": "privileged"}
     try:
         await client.post(_NAMESPACES, _object("Namespace", NAMESPACE, labels, {}))
-        yield
-    finally:
+    except asyncio.CancelledError:
+        await _remove_namespace(client)  # it may have been made
+        raise
+
+
+async def _remove_namespace(client: ApiClient) -> str:
+    """Delete the namespace; return what is left if that fails, and why."""
+    try:
         await client.delete(_INSIDE)
+    except ApiError as error:
+        return f"namespace {NAMESPACE} could not be deleted: {error}"
+    return ""
 
 
 async def _found(client: ApiClient) -> Namespace | None:
@@ -224,16 +238,24 @@ class _Run:
         # Clients in a pod and in the network of each node.
         first = asking[0].name
         plain = await self._service("plain", {_POD: first}, type="NodePort")
-        services = _Services(plain, sticky, local, first)
+        services = _Services(plain, sticky, local, first, known_pod(pods[first]).ips)
         for number, node in enumerate(up):
             name, another = node.metadata.name, up[(number + 1) % len(up)]
             asks = tuple(_asks_of_pod(services, name, families))
             inside = _Client(f"pod-{number}", name, asks)
+            await self._pod(inside, {_APP: "client"})
+            asking.append(inside)
             asks = tuple(_asks_of_node(services, node, another, families))
             outside = _Client(f"node-{number}", name, asks)
-            await self._pod(inside, {_APP: "client"})
-            await self._pod(outside, {_APP: "client"}, hostNetwork=True)
-            asking += [inside, outside]
+            try:
+                await self._pod(outside, {_APP: "client"}, hostNetwork=True)
+            except ApiError as error:
+                if not 400 <= error.status < 500:
+                    raise
+                # Policies of a cluster may forbid the network of nodes.
+                tried.append(Tried("all from the node", "", "not tried", str(error), name))
+            else:
+                asking.append(outside)
         pods = await self._wait(asking, lambda pod: has_ended(pod, "client"), _END_SECONDS)
         for client in asking:
             tried += _results(client, pods[client.name])
@@ -283,7 +305,11 @@ class _Run:
                         "readOnlyRootFilesystem": True,
                         "capabilities": {"drop": ["ALL"]},
                     },
-                    "resources": {"requests": {"cpu": "10m", "memory": "32Mi"}},
+                    # Where a quota counts limits, pods without any are refused.
+                    "resources": {
+                        "requests": {"cpu": "10m", "memory": "32Mi"},
+                        "limits": {"cpu": "500m", "memory": "128Mi"},
+                    },
                 }
                 for name, words in containers.items()
             ],
@@ -336,12 +362,18 @@ class _Services(NamedTuple):
     local: Service
     server: str
     """The pod that `plain` leads to."""
+    server_ips: Sequence[str]
+    """Its addresses."""
+
+
+def _address(addresses: Iterable[str], family: Family) -> str:
+    """Return the first address of a family; "" if there is none."""
+    return next((each for each in addresses if family_of(each) is family), "")
 
 
 def _cluster_ip(service: Service, family: Family) -> str:
     """Return the cluster IP of a family; "" if the cluster has none."""
-    own = (ip for ip in service.spec.cluster_ips or () if family_of(ip) is family)
-    return next(own, "")
+    return _address(service.spec.cluster_ips or (), family)
 
 
 def _node_port(service: Service, protocol: str) -> int:
@@ -361,7 +393,11 @@ def _asks_of_server(local: Service, families: Sequence[Family]) -> tuple[_Ask, .
 def _asks_of_pod(own: _Services, node: str, families: Sequence[Family]) -> Iterator[_Ask]:
     """Yield what a pod on a node asks."""
     for family in families:
+        address = _address(own.server_ips, family)
+        without = "" if address else f"{own.server} has no {family.kubernetes} address"
         for protocol in ("TCP", "UDP"):
+            check = Check(address, _TARGET_PORT, protocol, server=own.server)
+            yield _Ask(f"pod to pod, {protocol}", family, None if without else check, without)
             check = Check(_cluster_ip(own.plain, family), _PORT, protocol, server=own.server)
             yield _Ask(f"pod to cluster IP, {protocol}", family, check)
         sticky = Check(_cluster_ip(own.sticky, family), _PORT, times=TIMES, same=True)

@@ -355,6 +355,7 @@ async def try_family(
 
     checks: list[tuple[str, str, Place, Check]] = []
     for who, place, impossible, address, port in (
+        ("pod to pod", asking, "", one.addresses[family], _TARGET_PORT),
         ("pod to cluster IP", asking, "", own.plain, _PORT),
         ("node to cluster IP", NODE, "", own.plain, _PORT),
         ("outside to node port", outside, without, node_address, own.node_port),
