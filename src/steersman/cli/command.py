@@ -66,7 +66,15 @@ WHERE: Final = (
     "cluster-cidr",
 )
 """Flags that say which World a question is about, as the help of a command lists them; all other
-flags of `steersman run` are accepted, too."""
+settings of `steersman run` are accepted, too."""
+WORLD: Final = frozenset(FLAGS) - {
+    *("write-config-to", "init-only", "dry-run", "cleanup", "cleanup-iptables")
+}
+"""All flags of `steersman run` but those that ask it to do something else."""
+CLUSTER: Final = frozenset(
+    {"kubeconfig", "kubeconfig-context", "master", "config", "kube-api-content-type"}
+)
+"""Flags of `steersman run` that say how to reach the API server."""
 
 
 class Argument(msgspec.Struct, frozen=True):
@@ -108,8 +116,8 @@ class Command(msgspec.Struct, frozen=True, kw_only=True):
     follow: Callable[[Parsed, float], AsyncIterator[Answer] | None] | None = None
     """Answers again and again for `--watch`, once in so many seconds; None, or what returns None,
     asks each time."""
-    process_only: bool = False
-    """Only the running process of this node can answer: no flag names another source."""
+    takes: frozenset[str] = WORLD
+    """Flags of `steersman run` that it uses; any other is an error."""
     exit_codes: tuple[tuple[int, str], ...] = (
         (0, "All is well."),
         (1, "Something is wrong."),
@@ -126,6 +134,32 @@ class Command(msgspec.Struct, frozen=True, kw_only=True):
         if self.answer is None:
             return self.flags
         return (*self.flags, OUTPUT, *(WATCH if self.watch else ()))
+
+    @property
+    def reads_world(self) -> bool:
+        """Whether it is a question about a World, which flags may name."""
+        return self.answer is not None and self.takes >= set(WHERE)
+
+    def check_flags(self, parsed: Parsed) -> None:
+        """Refuse flags that would be ignored.
+
+        Raises:
+            UsageError: one is given.
+        """
+        from steersman.config.errors import UsageError  # noqa: PLC0415 - not for --help
+
+        own = {flag.name for flag in self.all_flags}
+        for name in parsed.values:
+            if name not in own | self.takes:
+                hint = (
+                    "; `steersman services`, `explain` and `plan` use it" if name in WHERE else ""
+                )
+                raise UsageError(
+                    f"--{name} is a flag of `steersman run` that {self.name} does not use: "
+                    f"leave it out{hint}"
+                )
+        if "interval" in parsed.values and not parsed.values.get("watch"):
+            raise UsageError("--interval is for --watch: give that, too, or leave it out")
 
     @property
     def usage(self) -> str:
@@ -165,7 +199,7 @@ def command_help(command: Command) -> str:
         parts.append("\n".join(["Arguments:", *chain(*rows), ""]))
     if command.all_flags:
         parts.append("\n".join(["Flags:", *flag_lines(command.all_flags), ""]))
-    if command.answer is not None and not command.process_only:
+    if command.reads_world:
         where = [FLAGS[name] for name in WHERE]
         note = "  By default, the running process of this node. Other flags of `run` also work."
         parts.append("\n".join(["Where to read from:", *flag_lines(where), note, ""]))

@@ -48,6 +48,9 @@ NODE_FLAGS: Final = (
     option("state-https", "Whether these ports serve https.", kind="bool"),
 )
 """Beside --kubeconfig, which means steersman's pods, asked through the API server."""
+_OF_PODS: Final = ("selector", "pod-namespace", "state-port", "state-https", "direct")
+_OF_OTHERS: Final = ("token-file", "ca-file", "kubeconfig-context", "config", *_OF_PODS)
+"""What says how to ask other nodes, and means nothing for the process of this one."""
 HOW: Final = """\
 Which nodes: the process of this node by default, through its local socket. --node or --nodes-file
 name the state ports of nodes. --kubeconfig (or --in-cluster) finds steersman's pods by their label
@@ -60,6 +63,7 @@ def finder_of(parsed: Parsed) -> Finder:
     """Return what finds the nodes that a command line means.
 
     Raises:
+        UsageError: a flag would be ignored.
         QuestionError: flags contradict each other, or a file cannot be read.
         KubeconfigError: the API server's address or credentials are not usable.
     """
@@ -77,6 +81,7 @@ def finder_of(parsed: Parsed) -> Finder:
             raise QuestionError(
                 "--node and --nodes-file cannot be combined with --kubeconfig or --in-cluster"
             )
+        _refuse(parsed, _OF_PODS, "is for steersman's pods: give --kubeconfig instead of --node")
         try:
             text = Path(file).read_text(encoding="utf-8") if file else ""
         except (OSError, ValueError) as error:
@@ -86,6 +91,8 @@ def finder_of(parsed: Parsed) -> Finder:
             raise QuestionError(f"--nodes-file {file} names no node")
         return FixedNodes(urls, token, str(values.get("ca-file") or ""))
     if access or values.get("in-cluster"):
+        if not values.get("direct"):
+            _refuse(parsed, ("ca-file",), "is for --direct, and for --node: leave it out")
         port = values.get("state-port") or 0
         assert isinstance(port, int)
         return PodNodes(
@@ -98,7 +105,18 @@ def finder_of(parsed: Parsed) -> Finder:
             direct=bool(values.get("direct")),
             ca_file=str(values.get("ca-file") or ""),
         )
+    _refuse(
+        parsed, _OF_OTHERS, "is for other nodes: give --kubeconfig, --in-cluster or --node, too"
+    )
     return FixedNodes()
+
+
+def _refuse(parsed: Parsed, names: Sequence[str], why: str) -> None:
+    from steersman.config import UsageError  # noqa: PLC0415 - not for --help
+
+    for name in names:
+        if parsed.values.get(name):
+            raise UsageError(f"--{name} {why}")
 
 
 def asks_this_node(parsed: Parsed) -> bool:

@@ -172,6 +172,7 @@ def ask(command: Command, words: Sequence[str]) -> int:
 def _check_arguments(command: Command, parsed: Parsed) -> None:
     from steersman.config import UsageError  # noqa: PLC0415 - not for `version`
 
+    command.check_flags(parsed)
     required = [each for each in command.arguments if each.required]
     if len(parsed.arguments) < len(required):
         raise UsageError(f"give {required[len(parsed.arguments)].name}: {command.usage}")

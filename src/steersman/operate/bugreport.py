@@ -23,7 +23,7 @@ from typing import BinaryIO
 
 import msgspec
 
-from steersman.config import ProxyConfig
+from steersman.config import ConfigError, ProxyConfig, parse_command_line
 from steersman.host.exec import Exec, SubprocessExec
 from steersman.host.process import words_of
 from steersman.model.world import World
@@ -33,7 +33,7 @@ from steersman.operate.answer import Answer, Block, Line, QuestionError, Table
 from steersman.operate.client import Client
 from steersman.operate.drift import find_drift
 from steersman.operate.dump import mode_of, reading_kernel
-from steersman.operate.load import world_of_process
+from steersman.operate.load import config_of, world_of_process
 from steersman.operate.secrets import (
     safe_environment,
     safe_kubeconfig,
@@ -122,7 +122,6 @@ ListTables = Callable[[], list[tuple[str, str]]]
 
 async def write_report(
     file: str,
-    config: ProxyConfig,
     *,
     journal: bool = False,
     execute: Exec | None = None,
@@ -134,7 +133,6 @@ async def write_report(
 
     Args:
         file: where to; "" for a new name in the working directory, `-` for `out`.
-        config: options of the mode that the process does not tell.
         journal: whether to add the journal of the unit.
         execute: runs the tools of this node.
         client: reaches the running process.
@@ -163,7 +161,7 @@ async def write_report(
             # meet a type for the first time.
             world = asyncio.ensure_future(world_of_process(client))
             await asyncio.wait((world,))
-            parts = parts_of(config, tools, execute, client, world=world, list_tables=list_tables)
+            parts = parts_of(tools, execute, client, world=world, list_tables=list_tables)
             # As they end, so that no more than a few are in memory.
             for next_part in asyncio.as_completed([_collected(*each) for each in parts.items()]):
                 part, body = await next_part
@@ -184,7 +182,6 @@ async def write_report(
 
 
 def parts_of(
-    config: ProxyConfig,
     tools: dict[str, Sequence[str]],
     execute: Exec,
     client: Client,
@@ -203,17 +200,19 @@ def parts_of(
             raise QuestionError(result.message or f"exit status {result.returncode}")
         return result.stdout
 
-    saves = {
-        family: asyncio.ensure_future(tool((f"{family}tables-nft-save", "--counters")))
-        for family in _FAMILIES
-    }
+    saves: dict[str, asyncio.Future[bytes]] = {}
+
+    def save(family: str) -> Awaitable[bytes]:
+        if family not in saves:  # two parts need it
+            saves[family] = asyncio.ensure_future(tool((f"{family}tables-nft-save", "--counters")))
+        return asyncio.shield(saves[family])
 
     async def nft() -> str:
         # nft takes seconds for the tables of iptables-nft, and does not print its extensions.
-        ended = await asyncio.shield(asyncio.gather(*saves.values(), return_exceptions=True))
+        ended = await asyncio.gather(*map(save, _FAMILIES), return_exceptions=True)
         saved = {
             (family, name.decode(errors="replace"))
-            for family, text in zip(saves, ended, strict=True)
+            for family, text in zip(_FAMILIES, ended, strict=True)
             if isinstance(text, bytes)
             for name in _SAVED_TABLE.findall(text)
         }
@@ -231,7 +230,11 @@ def parts_of(
         return "".join(f"{each.severity}: {each}\n" for each in (await world).findings)
 
     async def objects() -> str:
-        return "".join(await kernel_objects(await world, config, execute))
+        known = await world
+        config = parse_command_line([]).config
+        with suppress(OSError, ConfigError):  # of a process whose flags are not seen from here
+            config = await asyncio.to_thread(config_of, client.server_pid())
+        return "".join(await kernel_objects(known, config, execute))
 
     async def kubeconfig() -> str:
         document = json.loads(await page("/configz"))
@@ -251,7 +254,7 @@ def parts_of(
         "kernel/objects.txt": objects,
         "node/facts.txt": lambda: asyncio.to_thread(describe_node),
         "kernel/nft.txt": nft,
-        **{f"kernel/{each}tables.txt": partial(asyncio.shield, saves[each]) for each in saves},
+        **{f"kernel/{each}tables.txt": partial(save, each) for each in _FAMILIES},
         **{name: partial(tool, argv) for name, argv in tools.items()},
     }
 

@@ -20,7 +20,7 @@ import msgspec
 
 from steersman.compile.node import facts_of_node, is_this_machine, missing_cluster_cidr
 from steersman.compile.planner import compile_all
-from steersman.config import ConfigError, Parsed, ProxyConfig, parse_command_line
+from steersman.config import ConfigError, Parsed, ProxyConfig, UsageError, parse_command_line
 from steersman.host.facts import read_facts
 from steersman.host.process import words_of
 from steersman.model import codes
@@ -43,12 +43,15 @@ from steersman.run.process.startup import (
 from steersman.source.kubeconfig import SERVICE_ACCOUNT, KubeconfigError
 
 _FROM_API_SERVER = ("kubeconfig", "master")
+_ELSEWHERE = ("kubeconfig-context", "proxy-mode", "hostname-override", "cluster-cidr")
+"""Flags that say how to read manifests or an API server."""
 
 
 async def load_world(parsed: Parsed, client: Client | None = None) -> World:
     """Return the World that the flags of a command line name.
 
     Raises:
+        UsageError: the running process answers, and a flag says how to read something else.
         QuestionError: it cannot be read.
         TimeoutError, KubeconfigError, StartError: the source does not answer, or is misconfigured.
     """
@@ -59,13 +62,20 @@ async def load_world(parsed: Parsed, client: Client | None = None) -> World:
     if access or any(parsed.values.get(name) for name in _FROM_API_SERVER):
         return await _from_api_server(config)
     try:
-        return await world_of_process(client)
+        world = await world_of_process(client)
     except HungError as hung:
-        return await _by_flags_of(hung)
+        world = await _by_flags_of(hung)
     except NotRunningError as error:
         if not SERVICE_ACCOUNT.exists():
             raise NotRunningError(f"{error}, or give --manifests or --kubeconfig") from error
         return await _from_api_server(config)
+    for name in _ELSEWHERE:
+        if name in parsed.values:
+            raise UsageError(
+                f"--{name} is for --manifests and --kubeconfig: without them the running process "
+                "answers, with its own settings (`steersman plan` shows what others would change)"
+            )
+    return world
 
 
 async def world_of_process(

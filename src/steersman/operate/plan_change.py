@@ -194,7 +194,9 @@ async def wanted_state(parsed: Parsed, running: World | None) -> Wanted:
         named = msgspec.structs.replace(
             config, hostname_override=node.node_name, cluster_cidr=",".join(node.cluster_cidrs)
         )
-        world = await load_world(msgspec.structs.replace(parsed, config=named))
+        # The other flags are for the change, not for where to read from.
+        source = {name: values[name] for name in _FROM_CLUSTER if name in values}
+        world = await load_world(msgspec.structs.replace(parsed, config=named, values=source))
     facts = running.facts if running else await read_facts()
     findings = tuple(each for each in world.findings if each not in world.plan.findings)
     return Wanted(config.mode, options, node, world.snapshot, facts, world.origin.text, findings)

@@ -77,7 +77,7 @@ def test_nothing_makes_the_repr_of_an_answer(capsys: pytest.CaptureFixture[str])
     async def answer(_: Parsed) -> Answer:
         return Large()
 
-    command = Command(name="large", summary="say", answer=answer, process_only=True)
+    command = Command(name="large", summary="say", answer=answer, takes=frozenset())
     assert ask(command, []) == 0
     assert capsys.readouterr().out == "5,000 Services\n"
     assert made == []

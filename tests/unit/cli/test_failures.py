@@ -9,9 +9,11 @@ from pathlib import Path
 
 import pytest
 
+from steersman.cli.command import command_names, find_command
 from steersman.cli.failures import report
 from steersman.cli.main import main
 from steersman.config import UsageError
+from steersman.config.flags import FLAGS
 from steersman.operate.answer import QuestionError
 
 STEERSMAN = (sys.executable, "-m", "steersman")
@@ -104,6 +106,16 @@ def test_maps_that_are_not_there_are_a_sentence(word: str) -> None:
         "version now",
         "services --watch --interval=0s",
         "status --nonsense",
+        "config check a --kubeconfig=b",
+        "config show --write-config-to=a",
+        "man run explain",
+        "completion bash zsh",
+        "run --init-only --dry-run",
+        "status --interval=1s",
+        "nodes --token-file=a",
+        "problems --selector=a",
+        "ui --node=a=http://127.0.0.1:1 --direct",
+        "nodes --master=http://127.0.0.1:1 --ca-file=a",
     ],
 )
 def test_a_command_line_that_is_not_understood_is_exit_status_2(
@@ -115,6 +127,26 @@ def test_a_command_line_that_is_not_understood_is_exit_status_2(
     out, err = capsys.readouterr()
     assert out == ""
     assert err.startswith("steersman")
+
+
+@pytest.mark.parametrize("name", sorted({*command_names()} - {"run", "cleanup"}))
+def test_a_flag_that_would_be_ignored_is_refused(
+    name: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Whoever adds a flag to `run`, or a command, says whether they go together."""
+    command = find_command(name)
+    parses = command.answer is not None or command.flags
+    own = {flag.name for flag in command.all_flags}
+    ignored = (FLAGS.keys() - command.takes - own - {"help", "version"}) if parses else ()
+    for flag in sorted(ignored):
+        kind, default = FLAGS[flag].kind, FLAGS[flag].default
+        value = {"bool": "false", "duration": "1s"}.get(kind, default)
+        words = ["show"] if name == "config" else ["shop/web"] * len(command.arguments)
+        assert main([name, *words, f"--{flag}={value}"]) == 2, flag
+        out, err = capsys.readouterr()
+        assert out == ""
+        assert f"steersman {name}: --{flag} is a flag of `steersman run`" in err
+    assert bool(ignored) == bool(parses)
 
 
 def test_the_command_line_of_kube_proxy_fails_as_upstream_does() -> None:

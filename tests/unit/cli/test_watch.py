@@ -36,7 +36,7 @@ def watching(*words: str | Exception) -> Command:
             case error:
                 raise error
 
-    return Command(name="said", summary="say", answer=answer, watch=True, process_only=True)
+    return Command(name="said", summary="say", answer=answer, watch=True, takes=frozenset())
 
 
 def watched(output: str, *words: str | Exception) -> int:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import base64
 import io
 import json
@@ -13,11 +14,10 @@ from pathlib import Path
 
 import pytest
 
-from steersman.config import ProxyConfig
 from steersman.host.exec import Result, SubprocessExec
 from steersman.operate import bugreport
 from steersman.operate.answer import Line, QuestionError, Table
-from steersman.operate.bugreport import TOOLS, describe_process, write_report
+from steersman.operate.bugreport import TOOLS, describe_process, parts_of, write_report
 from steersman.operate.client import Client, NotRunningError
 from steersman.operate.secrets import REMOVED, safe_environment, safe_kubeconfig, without_secrets
 
@@ -132,7 +132,7 @@ async def test_no_secret_is_in_the_archive(tmp_path: Path, process: int) -> None
     file = tmp_path / "report.tar.gz"
     client = PlantedClient(process, str(kubeconfig))
     report = await write_report(
-        *(str(file), ProxyConfig()),
+        str(file),
         journal=True,
         execute=PlantedTools(),
         client=client,
@@ -170,11 +170,21 @@ async def test_no_secret_is_in_the_archive(tmp_path: Path, process: int) -> None
     assert {name for name, each in index.items() if not each["bytes"]}.isdisjoint(files)
 
 
+async def test_to_list_the_parts_starts_nothing() -> None:
+    world = asyncio.get_running_loop().create_future()
+    before = asyncio.all_tasks()
+    parts = parts_of(
+        TOOLS, PlantedTools(), PlantedClient(0, ""), world=world, list_tables=tables_of_nft
+    )
+    assert {"kernel/nft.txt", "kernel/iptables.txt", "kernel/ip6tables.txt"} < parts.keys()
+    assert asyncio.all_tasks() == before
+
+
 async def test_a_large_part_is_cut(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(bugreport, "_MOST_BYTES", 1000)
     client = PlantedClient(0, "")
     out = io.BytesIO()
-    report = await write_report("-", ProxyConfig(), execute=PlantedTools(), client=client, out=out)
+    report = await write_report("-", execute=PlantedTools(), client=client, out=out)
     parts = {each.name: each for each in report.parts}
     facts = parts["node/facts.txt"]
     assert (facts.bytes, facts.problem) == (1000, "cut after 0 MB")
@@ -196,7 +206,7 @@ async def test_a_tool_that_takes_too_long_is_named(monkeypatch: pytest.MonkeyPat
 
     out = io.BytesIO()
     client = PlantedClient(0, "")
-    report = await write_report("-", ProxyConfig(), execute=Stuck(), client=client, out=out)
+    report = await write_report("-", execute=Stuck(), client=client, out=out)
     problems = {part.name: part.problem for part in report.parts}
     assert problems["kernel/iptables.txt"] == "it took more than 20 s"
 
@@ -205,7 +215,7 @@ async def test_no_file_is_overwritten(tmp_path: Path) -> None:
     file = tmp_path / "report"
     file.write_text("mine")
     with pytest.raises(QuestionError, match=r"cannot be created: File exists; name another"):
-        await write_report(str(file), ProxyConfig(), execute=PlantedTools())
+        await write_report(str(file), execute=PlantedTools())
     assert file.read_text() == "mine"
 
 

@@ -16,7 +16,7 @@ from typing import Any
 
 import pytest
 
-from steersman.config import parse_command_line
+from steersman.config import UsageError, parse_command_line
 from steersman.model.switch import SwitchRequest
 from steersman.operate.answer import QuestionError
 from steersman.operate.client import Client, HungError
@@ -146,6 +146,8 @@ async def test_the_flags_of_a_process_that_does_not_answer_name_the_world(tmp_pa
     with process_that_sleeps(*flags) as (process, client):
         stop(process)
         world = await load_world(parse_command_line([]), client)
+        with pytest.raises(UsageError, match="--cluster-cidr is for --manifests and --kubeconfig"):
+            await load_world(parse_command_line(["--cluster-cidr=10.0.0.0/8"]), client)
     assert (world.mode, world.config.node_name) == ("userspace", "node-b")
     assert f"(pid {process.pid}) does not answer: it is stopped" in world.origin.hung
     assert world.origin.text == f"the manifests in {manifests}, since {world.origin.hung}"

@@ -143,7 +143,8 @@ def complaints(name: str, answer: object) -> Iterator[str]:
 @pytest.mark.parametrize("name", QUESTIONS)
 def test_answers_are_as_their_schema_says(name: str) -> None:
     with contextlib.redirect_stdout(io.StringIO()) as out:
-        status = main([*QUESTIONS[name].split(), "-o", "json", *NODE])
+        node = [] if name == "VersionAnswer" else NODE
+        status = main([*QUESTIONS[name].split(), "-o", "json", *node])
     assert status in (0, 1)
     answer = json.loads(out.getvalue())
     assert list(complaints(name, answer)) == []

@@ -21,7 +21,6 @@ async def _answer(parsed: Parsed) -> Answer:
         raise QuestionError("the archive would go to standard output: redirect it, without -o")
     report = await write_report(
         file,
-        parsed.config,
         journal=bool(parsed.values.get("journal")),
         out=sys.stdout.buffer,
     )
@@ -60,5 +59,5 @@ Each part has 20 seconds and 32 MB. index.json lists all parts, and why one is m
         (2, "It could not be written."),
     ),
     answer=_answer,
-    process_only=True,
+    takes=frozenset(),
 )

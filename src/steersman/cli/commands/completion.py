@@ -11,7 +11,7 @@ def _main(argv: Sequence[str]) -> int:
     from steersman.cli.completion import SHELLS, script  # noqa: PLC0415 - it imports all commands
     from steersman.config import UsageError  # noqa: PLC0415 - only a failure needs it
 
-    shell = argv[0] if argv else ""
+    shell = argv[0] if len(argv) == 1 else ""
     if shell not in SHELLS:
         raise UsageError(f"give the shell: {', '.join(SHELLS)}")
     print(script(shell), end="")

@@ -36,8 +36,8 @@ def _main(argv: Sequence[str]) -> int:
         print(f"steersman {__version__}")
         return 0
     if checks:
-        if len(parsed.arguments) != 1:
-            raise UsageError("give the file: steersman config check FILE")
+        if len(parsed.arguments) != 1 or parsed.values.keys() - {"strict"}:
+            raise UsageError("give the file alone, or with --strict: steersman config check FILE")
         (name,) = parsed.arguments
         try:
             data = read_file(name)
@@ -45,6 +45,7 @@ def _main(argv: Sequence[str]) -> int:
             raise CommandError(f"{name}: error: {error}") from error
         answer = check_config(name, data, strict=bool(parsed.values.get("strict")))
     else:
+        COMMAND.check_flags(parsed)
         answer = show_config(parsed.config, str(parsed.values.get("output", "yaml")))
     print(answer.text, end="")
     return answer.status

@@ -65,6 +65,6 @@ ended    over; the entry is kept for a while (--all)""",
         (2, "The Service is not served here, or the process cannot be asked."),
     ),
     answer=_answer,
-    process_only=True,
+    takes=frozenset(),
     watch=True,
 )

@@ -5,7 +5,7 @@ from __future__ import annotations
 import signal
 from typing import TYPE_CHECKING
 
-from steersman.cli.command import Argument, Command, Example, option
+from steersman.cli.command import CLUSTER, Argument, Command, Example, option
 from steersman.operate.answer import QuestionError
 
 if TYPE_CHECKING:
@@ -66,5 +66,5 @@ Services in a directory of manifests that the running process watches.""",
         (2, "Nothing could be tried; the message says why."),
     ),
     answer=_answer,
-    process_only=True,
+    takes=CLUSTER | {"manifests"},
 )

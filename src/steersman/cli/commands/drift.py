@@ -12,14 +12,8 @@ if TYPE_CHECKING:
 
 
 async def _answer(parsed: Parsed) -> Answer:
-    from steersman.operate.answer import QuestionError  # noqa: PLC0415
     from steersman.operate.drift import find_drift  # noqa: PLC0415
 
-    if parsed.config.steersman.manifests or parsed.config.client_connection.kubeconfig:
-        raise QuestionError(
-            "drift asks the running process of this node; `steersman plan` compares the kernel "
-            "with manifests or an API server"
-        )
     return await find_drift(lines=int(str(parsed.values.get("lines", 10))))
 
 
@@ -47,6 +41,6 @@ COMMAND = Command(
         (2, "The question could not be answered."),
     ),
     answer=_answer,
-    process_only=True,
+    takes=frozenset(),
     watch=True,
 )

@@ -46,7 +46,7 @@ def command_page(command: Command) -> str:
             lines += [".TP", f".I {_text(each.name)}", _text(each.help)]
     if command.all_flags:
         lines += [".SH OPTIONS", *_flags(command.all_flags)]
-    if command.answer is not None and not command.process_only:
+    if command.reads_world:
         lines += [".SH WHERE TO READ FROM"]
         lines += ["By default, the running process of this node.", *_flags(map(FLAGS.get, WHERE))]
     elif not command.all_flags and command.group == "Run":
@@ -109,6 +109,8 @@ def _main(argv: Sequence[str]) -> int:
     if not argv:
         print(overview_page(), end="")
         return 0
+    if len(argv) > 1:
+        raise UsageError("give one command: steersman man COMMAND")
     try:
         page = command_page(find_command(argv[0]))
     except KeyError as error:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from steersman.cli.command import Command, Example
+from steersman.cli.command import CLUSTER, Command, Example
 from steersman.cli.fleet import HOW, NODE_FLAGS, ask_fleet, follow_fleet
 from steersman.config.flags_upstream import Flag, Group
 from steersman.operate.answer import Answer
@@ -61,5 +61,5 @@ how long changes take, Findings, CPU and memory, and what its problems are.
     answer=ask_fleet(view_of),
     follow=follow_fleet(view_of),
     watch=True,
-    process_only=True,
+    takes=CLUSTER,
 )

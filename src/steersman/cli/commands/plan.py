@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from steersman.cli.command import Command, Example, option
+from steersman.cli.command import WORLD, Command, Example, option
 
 if TYPE_CHECKING:
     from steersman.config import Parsed
@@ -59,4 +59,5 @@ COMMAND = Command(
         (2, "The question could not be answered."),
     ),
     answer=_answer,
+    takes=WORLD | {"cleanup"},
 )

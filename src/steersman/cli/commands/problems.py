@@ -6,7 +6,7 @@ import time
 from collections.abc import AsyncIterator
 from typing import TYPE_CHECKING
 
-from steersman.cli.command import Argument, Command, Example, option
+from steersman.cli.command import CLUSTER, Argument, Command, Example, option
 from steersman.cli.fleet import HOW, NODE_FLAGS, ask_fleet, asks_this_node, follow_fleet
 from steersman.operate.answer import Answer, QuestionError
 
@@ -101,5 +101,5 @@ comes with evidence and a remedy. Words select problems that contain them.
     answer=_answer,
     follow=_follow,
     watch=True,
-    process_only=True,
+    takes=CLUSTER,
 )

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 def run_words(argv: Sequence[str], program: str = "steersman run") -> int:
     """Run the daemon, or do what a flag asks for instead; return the exit status."""
-    from steersman.config import help_text, parse_command_line, to_yaml  # noqa: PLC0415
+    from steersman.config import UsageError, help_text, parse_command_line, to_yaml  # noqa: PLC0415
     from steersman.run.process.klog import ProcessLog  # noqa: PLC0415
 
     parsed = parse_command_line(argv)
@@ -45,6 +45,8 @@ def run_words(argv: Sequence[str], program: str = "steersman run") -> int:
 
         return remove(config, dry_run=parsed.dry_run)
     if parsed.init_only:
+        if parsed.dry_run:
+            raise UsageError("--dry-run shows no settings of the kernel: leave out --init-only")
         from steersman.run.process.startup import initialize  # noqa: PLC0415
 
         asyncio.run(initialize(config))

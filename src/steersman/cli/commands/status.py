@@ -51,6 +51,6 @@ Healthy           no change waits for longer than the health check allows""",
         (2, "The command line is wrong."),
     ),
     answer=_answer,
-    process_only=True,
+    takes=frozenset(),
     watch=True,
 )

@@ -96,5 +96,5 @@ interrupt a switch that has begun.""",
         (2, "No process answers, or another switch is under way."),
     ),
     answer=_answer,
-    process_only=True,
+    takes=frozenset(),
 )

@@ -60,5 +60,5 @@ COMMAND = Command(
         Example("steersman top --once -o json", "for scripts"),
     ),
     answer=_answer,
-    process_only=True,
+    takes=frozenset(),
 )

@@ -9,7 +9,7 @@ from contextlib import suppress
 from math import inf
 from typing import TYPE_CHECKING
 
-from steersman.cli.command import Command, Example
+from steersman.cli.command import CLUSTER, Command, Example
 from steersman.cli.fleet import HOW, NODE_FLAGS, finder_of
 from steersman.config.flags_upstream import Flag, Group
 from steersman.operate.answer import QuestionError
@@ -32,6 +32,7 @@ def run_ui(words: Sequence[str]) -> int:
     from steersman.ui.site import Site  # noqa: PLC0415
 
     parsed = parse_command_line(words, extra=COMMAND.flags)
+    COMMAND.check_flags(parsed)
     listen = str(parsed.values.get("listen") or _LISTEN)
     try:
         host, port = split_host_port(listen)
@@ -116,5 +117,6 @@ the same address.
         Example("steersman ui --kubeconfig ~/.kube/config --token-file token", "a cluster"),
         Example("steersman ui --nodes-file nodes --token-file token", "these nodes"),
     ),
+    takes=CLUSTER,
     main=run_ui,
 )

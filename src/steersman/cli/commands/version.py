@@ -29,5 +29,5 @@ COMMAND = Command(
     ),
     exit_codes=((0, "Always."), (2, "The command line is wrong.")),
     answer=_answer,
-    process_only=True,
+    takes=frozenset(),
 )
