@@ -3,6 +3,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import pytest
 
 from steersman.model.errors import ApplyError, BusyError
@@ -21,8 +23,13 @@ COMMIT
 )
 
 
-def chosen(execute: Scripted, variant: str = "") -> str:
-    choice = choose_tool(execute, variant)
+def chosen(execute: Scripted, variant: str = "", nft: Sequence[str] = ()) -> str:
+    """The command that is chosen, where nf_tables has these chains, or why there is none."""
+    choice = choose_tool(
+        execute,
+        variant,
+        nft_chains=lambda chains, _: [chain for _, chain in chains if chain in nft],
+    )
     return choice.tool.command if choice.tool else " ".join(choice.missing)
 
 
@@ -47,23 +54,24 @@ def test_a_wanted_variant_is_taken() -> None:
 
 
 def test_who_looks_for_leftovers_must_not_take_a_slow_program_for_a_missing_one() -> None:
-    slow = ("*-save -t mangle", TimeoutError("iptables-save did not end within 60 s"))
+    slow = ("*-save", TimeoutError("iptables-save did not end within 60 s"))
     with pytest.raises(BusyError, match="did not end within 60 s: it begins again"):
-        choose_tool(Scripted(BOTH[0], slow, WORKS), "nft", leftovers=True)
+        choose_tool(Scripted(BOTH[2], slow, WORKS), "legacy", leftovers=True)
 
 
 @pytest.mark.parametrize(
     ("nft", "legacy", "expected"),
     [
         ("", ":KUBE-PROXY-CANARY - [0:0]", "iptables-legacy"),
-        (":KUBE-PROXY-CANARY - [0:0]", ":KUBE-SERVICES - [0:0]", "iptables"),
-        (":KUBE-PROXY-CANARY - [0:0]", ":KUBE-KUBELET-CANARY - [0:0]", "iptables-legacy"),
-        (":KUBE-IPTABLES-HINT - [0:0]", ":KUBE-SERVICES - [0:0]", "iptables"),
+        ("KUBE-PROXY-CANARY", ":KUBE-SERVICES - [0:0]", "iptables"),
+        ("KUBE-SERVICES", ":KUBE-KUBELET-CANARY - [0:0]", "iptables-legacy"),
+        ("KUBE-IPTABLES-HINT", ":KUBE-SERVICES - [0:0]", "iptables"),
+        ("", "-A KUBE-SERVICES -j KUBE-PROXY-CANARY", "iptables"),
     ],
 )
 def test_the_variant_in_use_is_preferred(nft: str, legacy: str, expected: str) -> None:
-    saves = (("iptables-save -t mangle", nft), ("iptables-legacy-save", legacy))
-    assert chosen(Scripted(*BOTH, *saves, WORKS)) == expected
+    execute = Scripted(*BOTH, ("iptables-legacy-save", legacy), WORKS)
+    assert chosen(execute, nft=[nft]) == expected
 
 
 def test_a_variant_that_cannot_be_listed_gives_no_hint() -> None:

@@ -8,11 +8,11 @@ from __future__ import annotations
 
 import os
 import re
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from contextlib import suppress
 from itertools import chain
 from pathlib import Path
-from typing import NamedTuple
+from typing import NamedTuple, TypeAlias
 
 from steersman.host.exec import Exec, Result, failure_reason, tool_result
 from steersman.host.files import lock_holder
@@ -21,12 +21,13 @@ from steersman.model.errors import ApplyError, BusyError
 from steersman.model.names import Family
 from steersman.netfilter.iptables.names import command_of
 from steersman.netfilter.iptables.restore import Run
+from steersman.netfilter.nft.tables import existing_chains, lookup_trouble
 
 _VERSION = re.compile(r"v(\d+)\.(\d+)(?:\.(\d+))?(?:.*\((\w+)\))?")
 _COMMANDS = {"": "iptables", "nft": "iptables-nft", "legacy": "iptables-legacy"}
-_KUBELET_CHAINS = ("KUBE-IPTABLES-HINT", "KUBE-KUBELET-CANARY")
-"""Chains that kubelet creates in the mangle table of the variant that it uses."""
-_PROXY_CHAINS = ("KUBE-PROXY-CANARY", "KUBE-SERVICES")
+_KUBELET_CHAINS = (("mangle", "KUBE-IPTABLES-HINT"), ("mangle", "KUBE-KUBELET-CANARY"))
+"""Tables and names of chains that kubelet creates in the variant that it uses."""
+_PROXY_CHAINS = (("mangle", "KUBE-PROXY-CANARY"), ("nat", "KUBE-SERVICES"))
 _WAIT = ("-w", "5")
 """Options that wait for the lock of iptables-legacy: 5 s."""
 _TIMEOUT = 125.0
@@ -38,9 +39,13 @@ _RESOURCE_PROBLEM = 4
 """Exit status of iptables if the lock is held or memory is short."""
 _OBJECT_REFUSED = re.compile(r"[A-Z]+_[A-Z_]+ failed \((?!Resource temp|Cannot alloc|No buffer)")
 """iptables-nft also exits with 4 if the kernel rejected an object; then it names the operation."""
+_SAVED_CHAIN = re.compile(r"^:(\S+) ", re.MULTILINE)
 _BAD_LINE = re.compile(r"line:? (\d+)")
 LOCK = "/run/xtables.lock"
 """The file that iptables-legacy locks while it reads and writes rules."""
+
+
+NftChains: TypeAlias = Callable[[Iterable[tuple[str, str]], Family], list[str]]
 
 
 class Tool(NamedTuple):
@@ -76,13 +81,20 @@ class ToolChoice(NamedTuple):
     """Problems and their remedies, a sentence each."""
 
 
-def choose_tool(execute: Exec, wanted: str, *, leftovers: bool = False) -> ToolChoice:
+def choose_tool(
+    execute: Exec,
+    wanted: str,
+    *,
+    leftovers: bool = False,
+    nft_chains: NftChains = existing_chains,
+) -> ToolChoice:
     """Find the iptables to use.
 
     Args:
         execute: runs programs.
         wanted: `nft`, `legacy`, or "" for this machine's default.
         leftovers: only to remove leftovers: do not create a table by listing it.
+        nft_chains: returns the names of those chains of nf_tables that are there.
 
     Raises:
         BusyError: with `leftovers`, a program that is installed did not end in time.
@@ -93,7 +105,7 @@ def choose_tool(execute: Exec, wanted: str, *, leftovers: bool = False) -> ToolC
         missing = f"{what} is not installed; install the package iptables."
         return ToolChoice(None, (), tuple(problems) or (missing,))
     if len(tools) > 1:
-        in_use = {tool: _in_use(execute, tool) for tool in tools}
+        in_use = {tool: _in_use(execute, tool, nft_chains) for tool in tools}
         tools.sort(key=lambda tool: -in_use[tool])
 
     # Take the first that works for IPv4; IPv6 is optional.
@@ -134,25 +146,19 @@ def _installed(execute: Exec, wanted: str) -> tuple[list[Tool], list[str]]:
     return list(found.values()), problems
 
 
-def _in_use(execute: Exec, tool: Tool) -> int:
+def _in_use(execute: Exec, tool: Tool, nft_chains: NftChains) -> int:
     """Rate the signs that a variant is in use: 2 for kubelet's chains, 1 for ours, 0 for none."""
     try:
-        text = execute.run_tool(_brief_list(tool, Family.IPV4)).stdout.decode(errors="replace")
+        if tool.variant == "nft":  # iptables-nft would read all rules of all tables
+            found = nft_chains((*_KUBELET_CHAINS, *_PROXY_CHAINS), Family.IPV4)
+        else:
+            saved = execute.run_tool([tool.save_of(Family.IPV4)]).stdout.decode(errors="replace")
+            found = _SAVED_CHAIN.findall(saved)
     except OSError:
         return 0
-    if any(f":{chain} " in text for chain in _KUBELET_CHAINS):
+    if any(chain in found for _, chain in _KUBELET_CHAINS):
         return 2
-    return int(any(f":{chain} " in text for chain in _PROXY_CHAINS))
-
-
-def _brief_list(tool: Tool, family: Family) -> list[str]:
-    """Return the command that lists rules, and creates no table.
-
-    iptables-nft reads all tables, but prints only one: with thousands of Services that saves a
-    third of the time. iptables-legacy is faster, and creates a table that it is told to list.
-    """
-    save = f"{tool.of(family)}-save"
-    return [save, "-t", "mangle"] if tool.variant == "nft" else [save]
+    return int(any(chain in found for _, chain in _PROXY_CHAINS))
 
 
 def _trouble(execute: Exec, tool: Tool, family: Family, leftovers: bool) -> str:
@@ -162,7 +168,10 @@ def _trouble(execute: Exec, tool: Tool, family: Family, leftovers: bool) -> str:
         for argv in ([f"{command}-restore", "--version"], [f"{command}-save", "--version"]):
             if execute.run_tool(argv).returncode:
                 return f"{argv[0]} is not installed, install the package iptables"
-        look = _brief_list(tool, family) if leftovers else [command, *_LIST_NAT]
+        if leftovers and tool.variant == "nft":
+            return lookup_trouble(family)
+        # iptables-legacy creates a table that it is told to list, but not if it lists all.
+        look = [f"{command}-save"] if leftovers else [command, *_LIST_NAT]
         result = execute.run_tool(look)
     except OSError as error:
         if leftovers and isinstance(error, TimeoutError):

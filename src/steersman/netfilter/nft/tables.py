@@ -67,15 +67,30 @@ def chains_left(ours: Callable[[str, str], bool], families: Iterable[Family]) ->
 
 def known_chains_left(chains: Iterable[tuple[str, str]], families: Iterable[Family]) -> str:
     """Do the same for chains of known tables and names, without a list of all chains."""
+    return _left("chains", lambda netlink, family: _existing(netlink, chains, family), families)
 
-    def look(netlink: Netlink, family: Family) -> list[str]:
-        return [
-            chain
-            for table, chain in chains
-            if _exists(netlink, Table(NFPROTO[family], table), GETCHAIN, text(CHAIN_NAME, chain))
-        ]
 
-    return _left("chains", look, families)
+def existing_chains(chains: Iterable[tuple[str, str]], family: Family) -> list[str]:
+    """Return the names of those chains, given by table and name, that are there.
+
+    Raises:
+        OSError: they cannot be looked up.
+    """
+    with Netlink(NETLINK_NETFILTER) as netlink:
+        return _existing(netlink, chains, family)
+
+
+def lookup_trouble(family: Family) -> str:
+    """Return why no table of nf_tables can be looked up, or ""; no table is created."""
+    try:
+        with Netlink(NETLINK_NETFILTER) as netlink:
+            netlink.request(about(Table(NFPROTO[family], "filter"), GETTABLE))
+    except OSError as error:
+        if error.errno in (errno.EPERM, errno.EACCES):
+            return NEEDS_NET_ADMIN
+        if error.errno != errno.ENOENT:  # there is no such table
+            return f"nf_tables: {error.strerror}"
+    return ""
 
 
 def table_left(name: str, families: Iterable[Family]) -> str:
@@ -85,6 +100,14 @@ def table_left(name: str, families: Iterable[Family]) -> str:
         return [name] if _exists(netlink, Table(NFPROTO[family], name), GETTABLE) else []
 
     return _left("tables", look, families)
+
+
+def _existing(netlink: Netlink, chains: Iterable[tuple[str, str]], family: Family) -> list[str]:
+    return [
+        chain
+        for table, chain in chains
+        if _exists(netlink, Table(NFPROTO[family], table), GETCHAIN, text(CHAIN_NAME, chain))
+    ]
 
 
 def _exists(netlink: Netlink, table: Table, kind: int, *named: bytes) -> bool:
