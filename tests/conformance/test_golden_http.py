@@ -12,13 +12,17 @@ from steersman.config import flagz
 from steersman.model.kube import Node, ObjectMeta
 from steersman.model.names import Family, ObjectName
 from steersman.run.observe.metrics import Metrics
+from steersman.run.observe.observers import SyncObservers
 from steersman.run.observe.prometheus import exposition
 from steersman.run.observe.scraped import NFACCT, nfacct_packets
 from steersman.run.serve.health import ProxyHealth, ServiceHealth, now, proxy_health_app
 from steersman.run.serve.http import App, application
 from steersman.run.serve.metrics_server import Pages, metrics_app
+from steersman.run.sync.in_force import InForce
+from steersman.source.store import Store
 from tests.support.data import RECORDED
 from tests.support.http import Reply, ask, serving
+from tests.support.modes.bare import BareMode
 
 GOLDEN = RECORDED / "golden"
 MODES = ("iptables", "nftables")
@@ -145,6 +149,7 @@ def test_every_metric_upstream_showed_is_here_with_its_type(mode: str) -> None:
     golden = (GOLDEN / mode / "metrics-names-types.txt").read_text()
     theirs = _types(golden, r"^(kubeproxy_\S+) (\S+)$")
     metrics = Metrics(mode)
+    SyncObservers(Store(), InForce(), metrics, ProxyHealth(60.0), {}, mode=BareMode())
     metrics.on_scrape(lambda: nfacct_packets(dict.fromkeys(NFACCT, 0)))
     ours = _types(
         b"".join(exposition(metrics.collect())).decode(), r"^# TYPE (kubeproxy_\S+) (\S+)$"
