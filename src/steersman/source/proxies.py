@@ -20,16 +20,16 @@ def environment_proxy(server: str, environ: Mapping[str, str]) -> str | None:
     CIDRs; names and addresses may have a port.
     """
     parts = urlsplit(server)
-    proxies = {
-        name.lower().removesuffix("_proxy"): value
-        for name, value in environ.items()
-        if name.lower().endswith("_proxy")
-    }
-    proxy = proxies.get(parts.scheme)
+    proxy, bypassed = (_variable(environ, f"{word}_proxy") for word in (parts.scheme, "no"))
     port = parts.port or _DEFAULT_PORTS.get(parts.scheme, 0)
-    if not proxy or _bypasses_proxy(parts.hostname or "", port, proxies.get("no", "")):
+    if not proxy or _bypasses_proxy(parts.hostname or "", port, bypassed):
         return None
     return proxy if "://" in proxy else f"http://{proxy}"
+
+
+def _variable(environ: Mapping[str, str], name: str) -> str:
+    """Return the variable with this name in upper case; if that is empty, in lower case."""
+    return environ.get(name.upper()) or environ.get(name, "")
 
 
 def _bypasses_proxy(host: str, port: int, no_proxy: str) -> bool:

@@ -344,6 +344,16 @@ def test_proxies_of_the_environment(server: str, no_proxy: str, proxy: str | Non
     assert environment_proxy(server, environ) == proxy
 
 
+@pytest.mark.parametrize("names", [("HTTPS_PROXY", "https_proxy"), ("https_proxy", "HTTPS_PROXY")])
+def test_variables_in_upper_case_count_before_others_unless_they_are_empty(
+    names: tuple[str, str],
+) -> None:
+    server, given = "https://10.0.0.1:6443", {"HTTPS_PROXY": "p:1", "https_proxy": "q:1"}
+    environ = {name: given[name] for name in names}
+    assert environment_proxy(server, environ) == "http://p:1"
+    assert environment_proxy(server, environ | {"HTTPS_PROXY": ""}) == "http://q:1"
+
+
 def test_a_proxy_of_an_unknown_kind_is_refused_at_the_start(tmp_path: Path) -> None:
     environ = {"HTTPS_PROXY": "socks5://me:secret@p:1"}
     with pytest.raises(KubeconfigError, match="HTTPS_PROXY: 'socks5://") as caught:
