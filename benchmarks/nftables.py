@@ -27,6 +27,7 @@ from steersman.run.process.daemon import external_change
 from steersman.run.process.memory import collect_rarely, freeze_live_objects
 from steersman.run.sync.sync import Sync
 from steersman.source.store import Store
+from tests.support.builders.store import replace_objects
 
 MODE = "nftables"
 BATCH = "1,000 endpoints replaced in one batch"
@@ -78,9 +79,9 @@ class NftNode(Node):
     async def _restart(self) -> tuple[float, int]:
         snapshot = self.store.snapshot
         store = Store(world.NODE, facts=await read_facts())
-        store.replace("Service", snapshot.services.values())
+        replace_objects(store, "Service", snapshot.services.values())
         slices = chain.from_iterable(snapshot.slices.values())
-        store.replace("EndpointSlice", slices)
+        replace_objects(store, "EndpointSlice", slices)
         config = NodeConfig(
             node_name=world.NODE, families=(Family.IPV4,), cluster_cidrs=(world.CLUSTER_CIDR,)
         )

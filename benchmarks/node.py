@@ -33,6 +33,7 @@ from steersman.modes.userspace.mode import linux_portals
 from steersman.run.sync.sync import Sync
 from steersman.source.objects import decode_object
 from steersman.source.store import Store
+from tests.support.builders.store import replace_objects
 
 _CLONE_NEWNET = 0x40000000
 _UDP_IDLE = 60.0  # seconds: clients are measured in turn
@@ -100,8 +101,8 @@ class Node:
         if not support.usable:
             raise RuntimeError(" ".join(support.missing))
         self.store = Store(world.NODE, facts=self._runner.run(read_facts()))
-        self.store.replace("Service", ())
-        self.store.replace("EndpointSlice", ())
+        replace_objects(self.store, "Service", ())
+        replace_objects(self.store, "EndpointSlice", ())
         for number in range(services):
             self.add(number)
         self._sync = Sync(self.store, Planner(config, self._mode.traits), self._mode)

@@ -11,6 +11,7 @@ from steersman.model.kube import KINDS, Node
 from steersman.model.plan import NodePlan, Traits
 from steersman.source.store import Store
 from tests.conformance.world import Case, read, world
+from tests.support.builders.store import replace_objects
 from tests.support.following import StoreFollower
 
 
@@ -19,7 +20,7 @@ def replay(case: Case, traits: Traits) -> NodePlan:
     _, config, facts = world(case)
     store, planner = Store(config.node_name), Planner(config, traits)
     follower = StoreFollower(store)
-    store.replace("Node", [read(Node, node) for node in case.get("nodes") or ()])
+    replace_objects(store, "Node", [read(Node, node) for node in case.get("nodes") or ()])
     for step in case["steps"]:
         if step["op"] in ("sync", "apply"):
             planner.update(store.snapshot, facts, follower.take().services)

@@ -17,6 +17,7 @@ from steersman.model.kube import EndpointSlice, KubeObject, Node, Service, Servi
 from steersman.model.names import Family
 from steersman.model.plan import Traits
 from steersman.source.store import Store
+from tests.support.builders.store import replace_objects
 
 Case = dict[str, Any]
 T = TypeVar("T", bound=KubeObject)
@@ -55,10 +56,12 @@ def world(case: Case) -> tuple[Snapshot, NodeConfig, HostFacts]:
     """Return the cluster, the configuration and the machine of a packet flow case."""
     node = case["node"]
     store = Store(node["nodeName"])
-    store.replace("Service", (read(Service, s) for s in case["services"]))
-    store.replace("EndpointSlice", (read(EndpointSlice, s) for s in case["endpointslices"]))
-    store.replace("Node", (read(Node, n) for n in case.get("nodes") or ()))
-    store.replace("ServiceCIDR", _service_cidrs(node))
+    replace_objects(store, "Service", (read(Service, s) for s in case["services"]))
+    replace_objects(
+        store, "EndpointSlice", (read(EndpointSlice, s) for s in case["endpointslices"])
+    )
+    replace_objects(store, "Node", (read(Node, n) for n in case.get("nodes") or ()))
+    replace_objects(store, "ServiceCIDR", _service_cidrs(node))
     return store.snapshot, config(node), facts(node)
 
 

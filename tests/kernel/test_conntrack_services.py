@@ -34,7 +34,7 @@ from steersman.run.observe.observers import SyncObservers
 from steersman.run.serve.health import ProxyHealth
 from steersman.run.sync.sync import Sync
 from steersman.source.store import Store
-from tests.support.builders.store import make
+from tests.support.builders.store import make, replace_objects
 from tests.support.lab.conntrack_flows import FlowEntry, add_entries, creation
 from tests.support.lab.held_packets import held_packets
 from tests.support.lab.namespace import in_namespace, sh
@@ -89,7 +89,7 @@ async def proxy(name: str) -> AsyncIterator[Proxy]:
     sync = Sync(store, Planner(config, mode.traits), mode)
     observers = SyncObservers(store, sync.in_force, Metrics(name), ProxyHealth(60.0), {}, mode=mode)
     for kind in ("Service", "EndpointSlice"):
-        store.replace(kind, [])
+        replace_objects(store, kind, [])
     task = asyncio.create_task(observers.stale_entries.run())
     try:
         made = Proxy(mode, sync, observers)

@@ -26,7 +26,7 @@ from steersman.operate.dump import compare
 from steersman.source.store import Store
 from tests.support.builders.ebpf_node_plan import NODE as NODE_IP
 from tests.support.builders.ebpf_node_plan import POD, VIP
-from tests.support.builders.store import service, slice_
+from tests.support.builders.store import replace_objects, service, slice_
 from tests.support.lab.ebpf_node import MARKS, Node, serving
 from tests.support.lab.namespace import in_namespace, sh
 from tests.support.modes.registry import render
@@ -246,8 +246,8 @@ def test_without_rights_it_says_what_it_needs(tmp_path: Path) -> None:
 @pytest.mark.skipif(MARKS[1].args[0], reason=str(MARKS[1].kwargs["reason"]))
 def test_entries_of_the_maps_are_read_by_another_process() -> None:
     store = Store("me")
-    store.replace("Service", [service(clusterIP=VIP)])
-    store.replace("EndpointSlice", [slice_(ips=(POD,))])
+    replace_objects(store, "Service", [service(clusterIP=VIP)])
+    replace_objects(store, "EndpointSlice", [slice_(ips=(POD,))])
     facts = HostFacts("me", {"lo": ("127.0.0.1/8",), "eth0": (f"{NODE_IP}/24",)}, ipv6=False)
     config = NodeConfig(node_name="me", families=(Family.IPV4,), cluster_cidrs=("10.244.0.0/16",))
 

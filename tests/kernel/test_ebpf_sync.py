@@ -22,7 +22,7 @@ from steersman.modes.ebpf.mode import EbpfMode
 from steersman.run.sync.sync import Sync
 from steersman.source.store import Store
 from tests.support.builders.ebpf_node_plan import LAYOUT, LOOKER, NODE, OTHER, POD, VIP
-from tests.support.builders.store import service, slice_
+from tests.support.builders.store import replace_objects, service, slice_
 from tests.support.lab import ebpf
 from tests.support.lab.cluster import Lab
 from tests.support.lab.ebpf_node import MARKS
@@ -59,8 +59,8 @@ def pins(mode: EbpfMode) -> Path:
 
 def world(ip: str) -> Store:
     store = Store("me", facts=FACTS)
-    store.replace("Service", [service(clusterIP=VIP)])
-    store.replace("EndpointSlice", [slice_(ips=(ip,))])
+    replace_objects(store, "Service", [service(clusterIP=VIP)])
+    replace_objects(store, "EndpointSlice", [slice_(ips=(ip,))])
     return store
 
 
@@ -137,7 +137,7 @@ async def test_objects_become_connections(lab: Lab, mode: EbpfMode) -> None:
     assert repaired.reason == "drift"
     assert lab.probe(LOOKER, VIP, 80).endpoint == f"{OTHER}:8080"
 
-    store.replace("Service", [])
+    replace_objects(store, "Service", [])
     await sync.run()
     assert lab.probe(NODE, VIP, 80, timeout=0.4).kind != "answered"
     await mode.worker.do(mode.apply, diff(await mode.worker.do(mode.read), {}))

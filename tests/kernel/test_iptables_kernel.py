@@ -33,7 +33,7 @@ from tests.support.builders.plans import (
     random_plan,
     simple,
 )
-from tests.support.builders.store import service, slice_
+from tests.support.builders.store import replace_objects, service, slice_
 from tests.support.lab.iptables import KilledError, Namespace, Recorder, namespace
 from tests.support.lab.namespace import in_namespace, sh
 from tests.support.modes.iptables_rules import without_comments
@@ -358,8 +358,10 @@ async def test_the_culprits_stand_alone_and_the_others_go_in(
     facts = HostFacts("me", {"eth0": ("192.0.2.1/24",)}, ipv6=False)
     store = Store("me", facts=facts)
     names = [f"s{number}" for number in range(1, 20)]
-    store.replace("Service", [service(n, clusterIP=f"10.96.0.{n[1:]}") for n in names])
-    store.replace("EndpointSlice", [slice_(f"{n}-x", n, (f"10.1.0.{n[1:]}",)) for n in names])
+    replace_objects(store, "Service", [service(n, clusterIP=f"10.96.0.{n[1:]}") for n in names])
+    replace_objects(
+        store, "EndpointSlice", [slice_(f"{n}-x", n, (f"10.1.0.{n[1:]}",)) for n in names]
+    )
     sync = Sync(store, Planner(NodeConfig(node_name="me"), mode.traits), mode)
     report = await sync.run()
     assert report

@@ -27,6 +27,7 @@ from steersman.run.sync.sync import Sync
 from steersman.source.store import Store
 from tests.support.builders import nftables_plans as make
 from tests.support.builders import objects
+from tests.support.builders.store import replace_objects
 from tests.support.lab.namespace import in_namespace
 from tests.support.lab.nft import elements, nft, program, render
 
@@ -94,7 +95,8 @@ def sync_with(mode: NftablesMode) -> Sync:
         "sessionAffinity": "ClientIP",
         "sessionAffinityConfig": {"clientIP": {"timeoutSeconds": 600}},
     }
-    store.replace(
+    replace_objects(
+        store,
         "Service",
         [
             objects.service(name, clusterIP=f"10.96.1.{n}", **(sticky if n else {}))
@@ -102,7 +104,7 @@ def sync_with(mode: NftablesMode) -> Sync:
         ],
     )
     end = objects.endpoint("10.0.0.1")
-    store.replace("EndpointSlice", [objects.slice_(end, name=n, owner=n) for n in names])
+    replace_objects(store, "EndpointSlice", [objects.slice_(end, name=n, owner=n) for n in names])
     return Sync(store, Planner(objects.CONFIG, mode.traits), mode)
 
 

@@ -34,6 +34,7 @@ from tests.support.builders.plans import (
     REJECTED,
     Actions,
 )
+from tests.support.builders.store import replace_objects
 from tests.support.lab import namespace
 from tests.support.lab.namespace import sh
 from tests.support.lab.nft import elements, listing, nft, program, render
@@ -329,12 +330,15 @@ def test_a_finding_names_the_service_whose_rules_are_refused() -> None:
         store, mode = Store("here", facts=objects.FACTS), Poisoned(SubprocessExec())
         assert (await mode.worker.do(mode.probe)).usable
         names = [f"web-{n}" for n in range(6)]
-        store.replace(
+        replace_objects(
+            store,
             "Service",
             [objects.service(name, clusterIP=f"10.96.1.{n}") for n, name in enumerate(names)],
         )
         end = objects.endpoint("10.0.0.1")
-        store.replace("EndpointSlice", [objects.slice_(end, name=n, owner=n) for n in names])
+        replace_objects(
+            store, "EndpointSlice", [objects.slice_(end, name=n, owner=n) for n in names]
+        )
         sync = Sync(store, Planner(objects.CONFIG, mode.traits), mode)
         report = await sync.run()
         assert report

@@ -15,6 +15,7 @@ from steersman.modes.nftables.mode import NftablesMode
 from steersman.run.sync.sync import Sync
 from steersman.source.store import Store
 from tests.support.builders import objects
+from tests.support.builders.store import replace_objects
 from tests.support.lab.nft import elements, nft
 
 pytestmark = pytest.mark.kernel
@@ -24,7 +25,8 @@ SERVICES = 1000
 async def program() -> None:
     """Start with many Services where nothing is, and then where upstream's table is."""
     store, names = Store("here", facts=objects.FACTS), [f"web-{n}" for n in range(SERVICES)]
-    store.replace(
+    replace_objects(
+        store,
         "Service",
         [
             objects.service(name, clusterIP=f"10.96.{n >> 8}.{n & 255}")
@@ -32,7 +34,7 @@ async def program() -> None:
         ],
     )
     end = objects.endpoint("10.0.0.1")
-    store.replace("EndpointSlice", [objects.slice_(end, name=n, owner=n) for n in names])
+    replace_objects(store, "EndpointSlice", [objects.slice_(end, name=n, owner=n) for n in names])
     for table in ("ip", "ip6"):
         nft(f"flush ruleset; add table {table} kube-proxy")
         sender.BUFFER = 1 << 16  # what `wmem_max` of most machines leaves, and less

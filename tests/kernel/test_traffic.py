@@ -19,6 +19,7 @@ from steersman.model.names import ObjectName
 from steersman.run.sync.sync import Sync
 from steersman.source.store import Store
 from tests.support.builders.objects import endpoint, port, service, slice_
+from tests.support.builders.store import replace_objects
 from tests.support.lab.cluster import Lab, Layout, Pod
 from tests.support.lab.inside import Inside
 from tests.support.lab.sockets import Outcome
@@ -60,8 +61,8 @@ class Cluster:
     others: set[int] = field(default_factory=set)
 
     def start(self) -> None:
-        self.store.replace("Service", ())
-        self.store.replace("EndpointSlice", ())
+        replace_objects(self.store, "Service", ())
+        replace_objects(self.store, "EndpointSlice", ())
         for number in STEADY:
             self.change_service(number)
             self.change_endpoints(number)

@@ -14,7 +14,7 @@ from steersman.model.errors import BusyError
 from steersman.model.kube import KubeObject
 from steersman.model.names import ObjectName
 from steersman.model.plan import FrontendKind, ServicePlan
-from tests.support.builders.store import service, slice_
+from tests.support.builders.store import replace_objects, service, slice_
 from tests.support.modes.conntrack_world import World
 from tests.support.parts import examples
 
@@ -138,12 +138,14 @@ class Node:
             self.world.stale_entries.note(report)
 
     async def live(self, turns: list[Any]) -> None:
-        self.world.store.replace("Service", [self.service(name, SHARED[0], True) for name in NAMES])
+        replace_objects(
+            self.world.store, "Service", [self.service(name, SHARED[0], True) for name in NAMES]
+        )
         ends = [
             slice_(f"{name}-x", name, (ip,), protocol="UDP")
             for name, ip in zip(NAMES, ENDPOINTS, strict=False)
         ]
-        self.world.store.replace("EndpointSlice", ends)
+        replace_objects(self.world.store, "EndpointSlice", ends)
         task = asyncio.create_task(self.world.stale_entries.run())
         await self.step(SEND)
         for faults, meanwhile, change, seconds in turns:

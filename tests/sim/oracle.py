@@ -37,6 +37,7 @@ from tests.sim.netlink import Address
 from tests.sim.node import HEALTH, METRICS, NAME, Node
 from tests.sim.universe import Process, Universe
 from tests.support.apiserver.world import Object, Selector, key_of
+from tests.support.builders.store import replace_objects
 
 _ABSENT = object()
 LONGEST_STEP = 0.025
@@ -168,7 +169,7 @@ class Oracle:
         """What a process that starts now would plan."""
         store = Store(NAME)
         for kind, objects in self._objects(names, around).items():
-            store.replace(kind, objects)
+            replace_objects(store, kind, objects)
         self.snapshot = store.snapshot
         self._node.oracle_looks = True
         for service, ejections in ejected.items():

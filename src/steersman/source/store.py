@@ -235,15 +235,6 @@ class Store:
 
     # What sources call
 
-    def replace(self, kind: str, objects: Iterable[KubeObject]) -> None:
-        """Replace all objects of a kind at once; see `retain`."""
-        listed: set[ObjectName] = set()
-        changed = False
-        for obj in objects:
-            listed.add(obj.metadata.object_name)
-            changed |= self._put(obj)
-        self._notify(self._retain(kind, listed, ()) or changed)
-
     def retain(self, kind: str, names: Container[ObjectName], keep: Container[str] = ()) -> None:
         """End a complete list of a kind, after `upsert` of each of its objects.
 
@@ -251,7 +242,24 @@ class Store:
         `keep`: they cannot be read now, so their last good version stays. The first call for a kind
         completes its initial list, see `synced`.
         """
-        self._notify(self._retain(kind, names, keep))
+        known: Iterable[ObjectName]
+        match kind:
+            case "Service":
+                known = [*self._services, *self._unserved]
+            case "EndpointSlice":
+                known = self._slices.names()
+            case "ServiceCIDR":
+                known = self._cidrs
+            case _:
+                node = self.own_node.node
+                known = {*self._nodes, *([node.metadata.object_name] if node else ())}
+        changed = kind not in self._listed  # an empty initial list is a change, too
+        for name in [name for name in known if name not in names]:
+            if f"{kind} {name}" not in keep:
+                changed |= self._remove(kind, name)
+        self._listed.add(kind)
+        self.synced = self._listed >= {"Service", "EndpointSlice"}
+        self._notify(changed)
         for scope in tuple(self._malformed):
             if scope.partition(" ")[0] == kind and scope not in keep:
                 self._resolve(scope)
@@ -304,26 +312,6 @@ class Store:
             arrivals.append(_Arrival(self.log.revision, self._clock(), trigger_time))
 
     # By kind; each method returns the `changed` flag
-
-    def _retain(self, kind: str, names: Container[ObjectName], keep: Container[str]) -> bool:
-        known: Iterable[ObjectName]
-        match kind:
-            case "Service":
-                known = [*self._services, *self._unserved]
-            case "EndpointSlice":
-                known = self._slices.names()
-            case "ServiceCIDR":
-                known = self._cidrs
-            case _:
-                node = self.own_node.node
-                known = {*self._nodes, *([node.metadata.object_name] if node else ())}
-        changed = kind not in self._listed  # an empty initial list is a change, too
-        for name in [name for name in known if name not in names]:
-            if f"{kind} {name}" not in keep:
-                changed |= self._remove(kind, name)
-        self._listed.add(kind)
-        self.synced = self._listed >= {"Service", "EndpointSlice"}
-        return changed
 
     def _put(self, obj: KubeObject) -> bool:
         match obj:

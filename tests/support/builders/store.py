@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from typing import Any
 
 from steersman.model.findings import Finding
 from steersman.model.kube import KubeObject
 from steersman.source.objects import decode_value
+from steersman.source.store import Store
 from tests.support.builders import kube
 
 
@@ -41,3 +43,11 @@ def slice_(
         annotations=notes,
     )
     return make("EndpointSlice", value)
+
+
+def replace_objects(store: Store, kind: str, objects: Iterable[KubeObject]) -> None:
+    """Feed a complete list of a kind."""
+    listed = {each.metadata.object_name: each for each in objects}
+    for each in listed.values():
+        store.upsert(each)
+    store.retain(kind, listed)

@@ -17,6 +17,7 @@ from steersman.model.ruleset import diff
 from steersman.modes.base import Mode, release
 from steersman.source.objects import decode_value
 from steersman.source.store import Store
+from tests.support.builders.store import replace_objects
 from tests.support.lab.cluster import Lab, Layout, Pod
 from tests.support.lab.inside import Inside
 from tests.support.modes.flows import FlowCase
@@ -101,7 +102,7 @@ def snapshot_of(node_name: str, objects: Iterable[dict[str, Any]]) -> tuple[Snap
             by_kind[value["kind"]].append(decoded)
     store = Store(node_name)
     for kind, group in by_kind.items():
-        store.replace(kind, group)
+        replace_objects(store, kind, group)
     return store.snapshot, tuple(findings)
 
 

@@ -17,7 +17,7 @@ from steersman.modes.base import Mode, Support
 from steersman.run.sync.state import SyncResult
 from steersman.run.sync.sync import Sync
 from steersman.source.store import CONFIGURATION, Store
-from tests.support.builders.store import service, slice_
+from tests.support.builders.store import replace_objects, service, slice_
 from tests.support.modes.inline import Inline
 
 FACTS = HostFacts("me", {"lo": ("127.0.0.1/8",), "eth0": ("192.0.2.1/24",)}, ipv6=False)
@@ -72,10 +72,13 @@ class World:
         self.store = Store("me", facts=FACTS)
         self.mode = MemoryMode()
         self.start()
-        self.store.replace(
-            "Service", [service(f"s{i}", clusterIP=f"10.96.0.{i}") for i in range(1, services + 1)]
+        replace_objects(
+            self.store,
+            "Service",
+            [service(f"s{i}", clusterIP=f"10.96.0.{i}") for i in range(1, services + 1)],
         )
-        self.store.replace(
+        replace_objects(
+            self.store,
             "EndpointSlice",
             [slice_(f"s{i}-x", f"s{i}", (f"10.1.0.{i}",)) for i in range(1, services + 1)],
         )
@@ -100,9 +103,9 @@ class World:
     def fresh(self) -> Ruleset:
         """What a fresh start would write for the same world."""
         other = World(0)
-        other.store.replace("Service", self.store.snapshot.services.values())
+        replace_objects(other.store, "Service", self.store.snapshot.services.values())
         slices = chain.from_iterable(self.store.snapshot.slices.values())
-        other.store.replace("EndpointSlice", slices)
+        replace_objects(other.store, "EndpointSlice", slices)
         planner = Planner(NodeConfig(node_name="me", families=(Family.IPV4,)), Traits())
         planner.update(other.store.snapshot, FACTS)
         want = dict(self.mode.render_node(planner.plan.settings))

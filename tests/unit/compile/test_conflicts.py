@@ -23,6 +23,7 @@ from tests.support.builders.objects import (
     service,
     slice_,
 )
+from tests.support.builders.store import replace_objects
 from tests.support.following import StoreFollower, update
 
 OLD, MIDDLE, NEW = "2026-01-01T00:00:00Z", "2026-02-02T00:00:00Z", "2026-03-03T00:00:00Z"
@@ -172,7 +173,7 @@ def test_a_holder_that_is_deleted_and_recreated(world: World) -> None:
 def test_a_relist_changes_nothing(world: World) -> None:
     world.update(asking("web"))
     world.update(asking("aaa"))
-    world.store.replace("Service", [asking("aaa"), asking("web")])
+    replace_objects(world.store, "Service", [asking("aaa"), asking("web")])
     world.plan()
     assert (world.holder(), world.planned) == ("web", set())
 

@@ -9,6 +9,7 @@ from steersman.model.kube import Node, NodeAddress, NodeSpec, NodeStatus, Object
 from steersman.model.names import ObjectName
 from steersman.run.process.node_watcher import NodeWatcher, Wait, host_ips, judge, pod_cidrs
 from steersman.source.store import Store
+from tests.support.builders.store import replace_objects
 from tests.support.clock import FakeClock, PatientClock, settle
 
 
@@ -132,7 +133,7 @@ async def test_why_a_node_is_not_known_is_said(
 ) -> None:
     store = Store("n")
     for kind in ("Service", "EndpointSlice") if listed else ():
-        store.replace(kind, ())
+        replace_objects(store, kind, ())
     await NodeWatcher(NodeConfig(node_name="n"), store, pytest.fail).wait(PatientClock())
     assert said in caplog.text
 

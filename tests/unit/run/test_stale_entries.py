@@ -24,7 +24,7 @@ from steersman.modes.capabilities import ConnectionTable
 from steersman.run.observe.prometheus import Labelled, exposition
 from steersman.run.observe.stale_entries import AGAIN, AT_ONCE, HOUR, Debts, Key
 from tests.support.builders import kube
-from tests.support.builders.store import make, service, slice_
+from tests.support.builders.store import make, replace_objects, service, slice_
 from tests.support.modes.bare import BareMode
 from tests.support.modes.conntrack_world import World, printed
 
@@ -124,9 +124,9 @@ async def running(*objects: KubeObject, mode: Mode | None = None) -> AsyncIterat
     """A world after its first sync and clean-up."""
     world = World(mode)
     task = asyncio.create_task(world.stale_entries.run())
-    world.store.replace("Service", [o for o in objects if "spec" in o.__struct_fields__])
+    replace_objects(world.store, "Service", [o for o in objects if "spec" in o.__struct_fields__])
     slices = [o for o in objects if "endpoints" in o.__struct_fields__]
-    world.store.replace("EndpointSlice", slices)
+    replace_objects(world.store, "EndpointSlice", slices)
     await world.report()
     yield world
     task.cancel()
@@ -454,8 +454,8 @@ async def test_the_loop_goes_on_while_many_endpoints_are_looked_at(
     ips = tuple(f"10.1.{n // 250}.{n % 250}" for n in range(500))
     objects = [o for n in range(20) for o in (dns(f"s{n}", n), ends(f"s{n}", *ips))]
     world = World()
-    world.store.replace("Service", objects[::2])
-    world.store.replace("EndpointSlice", objects[1::2])
+    replace_objects(world.store, "Service", objects[::2])
+    replace_objects(world.store, "EndpointSlice", objects[1::2])
     report = await world.sync.run()
     assert report is not None
     task = asyncio.create_task(world.stale_entries.run())
@@ -547,8 +547,8 @@ async def test_a_change_comes_before_the_hourly_clean_up() -> None:
     world = World()
     world.table.answers = [Cleanup(0, 0, True, seconds=10.0)]
     task = asyncio.create_task(world.stale_entries.run())
-    world.store.replace("Service", objects[::2])
-    world.store.replace("EndpointSlice", objects[1::2])
+    replace_objects(world.store, "Service", objects[::2])
+    replace_objects(world.store, "EndpointSlice", objects[1::2])
     await world.report()
     while not world.table.looked:
         await world.settle()
@@ -572,10 +572,10 @@ async def test_no_family_waits_for_another() -> None:
 
     both: dict[str, Any] = {"clusterIPs": ["10.96.0.1", "fd00::1"], "ipFamilies": ["IPv4", "IPv6"]}
     world = World(families=tuple(Family), delete=delete)
-    world.store.replace("Service", [dns("a", 1, **both)])
+    replace_objects(world.store, "Service", [dns("a", 1, **both)])
     ports = [{"name": "", "port": 8080, "protocol": "UDP"}]
     six = kube.endpoint_slice("a-6", "a", "fd01::1", family="IPv6", ports=ports)
-    world.store.replace("EndpointSlice", [A[1], make("EndpointSlice", six)])
+    replace_objects(world.store, "EndpointSlice", [A[1], make("EndpointSlice", six)])
     task = asyncio.create_task(world.stale_entries.run())
     await world.report()
     while world.stale_entries.owed > 1:

@@ -10,7 +10,7 @@ from steersman.model.names import Family, ObjectName
 from steersman.model.plan import Traits
 from steersman.source.last_node import LastNode
 from steersman.source.store import Store
-from tests.support.builders.store import service, slice_
+from tests.support.builders.store import replace_objects, service, slice_
 
 
 def node(
@@ -99,8 +99,8 @@ def test_no_node_port_opens_on_other_addresses_and_pods_stay_pods() -> None:
         node_port_addresses=("primary",),
     )
     store, planner = Store("me"), Planner(config, Traits())
-    store.replace("Service", [service(clusterIP="10.96.0.1")])
-    store.replace("EndpointSlice", [slice_()])
+    replace_objects(store, "Service", [service(clusterIP="10.96.0.1")])
+    replace_objects(store, "EndpointSlice", [slice_()])
 
     def plan() -> object:
         planner.update(store.snapshot, facts)

@@ -21,6 +21,7 @@ from steersman.netfilter.iptables.names import RuleKey
 from steersman.netfilter.iptables.saved import canonical
 from steersman.source.objects import decode_value
 from steersman.source.store import Store
+from tests.support.builders.store import replace_objects
 from tests.support.data import RECORDED
 
 GOLDEN = RECORDED / "golden"
@@ -61,7 +62,7 @@ def _plan() -> NodePlan:
     world.append(yaml.safe_load((GOLDEN / "node.yaml").read_text()))
     for kind in KINDS:
         decoded = [decode_value(kind, o) for o in world if o["kind"] == kind and _watched(o)]
-        store.replace(kind, [o for o in decoded if not isinstance(o, Finding)])
+        replace_objects(store, kind, [o for o in decoded if not isinstance(o, Finding)])
     config = NodeConfig("peer-node", cluster_cidrs=("10.244.0.0/16", "fd00:10:244::/56"))
     interfaces = {"lo": ("127.0.0.1/8", "::1/128"), "eth0": ("10.250.1.2/24",)}
     facts = HostFacts("peer-node", interfaces)
