@@ -13,11 +13,11 @@ from collections.abc import Mapping, Sequence
 from math import sqrt
 from typing import NamedTuple
 
-from steersman.compile.explain import EndpointReason, EndpointReport
+from steersman.compile.explain import EndpointReport
 from steersman.model.addresses import join_host_port
 from steersman.model.errors import ApplyError, BusyError
 from steersman.model.names import Family, PlanKey
-from steersman.model.plan import ServicePlan
+from steersman.model.plan import Endpoint, ServicePlan
 from steersman.netfilter.conntrack.flows import Tracked, tracked
 from steersman.operate.doctor.context import Context
 from steersman.operate.doctor.facts import support
@@ -121,23 +121,34 @@ def uneven(counts: Sequence[int]) -> bool:
     )
 
 
+class Share(NamedTuple):
+    """The connections of one ready endpoint."""
+
+    endpoint: Endpoint
+    used: bool
+    """Whether this node sends connections to it."""
+    new: int
+    open: int
+
+
 def judge(plan: ServicePlan, report: EndpointReport, load: Load) -> CheckResult:
     """Say whether the load of a port is even, and name the reason if it is not."""
-    ready = report.ready
     what = f"{plan.key.name} ({plan.key.family.kubernetes})"
-    shown = [str(state.endpoint) for state in ready]
-    new, now = ([counts.get(end, 0) for end in shown] for counts in (load.new, load.open))
-    evidence = [
-        f"{end}: {more} connections, {here} of them open now"
-        for end, more, here in zip(shown, new, now, strict=True)
-    ]
-    if len(ready) < 2:
-        return ok(f"{what} has {len(ready)} ready endpoints: there is nothing to spread")
-    if not uneven(new) and not uneven(now):
-        if not sum(new):
+    used = {str(endpoint) for endpoint in plan.reachable}
+    shares = []
+    for each in report.ready:
+        end = str(each.endpoint)
+        new, now = load.new.get(end, 0), load.open.get(end, 0)
+        shares.append(Share(each.endpoint, end in used, new, now))
+    evidence = [f"{s.endpoint}: {s.new} connections, {s.open} of them open now" for s in shares]
+    if len(shares) < 2:
+        return ok(f"{what} has {len(shares)} ready endpoints: there is nothing to spread")
+    if not uneven([s.new for s in shares]) and not uneven([s.open for s in shares]):
+        total = sum(s.new for s in shares)
+        if not total:
             return ok(f"no connection to {what} was seen here lately")
-        return ok(f"{sum(new)} connections to {what} are spread as chance does", *evidence)
-    reason, remedy = reason_of(plan, load, ready, (new, now))
+        return ok(f"{total} connections to {what} are spread as chance does", *evidence)
+    reason, remedy = reason_of(plan, shares, load.clients)
     return warning(
         f"the load of {what} is uneven: {reason or 'no setting of the Service explains it'}",
         *evidence,
@@ -148,37 +159,36 @@ def judge(plan: ServicePlan, report: EndpointReport, load: Load) -> CheckResult:
     )
 
 
-def reason_of(
-    plan: ServicePlan,
-    load: Load,
-    ready: Sequence[EndpointReason],
-    counts: tuple[Sequence[int], Sequence[int]],
-) -> tuple[str, str]:
+def reason_of(plan: ServicePlan, shares: Sequence[Share], clients: int) -> tuple[str, str]:
     """Return why the load is uneven ("" if nothing explains it), and what to do."""
-    used = {str(endpoint) for endpoint in plan.reachable}
-    unused = [str(state.endpoint) for state in ready if str(state.endpoint) not in used]
-    new, now = counts
-    in_use = [count for state, count in zip(ready, new, strict=True) if str(state.endpoint) in used]
-    if unused and not uneven(in_use):
-        if plan.cluster:
-            return (
-                f"topology hints leave {len(unused)} of {len(ready)} ready endpoints out on this "
-                "node",
-                "intended by trafficDistribution or topology-mode; remove them to use all",
-            )
-        return _only_local(len(used), len(ready))
-    elsewhere = [c for state, c in zip(ready, new, strict=True) if not state.endpoint.local]
-    here = [c for state, c in zip(ready, new, strict=True) if state.endpoint.local]
-    if plan.local and here and elsewhere and max(elsewhere) < min(here):
-        return _only_local(len(here), len(ready))
+    in_use = [share for share in shares if share.used]
+    here = [share for share in shares if share.endpoint.local]
+    elsewhere = [share for share in shares if not share.endpoint.local]
+    left_out = len(in_use) < len(shares) and not uneven([share.new for share in in_use])
+    if left_out and plan.cluster:
+        return (
+            f"topology hints leave {len(shares) - len(in_use)} of {len(shares)} ready endpoints "
+            "out on this node",
+            "intended by trafficDistribution or topology-mode; remove them to use all",
+        )
+    fewer = max((share.new for share in elsewhere), default=0)
+    local_only = plan.local and here and elsewhere and fewer < min(share.new for share in here)
+    if left_out or local_only:
+        number = len(in_use) if left_out else len(here)
+        return (
+            f"policy Local sends clients only to the {number} of {len(shares)} ready endpoints on "
+            "this node",
+            "intended; spread the pods evenly over the nodes, or use policy Cluster",
+        )
     if plan.affinity_seconds:
         return (
             f"session affinity (ClientIP, {plan.affinity_seconds} s) keeps each client at one "
-            f"endpoint, and only {load.clients} client{'s' * (load.clients > 1)} connected lately",
+            f"endpoint, and only {clients} client{'s' * (clients > 1)} connected lately",
             "remove sessionAffinity, or accept it: it evens out with many clients",
         )
     if plan.scheduling.weights or plan.least_connections:
         return "annotations of the Service weigh its endpoints", "see the Service's annotations"
+    new, now = [share.new for share in shares], [share.open for share in shares]
     if uneven(now) and (not uneven(new) or sum(now) * 2 > sum(new)):
         return (
             f"{sum(now)} long-lived connections stay at the endpoints that they were made to; only "
@@ -187,11 +197,3 @@ def reason_of(
             "max_connection_age), or balance requests instead of connections",
         )
     return "", "endpoints that became ready later have fewer; compare again after some minutes"
-
-
-def _only_local(here: int, ready: int) -> tuple[str, str]:
-    """Return the reason and the remedy for clients that policy Local keeps on this node."""
-    return (
-        f"policy Local sends clients only to the {here} of {ready} ready endpoints on this node",
-        "intended; spread the pods evenly over the nodes, or use policy Cluster",
-    )
