@@ -13,10 +13,9 @@ from typing import Final
 from steersman.model.plan import SourceClass
 from steersman.modes.base import Requirements
 from steersman.netfilter.firewall.packet_filter import Met
-from steersman.netfilter.firewall.read import rule_text
 from steersman.operate.doctor.context import Context
 from steersman.operate.doctor.facts import Path, paths, requirements
-from steersman.operate.doctor.node_firewall import WHO, Stage, met_rules
+from steersman.operate.doctor.node_firewall import WHO, Stage, described, met_rules
 from steersman.operate.doctor.result import Cause, Found, notice, ok, skipped
 
 _SOURCE_NAT = 100  # NF_IP_PRI_NAT_SRC
@@ -52,14 +51,13 @@ async def changes(context: Context) -> Found:
             who[WHO[path.source]] = None
     results = []
     for change, effect, who in hits.values():
-        text = await rule_text(context.execute, change)
-        place = f"{change.table}, chain {change.chain}"
+        rule = await described(context, change)
         sure = "" if change.certain else ", if it matches"
         words = _WORDS[effect].format(who=" and ".join(who))
         results.append(
             notice(
-                f"a rule of another program {words}{sure}: {place}: {text}",
-                f"{place}: {text}",
+                f"a rule of another program {words}{sure}: {rule}",
+                rule,
                 remedy="delete that rule, or let it leave out this traffic; `steersman trace` "
                 "shows what it does to a packet",
                 cause=Cause.NODE + (_CERTAIN if change.certain else _LIKELY),

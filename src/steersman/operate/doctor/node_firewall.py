@@ -80,30 +80,24 @@ async def firewalls(context: Context) -> Found:
     results = []
     # One result for each rule, however many packets it drops.
     for drop, packets in hits.items():
-        text = await rule_text(context.execute, drop)
-        who = dict.fromkeys(packet.partition(":")[0] for packet in packets)
-        place = f"{drop.table}, chain {drop.chain}"
-        evidence = (f"{place}: {text}", *packets)
+        rule = await described(context, drop)
+        who = " and ".join(dict.fromkeys(packet.partition(":")[0] for packet in packets))
         if drop.certain:
-            results.append(
-                error(
-                    f"a firewall {drop.fate}s packets of {' and '.join(who)}: {place}: {text}",
-                    *evidence,
-                    remedy="delete that rule, or accept this traffic before it",
-                )
-            )
+            text = f"a firewall {drop.fate}s packets of {who}: {rule}"
+            remedy = "delete that rule, or accept this traffic before it"
+            results.append(error(text, rule, *packets, remedy=remedy))
         else:
-            results.append(
-                warning(
-                    f"a firewall may {drop.fate} packets of {' and '.join(who)}: {place}: {text}",
-                    *evidence,
-                    remedy="`steersman trace` shows whether it does",
-                    suspect=True,
-                )
-            )
+            text = f"a firewall may {drop.fate} packets of {who}: {rule}"
+            remedy = "`steersman trace` shows whether it does"
+            results.append(warning(text, rule, *packets, remedy=remedy, suspect=True))
     if rules.notes:
         results.append(unknown("some rules could not be read", *rules.notes))
     return results or ok("no rule of another program drops these packets")
+
+
+async def described(context: Context, rule: Met) -> str:
+    """Return a rule and its place, for people."""
+    return f"{rule.table}, chain {rule.chain}: {await rule_text(context.execute, rule)}"
 
 
 def first_packet(path: Path, settings: NodeSettings, flow: Flow | None) -> Packet:

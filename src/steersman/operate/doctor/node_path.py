@@ -49,38 +49,31 @@ async def routes(context: Context) -> Found:
     results: list[CheckResult] = [*_chosen_by_rules(found)]
     for address, way in found.items():
         if way.trouble:
-            results.append(
-                error(
-                    f"this node has no route to the endpoint {address}: {way.trouble}"
-                    + (f", by the policy rule {way.rule!r}" if way.rule else ""),
-                    f"ip route get {address}: {way.trouble}",
-                    remedy="delete that rule: `ip rule`"
-                    if way.rule
-                    else "check the CNI plugin's routes: `ip route`, and its pod on this node",
-                )
-            )
+            text = f"this node has no route to the endpoint {address}: {way.trouble}"
+            remedy = "check the CNI plugin's routes: `ip route`, and its pod on this node"
+            if way.rule:
+                text += f", by the policy rule {way.rule!r}"
+                remedy = "delete that rule: `ip rule`"
+            shown = f"ip route get {address}: {way.trouble}"
+            results.append(error(text, shown, remedy=remedy))
         elif way.device in links and not links[way.device].up:
-            results.append(
-                error(
-                    f"the interface {way.device} to the endpoint {address} is down",
-                    remedy=f"`ip link set {way.device} up`",
-                )
-            )
+            text = f"the interface {way.device} to the endpoint {address} is down"
+            results.append(error(text, remedy=f"`ip link set {way.device} up`"))
     # Without any route to its address, the node's own connections fail before a rule sees them,
     # unless the mode changes the address at the socket.
     needs = await context.once(requirements)
     for address in context.service_addresses if needs.delivery != "translated" else ():
         way = await hop(context, address)
         if way.trouble:
-            results.append(
-                error(
-                    f"this node has no route to {address}, the Service's own address, so its own "
-                    f"connections fail before the rules see them: {way.trouble}",
-                    f"ip route get {address}: {way.trouble}",
-                    remedy="add a default route; which one does not matter, the rules change the "
-                    "destination",
-                )
+            text = (
+                f"this node has no route to {address}, the Service's own address, so its own "
+                f"connections fail before the rules see them: {way.trouble}"
             )
+            remedy = (
+                "add a default route; which one does not matter, the rules change the destination"
+            )
+            shown = f"ip route get {address}: {way.trouble}"
+            results.append(error(text, shown, remedy=remedy))
     if not found:
         return results or skipped("there is no endpoint")
     return results or ok(f"all {len(found)} endpoints have a route")
@@ -111,22 +104,21 @@ async def overlays(context: Context) -> Found:
         # Anything else sends packets as they are.
         if link is None or link.driver not in _OVERHEAD:
             continue
-        below = links.get(link.below)
+        what, below = f"{name} ({link.driver})", links.get(link.below)
         if below is None:
-            results.append(unknown(f"{name} ({link.driver}) does not say what it sends through"))
-        elif link.mtu + _OVERHEAD[link.driver] > below.mtu:
-            room = below.mtu - _OVERHEAD[link.driver]
-            results.append(
-                warning(
-                    f"the MTU {link.mtu} of {name} ({link.driver}) is too large for {below.name}: "
-                    f"large packets are fragmented or lost; at most {room} fit",
-                    f"{name}: mtu {link.mtu}; {below.name}: mtu {below.mtu}",
-                    remedy=f"set the MTU of the CNI plugin to {room}",
-                    suspect=True,
-                )
-            )
-        else:
-            results.append(ok(f"packets of {name} ({link.driver}) fit into {below.name}"))
+            results.append(unknown(f"{what} does not say what it sends through"))
+            continue
+        room = below.mtu - _OVERHEAD[link.driver]
+        if link.mtu <= room:
+            results.append(ok(f"packets of {what} fit into {below.name}"))
+            continue
+        text = (
+            f"the MTU {link.mtu} of {what} is too large for {below.name}: large packets are "
+            f"fragmented or lost; at most {room} fit"
+        )
+        shown = f"{name}: mtu {link.mtu}; {below.name}: mtu {below.mtu}"
+        remedy = f"set the MTU of the CNI plugin to {room}"
+        results.append(warning(text, shown, remedy=remedy, suspect=True))
     return results or skipped("no endpoint is reached through an overlay")
 
 

@@ -189,12 +189,9 @@ def _recognised(context: Context, family: Family) -> CheckResult:
 
 async def failover(context: Context) -> Found:
     """Check that failing endpoints are seen if that is asked for, and nothing of it is left."""
+    remedy = "docs/failover.md says what that needs of the kernel"
     results = [
-        warning(
-            each.reason,
-            remedy="docs/failover.md says what that needs of the kernel",
-            code=each.code,
-        )
+        warning(each.reason, remedy=remedy, code=each.code)
         for each in context.world.findings
         if each.code == codes.FAILOVER
     ]
@@ -237,17 +234,15 @@ def _clock(date: str, now: float) -> Iterable[CheckResult]:
     except ValueError:
         yield unknown("the API server sends no date")
         return
-    words = f"this node's clock is {abs(skew):.0f} s {'behind' if skew > 0 else 'ahead of'} "
-    words += "the API server's"
-    remedy = "synchronise the clocks (chronyd, systemd-timesyncd)"
     if abs(skew) <= _SKEW[0]:
         yield ok("the clocks of this node and of the API server agree")
-    elif abs(skew) <= _SKEW[1]:
-        yield warning(words, remedy=remedy)
-    else:
-        yield warning(
-            f"{words}: tokens and certificates may be refused", remedy=remedy, suspect=True
-        )
+        return
+    where, refused = "behind" if skew > 0 else "ahead of", abs(skew) > _SKEW[1]
+    text = f"this node's clock is {abs(skew):.0f} s {where} the API server's"
+    if refused:
+        text += ": tokens and certificates may be refused"
+    remedy = "synchronise the clocks (chronyd, systemd-timesyncd)"
+    yield warning(text, remedy=remedy, suspect=refused)
 
 
 def _version(body: dict[str, object]) -> Iterable[CheckResult]:

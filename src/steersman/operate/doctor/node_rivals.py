@@ -47,12 +47,8 @@ async def other_proxy(context: Context) -> Found:
     for each in others:
         proxies = await asyncio.to_thread(proxies_services, each, proc)
         if proxies:
-            results.append(
-                error(
-                    f"another proxy runs on this node: {each}; both rewrite the rules of Services",
-                    remedy=_STOP,
-                )
-            )
+            text = f"another proxy runs on this node: {each}; both rewrite the rules of Services"
+            results.append(error(text, remedy=_STOP))
         elif proxies is None:
             results.append(unknown(f"whether {each} proxies Services could not be read"))
     ours |= {each.pid for each in others}
@@ -84,24 +80,18 @@ async def _port_owners(context: Context, ours: set[int], all_seen: bool) -> list
         purpose = f"listens on {sock.port}, the port for {_PORTS[sock.port]} of a kube-proxy"
         if owner is None:
             if not all_seen and not runs_unseen:
-                results[owner] = warning(
-                    f"a process that cannot be seen {purpose}: it may be one",
-                    remedy=f"see on the node who it is: `ss -lntp sport = {sock.port}`",
-                    suspect=True,
-                )
+                text = f"a process that cannot be seen {purpose}: it may be one"
+                remedy = f"see on the node who it is: `ss -lntp sport = {sock.port}`"
+                results[owner] = warning(text, remedy=remedy, suspect=True)
         elif owner.pid in ours:
             continue
         elif owner.command.split(" ", 1)[0].rpartition("/")[2].startswith(_BUILT_IN):
-            results[owner] = error(
-                f"another proxy runs on this node: pid {owner.pid} ({owner.command}) {purpose}, "
-                "which is built into it",
-                remedy="turn it off: --disable-kube-proxy for the servers of k3s",
-            )
+            text = f"another proxy runs on this node: {owner} {purpose}, which is built into it"
+            remedy = "turn it off: --disable-kube-proxy for the servers of k3s"
+            results[owner] = error(text, remedy=remedy)
         else:
-            results[owner] = warning(
-                f"pid {owner.pid} ({owner.command}) {purpose}: it may be one",
-                remedy="find out who it is, and stop it if it proxies Services",
-            )
+            remedy = "find out who it is, and stop it if it proxies Services"
+            results[owner] = warning(f"{owner} {purpose}: it may be one", remedy=remedy)
     return list(results.values())
 
 

@@ -16,7 +16,6 @@ from steersman.operate.doctor.context import Context
 from steersman.operate.doctor.facts import kernel_objects, read_kernel, requirements, support
 from steersman.operate.doctor.processes import sees_processes
 from steersman.operate.doctor.result import (
-    Cause,
     CheckResult,
     Found,
     error,
@@ -156,13 +155,12 @@ async def rules(context: Context) -> Found:
         evidence = (moving,) if kernel.changes else ()
         return ok(f"all {kernel.compared} kernel objects {whose} are as planned", *evidence)
     change = kernel.change
-    runs = context.world.process is not None
-    remedy = (
-        "a running steersman repairs this at its next comparison; `steersman drift` shows who "
-        "changed the rules"
-        if runs
-        else "start steersman, which writes them again"
-    )
+    remedy = "start steersman, which writes them again"
+    if context.world.process is not None:
+        remedy = (
+            "a running steersman repairs this at its next comparison; `steersman drift` shows who "
+            "changed the rules"
+        )
     if not kernel.have:
         return error(f"the kernel has no rules of the {context.world.mode} mode", remedy=remedy)
     counts = (
@@ -171,12 +169,8 @@ async def rules(context: Context) -> Found:
         (len(change.removed), "not planned"),
     )
     words = ", ".join(f"{count} {what}" for count, what in counts if count)
-    lines = lines_of(context.mode, change)
-    return error(
-        f"the kernel's rules {whose} are not as planned: {words}",
-        *lines[:_PRINTED],
-        remedy=remedy,
-    )
+    text = f"the kernel's rules {whose} are not as planned: {words}"
+    return error(text, *lines_of(context.mode, change)[:_PRINTED], remedy=remedy)
 
 
 def _shares_mounts(context: Context, pid: int) -> bool:
@@ -210,21 +204,13 @@ async def lock(context: Context) -> Found:
         if not holder:
             return ok(f"nobody keeps {path}") if seen else _free(context, path)
         holders.append(holder)
-    names = dict.fromkeys(holders)
-    return (
-        error(
-            f"{path} is kept locked{holders[-1]}: no rule can be written",
-            *(f"held{name}" for name in names),
-            remedy="end that process, or wait until it ends",
-            cause=Cause.RULES - 2,
-        )
-        if len(names) == 1
-        else warning(
-            f"{path} was locked at each of {_LOOKS} looks: writing rules takes long",
-            *(f"held{name}" for name in names),
-            remedy="let fewer programs write rules, or use a mode without a lock",
-        )
-    )
+    held = [f"held{holder}" for holder in dict.fromkeys(holders)]
+    if len(held) == 1:
+        text = f"{path} is kept locked{holders[-1]}: no rule can be written"
+        return error(text, *held, remedy="end that process, or wait until it ends")
+    text = f"{path} was locked at each of {_LOOKS} looks: writing rules takes long"
+    remedy = "let fewer programs write rules, or use a mode without a lock"
+    return warning(text, *held, remedy=remedy)
 
 
 def _free(context: Context, path: str) -> CheckResult:
@@ -264,13 +250,9 @@ async def settings_of_mode(context: Context) -> Found:
             results.append(unknown(str(failure)))
             continue
         if value != setting.value and not (setting.at_least and value > setting.value):
-            results.append(
-                warning(
-                    f"/{setting.path} is {value}, not {setting.value}",
-                    remedy=f"`echo {setting.value} >/{setting.path}`, and find out who changed it",
-                    suspect=True,
-                )
-            )
+            text = f"/{setting.path} is {value}, not {setting.value}"
+            remedy = f"`echo {setting.value} >/{setting.path}`, and find out who changed it"
+            results.append(warning(text, remedy=remedy, suspect=True))
     if not wanted:
         return skipped("this mode sets none")
     return results or ok(f"all {len(wanted)} sysctls of the mode are set")

@@ -71,14 +71,15 @@ async def forwarding(context: Context) -> Found:
         # An interface that came or was set later may differ from `all`.
         values = of_interfaces(context, f"{settings}/conf", "forwarding")
         if off := [name for name, value in values.items() if not value]:
-            used = {way.device for way in to_endpoint.values()} & set(off)
+            used = any(way.device in off for way in to_endpoint.values())
             say = error if used and needed else warning
+            names = f"packets that come in by {', '.join(off[:5])}"
+            paths_off = [f"{settings}/conf/{each}/forwarding" for each in off]
             results.append(
                 say(
-                    f"packets that come in by {', '.join(off[:5])} are not forwarded "
-                    f"({family.kubernetes})",
-                    *(f"/{settings}/conf/{each}/forwarding is 0" for each in off),
-                    remedy=remedy(f"{settings}/conf/{off[0]}/forwarding", 1),
+                    f"{names} are not forwarded ({family.kubernetes})",
+                    *(f"/{each} is 0" for each in paths_off),
+                    remedy=remedy(paths_off[0], 1),
                 )
             )
         else:

@@ -99,6 +99,9 @@ class Owner(NamedTuple):
     pid: int
     command: str
 
+    def __str__(self) -> str:
+        return f"pid {self.pid} ({self.command})"
+
 
 def socket_owners(inodes: frozenset[int], proc: Path = Path("/proc")) -> dict[int, Owner]:
     """Return the process that has each socket, as far as processes can be seen; it blocks.

@@ -55,7 +55,7 @@ async def ports(context: Context) -> Found:
 
 def conflict(context: Context, sock: ListeningSocket, owner: Owner | None) -> CheckResult:
     """Say what comes of a process that listens on a node port."""
-    who = f"pid {owner.pid} ({owner.command})" if owner else "a process that cannot be seen"
+    who = str(owner or "a process that cannot be seen")
     where = f"{join_host_port(sock.address, sock.port)}/{sock.protocol}"
     text = f"{who} listens on {where}, a node port of {context.question.service}"
     evidence = f"ss -lnp: {where} users: {who}"
@@ -83,19 +83,14 @@ async def addresses(context: Context) -> Found:
         for frontend in plan.frontends
         if frontend.kind is FrontendKind.CLUSTER_IP
     }
-    found = [
-        (name, address)
-        for name, addresses in context.world.facts.interfaces.items()
-        for address in (each.partition("/")[0] for each in addresses)
-        if address in wanted
-    ]
-    return [
-        result_of(
-            Verdict.NOTICE,
-            f"the cluster IP {address} is an address of this node, too, on {name}: ports that "
-            "the Service does not have are this node's (a DNS cache on each node is set up so)",
-            f"ip addr show dev {name}",
-            remedy=f"unless a DNS cache needs it: `ip addr del {address} dev {name}`",
-        )
-        for name, address in found
-    ] or ok("no cluster IP is an address of this node")
+    results = []
+    for name, addresses in context.world.facts.interfaces.items():
+        for address in sorted(wanted & {each.partition("/")[0] for each in addresses}):
+            text = (
+                f"the cluster IP {address} is an address of this node, too, on {name}: ports that "
+                "the Service does not have are this node's (a DNS cache on each node is set up so)"
+            )
+            remedy = f"unless a DNS cache needs it: `ip addr del {address} dev {name}`"
+            shows = f"ip addr show dev {name}"
+            results.append(result_of(Verdict.NOTICE, text, shows, remedy=remedy))
+    return results or ok("no cluster IP is an address of this node")

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from difflib import get_close_matches
 
 from msgspec.structs import replace
@@ -55,29 +55,22 @@ async def service_exists(context: Context) -> Found:
     return error(f"there is no Service {name}, as {world.origin.text} knows it", remedy=remedy)
 
 
-def why_not_planned(service: Service, world: World) -> Iterable[CheckResult]:
+def why_not_planned(service: Service, world: World) -> CheckResult:
     """Say why a Service that this proxy should serve has no frontend here."""
     name, spec = service.metadata.object_name, service.spec
     if world.not_yet:
-        return [
-            error(
-                f"{name} is {world.not_yet}",
-                remedy="wait; if this lasts, `steersman status` and its log say why",
-                cause=Cause.PROXY,
-            )
-        ]
+        remedy = "wait; if this lasts, `steersman status` and its log say why"
+        return error(f"{name} is {world.not_yet}", remedy=remedy, cause=Cause.PROXY)
     text = f"{name} is not served here: {world.why_unserved(service)}"
     if not spec.ports:
-        return [error(text, remedy="add spec.ports")]
+        return error(text, remedy="add spec.ports")
     families = ", ".join(spec.ip_families or ()) or "its only family"
-    return [
-        error(
-            text,
-            f"clusterIP {spec.cluster_ip}, families {families}",
-            remedy="correct the fields that its Findings name",
-            cause=Cause.OBJECT + 2,  # a Finding says it better
-        )
-    ]
+    return error(
+        text,
+        f"clusterIP {spec.cluster_ip}, families {families}",
+        remedy="correct the fields that its Findings name",
+        cause=Cause.OBJECT + 2,  # a Finding says it better
+    )
 
 
 def why_unserved(name: ObjectName, service: Service, world: World) -> CheckResult:
@@ -155,19 +148,19 @@ def no_endpoints(
     """Say why a port has no endpoint at all."""
     service = key.name.object_name
     entries = [entry for slice_ in slices for entry in slice_.endpoints or ()]
+    show = f"kubectl -n {service.namespace}"
+    labels = f"compare the selector with the pods' labels: `{show} get pods --show-labels`"
     if not slices:
         return error(
             f"no EndpointSlice belongs to {service}: its selector matches no pod, or it has no "
             "selector and nobody wrote one",
-            remedy=f"compare the selector with the pods' labels: `kubectl -n {service.namespace} "
-            f"get pods --show-labels`; `kubectl describe service {service.name}`",
+            remedy=f"{labels}; `{show} describe service {service.name}`",
         )
     if not entries:
         return error(
             f"the EndpointSlices of {service} are empty: its selector matches no pod",
             *(f"EndpointSlice {slice_.metadata.object_name}" for slice_ in slices),
-            remedy=f"compare the selector with the pods' labels: `kubectl -n {service.namespace} "
-            "get pods --show-labels`",
+            remedy=labels,
         )
     names = sorted({port.name or "" for slice_ in slices for port in slice_.ports or ()})
     if key.name.port not in names:

@@ -71,22 +71,25 @@ async def endpoints(context: Context) -> Found:
     if len(untried) == len(dials):
         return unknown(f"no endpoint could be dialled from this node: {untried[0].reason}")
     if failed:
-        which = "no endpoint" if len(failed) == len(dials) else _names(failed)
-        share = f" ({len(failed)} of {len(dials)} endpoints)" * (len(failed) < len(dials))
-        verb = "answers" if which == "no endpoint" else "does not answer"
+        if len(failed) == len(dials):
+            text = "no endpoint answers"
+        else:
+            verb = "does" if len(failed) == 1 else "do"
+            share = f"{len(failed)} of {len(dials)} endpoints"
+            text = f"{_names(failed)} ({share}) {verb} not answer"
         outcomes = {each.outcome for each in failed}
         why = {"refused": "refused", "timeout": "no answer at all", "unreachable": "unreachable"}
         kinds = ", ".join(why.get(outcome, outcome) for outcome in sorted(outcomes))
         return error(
-            f"{which}{share} {verb} when dialled from this node: {kinds}",
+            f"{text} when dialled from this node: {kinds}",
             *evidence,
             remedy=remedy_for(failed),
         )
-    slow = [each for each in dials if each.repeated]
-    if slow:
+    if slow := [each for each in dials if each.repeated]:
+        verb = "answers" if len(slow) == 1 else "answer"
         return warning(
-            f"{_names(slow)} answers this node only after packets were sent again: packets are "
-            "lost, or its queue of new connections is full",
+            f"{_names(slow)} {verb} this node only after packets were sent again: packets are "
+            "lost, or a queue of new connections is full",
             *evidence,
             remedy="see the load of the pod (`ss -ltn`: Recv-Q at Send-Q) and of the network",
         )
