@@ -146,6 +146,12 @@ class Context:
         return tuple(family for family in families if not used or family in used)
 
     @cached_property
+    def endpoint_addresses(self) -> Mapping[str, bool]:
+        """The addresses of all endpoints in use, and whether they are on this node."""
+        plans = self.world.plan.services.values()
+        return {end.ip: end.local for plan in plans for end in plan.reachable}
+
+    @cached_property
     def service_addresses(self) -> tuple[str, ...]:
         """The addresses of Services that the question is about, sorted."""
         found = {frontend.address for plan in self.plans for frontend in plan.frontends}

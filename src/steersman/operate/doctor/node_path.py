@@ -13,6 +13,7 @@ from steersman.host.link_state import Link
 from steersman.model.names import Family, Protocol
 from steersman.operate.doctor.context import Context
 from steersman.operate.doctor.facts import hop, interfaces, requirements, ways
+from steersman.operate.doctor.pod_views import pods
 from steersman.operate.doctor.result import (
     Cause,
     CheckResult,
@@ -28,8 +29,7 @@ from steersman.operate.doctor.result import (
     warning,
 )
 from steersman.operate.doctor.traffic_dial import Target, takes_data
-from steersman.operate.doctor.tries import is_pod
-from steersman.operate.places import NODE, Place, find_pods
+from steersman.operate.places import NODE, Place
 from steersman.operate.trace_loss import Hop
 
 _OVERHEAD = {"vxlan": 50, "geneve": 50, "ipip": 20, "sit": 20, "gre": 24, "wireguard": 60}
@@ -128,9 +128,7 @@ async def path_mtu(context: Context) -> Found:
     usable = [each for each, way in found.items() if not way.local and not way.trouble][:_PROBED]
     if not usable:
         return skipped("no endpoint is beyond this node's own addresses")
-    pods = (await asyncio.to_thread(find_pods)).found
-    own = [each for each in pods if is_pod(each.addresses.values(), each.device, context.world)]
-    places = [NODE, *own[:_PLACES]]
+    places = [NODE, *(await context.once(pods))[:_PLACES]]
     ports = {
         end.ip: Target(end.ip, end.port)
         for plan in context.plans

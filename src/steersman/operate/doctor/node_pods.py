@@ -14,10 +14,9 @@ from typing import NamedTuple
 from steersman.host.link_state import SILENT, Filter, Link, LinkState
 from steersman.model.addresses import join_host_port
 from steersman.model.names import Protocol
-from steersman.model.world import World
 from steersman.operate.doctor.context import Context
 from steersman.operate.doctor.facts import ways
-from steersman.operate.doctor.pod_views import PodView, Views, views
+from steersman.operate.doctor.pod_views import PodView, Views, is_pod, views
 from steersman.operate.doctor.processes import ELSEWHERE
 from steersman.operate.doctor.result import (
     Cause,
@@ -30,7 +29,6 @@ from steersman.operate.doctor.result import (
     skipped,
     unknown,
 )
-from steersman.operate.doctor.tries import is_pod
 from steersman.operate.trace_loss import Hop
 
 _FIXED = ("NOARP", "PERMANENT")
@@ -47,7 +45,7 @@ _NAMED = 3
 class Scene(NamedTuple):
     """What is compared: the endpoints on this node, and the pods."""
 
-    world: World
+    context: Context
     pods: tuple[PodView, ...]
     complete: bool
     """Whether all pods could be seen."""
@@ -86,7 +84,7 @@ async def pod_networks(context: Context) -> Found:
     services = frozenset(context.service_addresses)
     own = {address for family in context.families for address in context.own_addresses(family)}
     scene = Scene(
-        context.world,
+        context,
         found.pods,
         bool(found.pods) and not found.unseen,
         found.node,
@@ -121,7 +119,7 @@ def _addresses(scene: Scene) -> Iterator[CheckResult]:
         for address in pod.addresses:
             devices.setdefault(address, []).append(pod.device)
     for address, those in sorted(devices.items()):
-        if len(those) > 1 and is_pod((address,), those[0], scene.world):
+        if len(those) > 1 and is_pod(scene.context, (address,), those[0]):
             yield _warning(
                 f"two pods of this node have the address {address}: those at "
                 f"{' and '.join(sorted(those))}",
@@ -279,7 +277,7 @@ def _routes(scene: Scene) -> Iterator[CheckResult]:
                     Cause.PATH - 2,
                 )
         # Other namespaces, such as those of virtual machines, need not reach Services.
-        asks = is_pod(pod.addresses, pod.device, scene.world)
+        asks = is_pod(scene.context, pod.addresses, pod.device)
         serves = not scene.endpoints.keys().isdisjoint(pod.addresses)
         silent = {each.address for each in pod.state.neighbours if each.state in SILENT}
         for destination, way in pod.ways.items():

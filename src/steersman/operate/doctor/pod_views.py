@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import asyncio
 import socket
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from contextlib import suppress
 from functools import partial
-from ipaddress import ip_address
+from ipaddress import ip_address, ip_network
 from typing import NamedTuple
 
 from steersman.host.link_state import LinkState, link_state
@@ -15,10 +15,11 @@ from steersman.host.listening import SELF, ListeningSocket, listening_sockets
 from steersman.host.netlink import NETLINK_ROUTE, Netlink
 from steersman.host.netns import call_inside, linked_namespaces
 from steersman.host.rtnetlink import LIST_ADDRESSES, RT_SCOPE_UNIVERSE, parse_address
-from steersman.model.addresses import family_of
+from steersman.model.addresses import family_of, in_cidr
+from steersman.model.names import Family
 from steersman.netfilter.nft.tables import list_tables
 from steersman.operate.doctor.context import Context
-from steersman.operate.places import CLIENT_DEVICE
+from steersman.operate.places import CLIENT_DEVICE, Place, Pods, find_pods
 from steersman.operate.trace_lookups import look_up
 from steersman.operate.trace_loss import Hop
 
@@ -53,6 +54,40 @@ class Views(NamedTuple):
     unseen: int
     """Pods whose namespaces cannot be seen from here."""
     node: LinkState
+
+
+async def namespaces(context: Context) -> Pods:
+    """Return the namespaces that a veth device links to this node; not all are those of pods."""
+    del context
+    return await asyncio.to_thread(find_pods)
+
+
+async def pods(context: Context) -> Sequence[Place]:
+    """Return the namespaces of pods."""
+    found = (await context.once(namespaces)).found
+    return [each for each in found if is_pod(context, each.addresses.values(), each.device)]
+
+
+def is_pod(context: Context, addresses: Iterable[str], device: str) -> bool:
+    """Whether a namespace with these addresses, behind a device of this node, is likely a pod's.
+
+    There may be others. The addresses are those of endpoints or of the pod network. If that is not
+    known, they are near an endpoint of this node, as those of one node usually are.
+    """
+    settings, node = context.world.plan.settings, context.world.snapshot.node
+    ends, cidrs = context.endpoint_addresses, node.pod_cidrs if node else ()
+    for address in addresses:
+        detector = settings.family(family_of(address)).detector
+        if address in ends or detector.detects(address, device):
+            return True
+        if any(in_cidr(address, cidr) for cidr in cidrs):
+            return True
+        if not detector and not cidrs:
+            length = 24 if family_of(address) is Family.IPV4 else 64
+            near = str(ip_network(f"{address}/{length}", strict=False))
+            if any(local and in_cidr(end, near) for end, local in ends.items()):
+                return True
+    return False
 
 
 async def views(context: Context) -> Views:

@@ -8,13 +8,12 @@ then endpoints that nobody has met are looked for, until the budget is spent.
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
-from ipaddress import ip_network
 from itertools import chain, zip_longest
 from typing import NamedTuple
 
 from steersman.compile.conflicts import describe
 from steersman.compile.trace import Flow, TraceResult, trace
-from steersman.model.addresses import family_of, in_cidr, is_loopback, join_host_port
+from steersman.model.addresses import is_loopback, join_host_port
 from steersman.model.names import ObjectName, PlanKey, Protocol
 from steersman.model.plan import (
     Endpoint,
@@ -24,7 +23,6 @@ from steersman.model.plan import (
     ServicePlan,
     SourceClass,
 )
-from steersman.model.world import World
 from steersman.netfilter.conntrack.flows import Tracked
 from steersman.operate.doctor.traffic_dial import Dial, Target
 from steersman.operate.places import Place
@@ -164,35 +162,6 @@ def _comes_back(place: Place, result: TraceResult) -> bool:
     """Whether an answer finds our client outside: only this node knows the route to it."""
     return (
         place.kind != "outside" or result.masquerade or all(end.local for end in result.endpoints)
-    )
-
-
-def is_pod(addresses: Iterable[str], device: str, world: World) -> bool:
-    """Whether a namespace with these addresses, behind a device of this node, is likely a pod's.
-
-    There may be others. The addresses are those of endpoints or of the pod network. If that is not
-    known, they are near an endpoint of this node, as those of one node usually are.
-    """
-    settings, node = world.plan.settings, world.snapshot.node
-    ends = [end for plan in world.plan.services.values() for end in plan.reachable]
-    for address in addresses:
-        if any(end.ip == address for end in ends):
-            return True
-        cidrs = node.pod_cidrs if node else ()
-        detector = settings.family(family_of(address)).detector
-        if detector or cidrs:
-            if detector.detects(address, device) or any(in_cidr(address, c) for c in cidrs):
-                return True
-        elif any(_near(end.ip, address) for end in ends if end.local):
-            return True
-    return False
-
-
-def _near(one: str, other: str) -> bool:
-    """Whether two addresses are in one /24 or /64."""
-    length = 64 if ":" in one else 24
-    return ip_network(f"{one}/{length}", strict=False) == ip_network(
-        f"{other}/{length}", strict=False
     )
 
 

@@ -16,17 +16,17 @@ from steersman.modes.base import Requirements
 from steersman.netfilter.conntrack.flows import Tracked, tracked
 from steersman.operate.doctor.context import Context
 from steersman.operate.doctor.facts import requirements
+from steersman.operate.doctor.pod_views import namespaces, pods
 from steersman.operate.doctor.result import UNSEEN
 from steersman.operate.doctor.traffic_dial import dial
 from steersman.operate.doctor.tries import (
     Tried,
     Way,
     first_round,
-    is_pod,
     next_round,
     trouble,
 )
-from steersman.operate.places import NODE, Place, client_outside, find_pods, uplink
+from steersman.operate.places import NODE, Place, client_outside, uplink
 
 TIMEOUT = 2.0
 """Seconds for TCP to connect: its second packet is sent after one second."""
@@ -42,20 +42,18 @@ async def find_places(context: Context, stack: AsyncExitStack) -> tuple[list[Pla
     if not context.linux:
         return [NODE], ["pods and clients outside (only on Linux)"]
     places, untried = [NODE], []
-    pods = await asyncio.to_thread(find_pods)
-    world = context.world
-    found = [each for each in pods.found if is_pod(each.addresses.values(), each.device, world)]
+    every, found = await context.once(namespaces), await context.once(pods)
     if asked := context.question.netns:
-        mine = [place for place in pods.found if place.netns and _same(place.netns, Path(asked))]
+        mine = [place for place in every.found if place.netns and _same(place.netns, Path(asked))]
         places += [place._replace(name=f"the pod {context.question.pod}") for place in mine[:1]]
     else:
         ends = {end.ip for plan in context.plans for end in plan.reachable}
         behind = [place for place in found if not ends.isdisjoint(place.addresses.values())]
         places += [place for place in found if place not in behind][:1] + behind[:1]
-    if pods.unseen and len(places) == 1:
+    if every.unseen and len(places) == 1:
         untried.append(UNSEEN)
     try:
-        node = world.snapshot.node
+        node = context.world.snapshot.node
         own = [
             ip for each in (node.addresses if node else ()) if (ip := canonical_ip(each.address))
         ]

@@ -10,7 +10,7 @@ import pytest
 from steersman.host.echo import EchoRefusedError
 from steersman.host.link_state import Link
 from steersman.modes.base import Requirements
-from steersman.operate.doctor import node_path
+from steersman.operate.doctor import node_path, pod_views
 from steersman.operate.doctor.check import Check
 from steersman.operate.doctor.context import Context
 from steersman.operate.doctor.result import Verdict
@@ -122,7 +122,7 @@ def answers(
     monkeypatch.setattr(node_path, "answers_echo", answer)
     monkeypatch.setattr(node_path, "known_mtu", lambda *_: next(known))
     monkeypatch.setattr(node_path, "takes_data", take)
-    monkeypatch.setattr(node_path, "find_pods", lambda: Pods((), 0))
+    monkeypatch.setattr(pod_views, "find_pods", lambda: Pods((), 0))
     return sizes
 
 

@@ -14,6 +14,7 @@ from hypothesis import strategies as st
 from steersman.model.names import Family, ObjectName, PlanKey, Protocol, ServicePortName
 from steersman.model.plan import NodePlan
 from steersman.netfilter.conntrack.flows import Tracked
+from steersman.operate.doctor.pod_views import is_pod
 from steersman.operate.doctor.traffic_dial import Dial, Outcome
 from steersman.operate.doctor.tries import (
     MOST,
@@ -21,7 +22,6 @@ from steersman.operate.doctor.tries import (
     Way,
     choose,
     first_round,
-    is_pod,
     next_round,
     sample,
     trouble,
@@ -30,7 +30,7 @@ from steersman.operate.doctor.tries import (
 from steersman.operate.doctor.tries_check import Failure, symptoms
 from steersman.operate.places import NODE, Place
 from tests.support.builders import objects
-from tests.support.builders.doctor import world_of
+from tests.support.builders.doctor import context_of
 from tests.support.builders.objects import endpoint, plan_of, port, service, slice_
 
 CLIENT, OUTSIDE = "10.0.0.9", "198.19.0.5"
@@ -97,7 +97,7 @@ def test_a_pod_is_told_from_other_namespaces() -> None:
     def found(address: str, **config: Any) -> bool:
         things = (service(), slice_(endpoint("172.20.1.5", objects.NODE)))
         more = msgspec.structs.replace(objects.CONFIG, **config)
-        return is_pod([address], "veth1", world_of(*things, config=more))
+        return is_pod(context_of(*things, world={"config": more}), [address], "veth1")
 
     assert found("10.0.0.9")
     assert found("172.20.1.5")
