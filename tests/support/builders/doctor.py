@@ -129,6 +129,6 @@ def verdicts(check: Check, context: Context) -> list[Verdict]:
     return [result.verdict for result in results(check, context)]
 
 
-def run_checks(context: Context, *checks: Check, longest: float = 10.0) -> Diagnosis:
+def run_checks(context: Context, *checks: Check) -> Diagnosis:
     """Run several checks."""
-    return asyncio.run(diagnose(context, checks, longest=longest))
+    return asyncio.run(diagnose(context, checks))

@@ -15,6 +15,7 @@ import asyncio
 import enum
 import time
 from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
+from itertools import chain
 from typing import Any, NamedTuple
 
 from msgspec.structs import replace
@@ -33,11 +34,8 @@ from steersman.operate.doctor.result import (
     unknown,
 )
 
-LONGEST = 15.0
-"""Seconds after which the answer is given, whatever is still unknown. Only if a connection fails, a
-check takes more than ten: it is followed."""
 USUAL = 6.0
-"""Seconds that one check may take."""
+"""Seconds that one check may take, unless it says otherwise."""
 _INCOMPLETE = 3
 """Exit status if nothing wrong was found and not everything was checked."""
 _LISTED = 4
@@ -102,7 +100,8 @@ class Check(NamedTuple):
     cause: int = Cause.NODE
     """Of its results that name none."""
     seconds: float = USUAL
-    """It is given up after this time."""
+    """It is given up after this time. Only the one that follows packets of connections that fail
+    takes more than ten."""
 
 
 class Diagnosis(Answer, frozen=True, kw_only=True, rename="camel"):
@@ -187,40 +186,28 @@ class Diagnosis(Answer, frozen=True, kw_only=True, rename="camel"):
         yield Line(f"{words}; {self.seconds:.1f} s", style="dim")
 
 
-async def diagnose(
-    context: Context, checks: Sequence[Check], *, longest: float = LONGEST, source: str = ""
-) -> Diagnosis:
+async def diagnose(context: Context, checks: Sequence[Check], *, source: str = "") -> Diagnosis:
     """Run the checks that apply, all at once, and put their results in order.
 
     Args:
         context: the question, and the place to look at.
         checks: the rows.
-        longest: seconds after which unfinished checks are given up.
         source: for `Answer.source`.
     """
     began = time.monotonic()
     # All at once: most of them wait for programs, dials or counters.
-    tasks = [asyncio.create_task(_finish(context, check)) for check in checks]
-    _, late = await asyncio.wait(tasks, timeout=longest) if tasks else (tasks, set())
-    for task in late:
-        task.cancel()
-    done: list[CheckResult] = []
-    for check, task in zip(checks, tasks, strict=True):
-        if task in late:
-            why = f"it did not end within {longest:g} s"
-            done.append(_named(check, unknown(why, unfinished=True)))
-        else:
-            done += task.result()
-    await asyncio.gather(*late, return_exceptions=True)
+    found = await asyncio.gather(*(_finish(context, check) for check in checks))
     await context.aclose()
-    done.sort(key=lambda result: (_RANKS[result.verdict], result.cause))
-    first = likely_cause(done)
+    results = sorted(
+        chain.from_iterable(found), key=lambda each: (_RANKS[each.verdict], each.cause)
+    )
+    first = likely_cause(results)
     return Diagnosis(
         source=source,
         asked=_asked(context),
         cause=first.text if first else "",
         remedy=first.remedy if first else "",
-        results=tuple(done),
+        results=tuple(results),
         seconds=round(time.monotonic() - began, 3),
     )
 

@@ -177,8 +177,8 @@ def test_the_answer_comes_in_time() -> None:
         await asyncio.Event().wait()
         return ()
 
-    checks = Check("waits", "Waits", waits), says("fine", ok("it is fine"))
-    answer = run_checks(context_of(), *checks, longest=0.05)
+    checks = Check("waits", "Waits", waits, seconds=0.05), says("fine", ok("it is fine"))
+    answer = run_checks(context_of(), *checks)
     assert answer.results[0].text == "it did not end within 0.05 s"
     assert answer.results[1].text == "it is fine"
 
