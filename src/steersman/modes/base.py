@@ -51,8 +51,8 @@ class Requirements(msgspec.Struct, frozen=True):
     itself, which sends others to the endpoint. `translated`: only those to the endpoint."""
     own_tables: frozenset[str] = frozenset()
     """Names of tables of nf_tables that are the mode's own."""
-    own_jumps: str = ""
-    """Beginning of the names of its chains in tables of others; "" for none."""
+    own_jumps: tuple[str, ...] = ()
+    """Beginnings of the names of its chains in tables of others."""
     listed_by: Mapping[tuple[str, Family], str] = {}
     """Programs of iptables by which `read` lists all rules, those of others too, by variant and
     family."""

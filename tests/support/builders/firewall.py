@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Literal
 
 from steersman.modes.base import Requirements
+from steersman.modes.iptables.names import OWN_CHAINS
 from steersman.operate.doctor.context import Context, Question
 from steersman.operate.trace_loss import Hop
 from tests.support.builders.doctor import CART, FakeNetwork, context_of
@@ -24,7 +25,7 @@ class Delivering(MemoryMode):
         self.delivery = delivery
 
     def requirements(self) -> Requirements:
-        return Requirements(delivery=self.delivery, own_jumps="KUBE-")
+        return Requirements(delivery=self.delivery, own_jumps=OWN_CHAINS)
 
 
 def saved(chains: str, *rules: str) -> str:

@@ -382,7 +382,62 @@ def test_marks_that_are_changed() -> None:
     assert marked("0x4000/0x0", 1) == 0x4001
 
 
-def nat(*lines: str, own_jumps: str = "KUBE-") -> list[FilterTable]:
+def marked(*lines: str, packet: Packet = WEB) -> str:
+    """Whether a packet with the mark 1, after these rules, is dropped."""
+    marks = [f"-A FORWARD {line}" for line in lines]
+    found = end(saved(*marks, "-A FORWARD -m mark --mark 0x1/0xf -j DROP"), packet)
+    return found.partition(" ")[0]
+
+
+@pytest.mark.parametrize(
+    ("lines", "hit"),
+    [
+        (("-j MARK --set-xmark 0x1/0x1",), "yes"),
+        (("-j MARK --set-xmark 0x2/0x2", "-j MARK --set-xmark 0x1/0x3"), "yes"),
+        (("-j MARK --set-xmark 0x1/0x1", "-j MARK --set-xmark 0x0/0x1"), ""),
+        (("-p udp -j MARK --set-xmark 0x1/0x1",), ""),
+        (("-m set --match-set a src -j MARK --set-xmark 0x1/0x1",), "maybe"),
+        (("-m set --match-set a src -j MARK --set-xmark 0x2/0x2",), ""),
+        (
+            ("-m set --match-set a src -j MARK --set-xmark 0x1", "-j MARK --set-xmark 0x1/0xf"),
+            "yes",
+        ),
+    ],
+)
+def test_a_mark_counts_for_the_rules_that_follow(lines: tuple[str, ...], hit: str) -> None:
+    assert marked(*lines) == hit
+
+
+def test_an_unknown_mark_is_known_once_it_is_set_as_a_whole() -> None:
+    assert marked("-j MARK --set-xmark 0x1/0x1", packet=UNKNOWN) == "maybe"
+    assert marked("-j MARK --set-xmark 0x1", packet=UNKNOWN) == "yes"
+    maybe = "-m set --match-set a src -j MARK --set-xmark 0x1"
+    assert marked(maybe, packet=UNKNOWN) == "maybe"
+
+
+def test_a_mark_counts_for_later_tables() -> None:
+    text = "*mangle\n:FORWARD ACCEPT [0:0]\n-A FORWARD {} -j MARK --set-xmark 0x1/0x1\nCOMMIT\n"
+    drop = "-A FORWARD -m mark --mark 0x1/0x1 -j DROP"
+    assert end(saved(drop) + text.format("-p tcp")) == f"yes {drop}"
+    assert end(saved(drop) + text.format("-m set --match-set a src")) == f"maybe {drop}"
+    assert end(saved(drop) + text.format("-p udp")) == ""
+
+
+def test_what_a_chain_marks_and_returns_counts_behind_it() -> None:
+    accept = "-A FORWARD -m mark --mark 0x1/0x1 -j ACCEPT"
+    drop = "-A FORWARD -j DROP"
+    mark = "-A OTHER -j MARK --set-xmark 0x1/0x1"
+    assert end(saved("-A FORWARD -j OTHER", accept, drop, mark)) == ""
+    sometimes = "-A FORWARD -m set --match-set a src -j OTHER"
+    assert end(saved(sometimes, accept, drop, mark)) == f"maybe {drop}"
+    leaves = "-A OTHER -m set --match-set a src -j RETURN"
+    assert end(saved("-A FORWARD -j OTHER", accept, drop, leaves, mark)) == f"maybe {drop}"
+    # Whoever leaves a chain early is not accepted behind that place.
+    accepts = "-A OTHER -j ACCEPT"
+    assert end(saved("-A FORWARD -j OTHER", drop, leaves, accepts)) == f"maybe {drop}"
+
+
+def nat(*lines: str, own_jumps: tuple[str, ...] = ("KUBE-",)) -> list[FilterTable]:
     chains = ":PREROUTING ACCEPT [0:0]\n:POSTROUTING ACCEPT [0:0]\n:KUBE-SERVICES - [0:0]\n"
     text = f"*nat\n{chains}{chr(10).join(lines)}\nCOMMIT\n"
     return from_iptables.parse_saved(text, Family.IPV4, own_jumps=own_jumps)
@@ -392,7 +447,7 @@ def test_only_what_comes_before_our_chains_of_nat_counts() -> None:
     ours = "-A PREROUTING -j KUBE-SERVICES", "-A KUBE-SERVICES -p tcp -j DNAT --to 10.0.0.5"
     other = "-A PREROUTING -p tcp -j DNAT --to 10.9.9.9"
     assert changed(changes(nat(*ours), "prerouting", WEB)) == []
-    assert changed(changes(nat(*ours, own_jumps=""), "prerouting", WEB)) == ["yes destination"]
+    assert changed(changes(nat(*ours, own_jumps=()), "prerouting", WEB)) == ["yes destination"]
     assert changed(changes(nat(other, *ours), "prerouting", WEB)) == ["yes destination"]
     assert changed(changes(nat(ours[0], other, ours[1]), "prerouting", WEB)) == []
     # Who accepts a packet before them leaves it with the address of the Service.

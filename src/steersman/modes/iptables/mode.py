@@ -23,6 +23,7 @@ from steersman.modes.iptables.names import (
     FORWARD,
     INVALID_DROPPED,
     LOCALHOST_ACCEPTED,
+    OWN_CHAINS,
     is_kubelets,
     is_ours,
 )
@@ -134,7 +135,7 @@ class IptablesMode(Mode):
             tool = self._iptables.tool
             listed_by = {(tool.variant, each): tool.save_of(each) for each in self.families}
         return Requirements(
-            own_jumps="KUBE-",
+            own_jumps=OWN_CHAINS,
             listed_by=listed_by,
             bridge_netfilter=True,
             lock=LOCK if (self.variant or self._options.iptables_variant) == "legacy" else "",

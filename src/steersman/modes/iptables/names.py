@@ -56,6 +56,13 @@ NODE_CHAINS = frozenset(
 )
 """Chains that belong to the node, with all their rules."""
 
+OWN_CHAINS = (
+    *sorted({chain for _, chain in SHARED_CHAINS | NODE_CHAINS}),
+    *(KUBELET_FIREWALL, *SERVICE_PREFIXES),
+)
+"""What the names of the mode's chains begin with. Others use `KUBE-` as well: kube-router has its
+network policies in KUBE-ROUTER-* and KUBE-POD-FW-*, CRI-O its host ports in KUBE-HOSTPORTS."""
+
 TAIL_COMMENT = "kubernetes service nodeports; NOTE: this must be the last rule in this chain"
 LOCALNET_RULE = (
     f"-A {KUBELET_FIREWALL} ! -s 127.0.0.0/8 -d 127.0.0.0/8 -m comment --comment"

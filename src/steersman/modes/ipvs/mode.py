@@ -134,7 +134,7 @@ class IpvsMode(Mode):
         major, minor = _NUMBER.findall(os.uname().release)[:2]
         settings = ipvs_settings((int(major), int(minor)), self._options.strict_arp)
         return Requirements(
-            delivery="local", own_jumps="KUBE-IPVS-", bridge_netfilter=True, settings=settings
+            delivery="local", own_jumps=("KUBE-IPVS-",), bridge_netfilter=True, settings=settings
         )
 
     def _set_sysctls(self) -> None:

@@ -88,7 +88,7 @@ class UserspaceMode(Mode):
     def requirements(self) -> Requirements:
         """Return that clients' packets end in this process."""
         tables = self.portals.own_tables
-        return Requirements(delivery="local", own_tables=tables, own_jumps="KUBE-PORTALS-")
+        return Requirements(delivery="local", own_tables=tables, own_jumps=("KUBE-PORTALS-",))
 
     def render_node(self, settings: NodeSettings) -> Ruleset:
         """Render the fixed part of the portals."""

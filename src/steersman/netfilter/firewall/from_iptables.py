@@ -46,7 +46,7 @@ _WITHOUT_MATCH = frozenset({"-m", "--comment", "--ctproto"})
 
 
 def parse_saved(
-    text: str, family: Family, tool: str = "iptables", own_jumps: str = ""
+    text: str, family: Family, tool: str = "iptables", own_jumps: tuple[str, ...] = ()
 ) -> list[FilterTable]:
     """Return the tables that iptables-save printed.
 
@@ -54,7 +54,7 @@ def parse_saved(
         text: its output.
         family: of the command.
         tool: for the names of the tables, as in `filter (iptables-legacy)`.
-        own_jumps: beginning of the names of a mode's own chains of nat, which are left out. What
+        own_jumps: beginnings of the names of a mode's own chains of nat, which are left out. What
             follows after a jump to them in a base chain of destinations is left out, too: it does
             not see packets to Services.
     """
@@ -83,7 +83,7 @@ def parse_saved(
     ]
 
 
-def _before(rules: Iterable[Rule], own_jumps: str) -> Iterator[Rule]:
+def _before(rules: Iterable[Rule], own_jumps: tuple[str, ...]) -> Iterator[Rule]:
     """Yield the rules before the first jump to a chain of ours.
 
     There, a packet that a rule accepts keeps the destination that it has.

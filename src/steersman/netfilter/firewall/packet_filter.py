@@ -33,6 +33,8 @@ class Packet(NamedTuple):
     """Interface by which it leaves."""
     mark: int | None = None
     """None if it is not known."""
+    unsure: int = 0
+    """Bits of the mark that a rule may have changed."""
     translated: bool | None = None
     """Whether its destination was changed by NAT (conntrack's status DNAT)."""
     answer: bool = False
@@ -69,6 +71,14 @@ class Effect(NamedTuple):
     def marked(self, mark: int) -> int:
         """Return the mark of a packet that had `mark`."""
         return (mark & self.keep) ^ self.flip
+
+    def done_to(self, packet: Packet) -> Packet:
+        """Return the packet with the mark that it has after this."""
+        if self.kind != "mark":
+            return packet
+        if packet.mark is None:
+            return packet if self.keep else packet._replace(mark=self.flip)
+        return packet._replace(mark=self.marked(packet.mark), unsure=packet.unsure & self.keep)
 
 
 class Rule(NamedTuple):
@@ -138,27 +148,46 @@ def met(
         before: the packet as chains see it that come before NAT of destinations, if it differs.
     """
     found = []
-    for table in tables:
-        if packet.family not in table.families:
-            continue
-        for name, chain in table.chains.items():
-            if chain.hook != hook or (chain.nat and packet.answer):
-                continue
-            walk = _Walk(table)
-            first = chain.priority < _NAT or (chain.nat and chain.priority <= _NAT)
-            settled = walk.through(name, before if before and first else packet, sure=True)
-            if not settled and chain.policy == "drop":
-                walk.ends(name, "policy drop", "drop")
-            found += [change._replace(priority=chain.priority) for change in walk.changes]
-            found += [walk.drop] if walk.drop and not chain.nat else []
+    effects: list[tuple[Effect, bool]] = []
+    for table, name, chain in _base_chains(tables, hook, packet):
+        first = chain.priority < _NAT or (chain.nat and chain.priority <= _NAT)
+        walk = _Walk(table, before if before and first else packet, effects)
+        settled = walk.through(name, sure=True)
+        if not settled and chain.policy == "drop":
+            walk.ends(name, "policy drop", "drop")
+        effects += walk.effects
+        found += [change._replace(priority=chain.priority) for change in walk.changes]
+        found += [walk.drop] if walk.drop and not chain.nat else []
     return sorted(found, key=lambda each: not each.certain)
+
+
+def _base_chains(
+    tables: Iterable[FilterTable], hook: Hook, packet: Packet
+) -> list[tuple[FilterTable, str, Chain]]:
+    """Return the chains of a hook that see a packet, in the order of their priorities."""
+    chains = [
+        (table, name, chain)
+        for table in tables
+        if packet.family in table.families
+        for name, chain in table.chains.items()
+        if chain.hook == hook and not (chain.nat and packet.answer)
+    ]
+    return sorted(chains, key=lambda each: each[2].priority)
 
 
 class _Walk:
     """The way of one packet through the chains that a base chain leads to."""
 
-    def __init__(self, table: FilterTable) -> None:
+    def __init__(
+        self, table: FilterTable, packet: Packet, before: Iterable[tuple[Effect, bool]]
+    ) -> None:
+        """Begin where other chains have changed the packet, certainly or perhaps."""
         self.table = table
+        self.packet = packet
+        """As it is now: rules change its mark."""
+        for effect, certain in before:
+            self._change(effect, sure=certain)
+        self.effects: list[tuple[Effect, bool]] = []
         self.drop: Met | None = None
         """The first place where it may end, or the one where it does."""
         self.changes: list[Met] = []
@@ -172,43 +201,69 @@ class _Walk:
         if self.drop is None or (certain and not self.drop.certain):
             self.drop = Met(self.table.name, chain, place, certain, fate)
 
-    def through(self, name: str, packet: Packet, *, sure: bool) -> bool:
-        """Walk a chain; return whether the fate is settled.
+    def through(self, name: str, *, sure: bool) -> bool:
+        """Walk a chain; return whether the fate of a packet that comes here is settled.
 
         Args:
             name: the chain.
-            packet: the packet.
             sure: whether it certainly comes here.
         """
         chain = self.table.chains.get(name)
         if chain is None or name in self._inside:  # the kernel refuses loops
             return False
         self._inside.append(name)
+        left_early: list[Packet] = []
         try:
             for rule in chain.rules:
-                hit = _all(match(packet) for match in rule.matches)
+                hit = _all(match(self.packet) for match in rule.matches)
                 if hit is False:
                     continue
-                here = sure and hit is True
-                if rule.effect:
-                    certain = here and not self._may_be_accepted
-                    place = self.table.name, name, rule.place
-                    self.changes.append(Met(*place, certain, "", rule.effect))
-                if not rule.fate:
-                    continue
-                if rule.fate in ("drop", "reject"):
-                    self.ends(name, rule.place, rule.fate, sure=here)
-                elif rule.fate == "accept":
-                    self._may_be_accepted = True
-                elif rule.fate != "return" and self.through(rule.target, packet, sure=here):
-                    return True
-                if here and rule.fate != "jump":
-                    return rule.fate in ("accept", "drop", "reject")
+                settled = self._meets(rule, name, hit=hit, sure=sure and hit is True)
+                if hit is True and (settled or rule.fate in ("return", "goto")):
+                    return settled and not left_early
                 # The rest of this chain is reached only if these do not match.
-                sure = sure and rule.fate not in ("return", "goto")
+                if rule.fate in ("return", "goto"):
+                    sure = False
+                    left_early.append(self.packet)
             return False
         finally:
+            for packet in left_early:
+                self.packet = _either_mark(self.packet, packet)
             self._inside.pop()
+
+    def _meets(self, rule: Rule, chain: str, *, hit: bool | None, sure: bool) -> bool:
+        """Do what a rule of a chain does; return whether it settles the fate if it matches."""
+        if rule.effect:
+            certain = sure and not self._may_be_accepted
+            self.changes.append(Met(self.table.name, chain, rule.place, certain, "", rule.effect))
+            self.effects.append((rule.effect, certain))
+            self._change(rule.effect, sure=hit is True)
+        if rule.fate in ("drop", "reject"):
+            self.ends(chain, rule.place, rule.fate, sure=sure)
+            return True
+        if rule.fate == "accept":
+            self._may_be_accepted = True
+            return True
+        if rule.fate not in ("jump", "goto"):
+            return False
+        before = self.packet
+        settled = self.through(rule.target, sure=sure)
+        if hit is None:
+            self.packet = _either_mark(before, self.packet)
+        return settled
+
+    def _change(self, effect: Effect, *, sure: bool) -> None:
+        """Change the mark of the packet, or some of its bits perhaps."""
+        changed = effect.done_to(self.packet)
+        self.packet = changed if sure else _either_mark(self.packet, changed)
+
+
+def _either_mark(packet: Packet, other: Packet) -> Packet:
+    """Return a packet that has the mark of one of two."""
+    if packet.mark is None or other.mark is None:
+        return packet._replace(mark=None)
+    unsure = packet.unsure | other.unsure | (packet.mark ^ other.mark)
+    return packet._replace(unsure=unsure)
 
 
 def _all(hits: Iterable[bool | None]) -> bool | None:
@@ -286,7 +341,15 @@ def of_protocol(number: int) -> Match:
 
 def with_mark(value: int, mask: int) -> Match:
     """Match a packet mark."""
-    return lambda packet: None if packet.mark is None else packet.mark & mask == value
+
+    def marked(packet: Packet) -> bool | None:
+        if packet.mark is None:
+            return None
+        if (packet.mark & mask ^ value) & ~packet.unsure:
+            return False
+        return None if packet.unsure & mask else True
+
+    return marked
 
 
 def translated(packet: Packet) -> bool | None:

@@ -46,7 +46,7 @@ async def read_firewall(
     root: Path = Path("/"),
     list_tables: Callable[[], list[tuple[str, str]]] = list_tables,
     *,
-    own_jumps: str = "",
+    own_jumps: tuple[str, ...] = (),
     listed_by: Mapping[tuple[str, Family], str] | None = None,
 ) -> Firewall:
     """Read the rules of iptables-nft, iptables-legacy and nft.
@@ -57,7 +57,7 @@ async def read_firewall(
         own: names of tables of nft to leave out; those of a mode are large.
         root: of the file system with /proc.
         list_tables: returns family and name of all tables of nft (in another namespace, in tests).
-        own_jumps: beginning of the names of a mode's chains of nat, to leave out.
+        own_jumps: beginnings of the names of a mode's chains of nat, to leave out.
         listed_by: programs to use instead of such as `iptables-nft-save`, by variant and family.
     """
     families = tuple(families)
@@ -109,7 +109,7 @@ async def read_firewall(
 
 
 async def _saved(
-    execute: Exec, family: Family, tool: str, program: str, own_jumps: str
+    execute: Exec, family: Family, tool: str, program: str, own_jumps: tuple[str, ...]
 ) -> tuple[list[FilterTable], set[tuple[str, str]], list[str]]:
     """Return the tables of an iptables, their names in nft and, if it fails, a note.
 

@@ -2,7 +2,7 @@
 
 The rules are walked for the packets of each way from a class of clients to an endpoint, at the
 hooks that these packets pass in this mode; nothing is sent. A rule that may match (a rate, a set,
-an interface that is not known) is only a warning.
+an interface that is not known) is only a notice: most network policies have some.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from steersman.netfilter.firewall.packet_filter import Hook, Met, Packet, met
 from steersman.netfilter.firewall.read import rule_text
 from steersman.operate.doctor.context import Context
 from steersman.operate.doctor.facts import Path, firewall, paths, requirements, ways
-from steersman.operate.doctor.result import Found, error, ok, skipped, unknown, warning
+from steersman.operate.doctor.result import Found, error, notice, ok, skipped, unknown
 from steersman.operate.trace_loss import Hop
 
 WHO: Final = {
@@ -89,7 +89,7 @@ async def firewalls(context: Context) -> Found:
         else:
             text = f"a firewall may {drop.fate} packets of {who}: {rule}"
             remedy = "`steersman trace` shows whether it does"
-            results.append(warning(text, rule, *packets, remedy=remedy, suspect=True))
+            results.append(notice(text, rule, *packets, remedy=remedy))
     if rules.notes:
         results.append(unknown("some rules could not be read", *rules.notes))
     return results or ok("no rule of another program drops these packets")
@@ -157,8 +157,8 @@ def stages(
             return
         case "translated":
             # Programs before netfilter have changed the destination; conntrack does not know.
-            to_service = to_endpoint = to_endpoint._replace(mark=None, translated=None)
-            leaving = leaving._replace(mark=None, translated=None)
+            to_service = to_endpoint = to_endpoint._replace(mark=0, translated=False)
+            leaving = leaving._replace(mark=0, translated=False)
             from_node = leaving._replace(came_in="")
     # Chains before NAT (raw, mangle) still see the address of the Service.
     if local_process:
@@ -179,7 +179,7 @@ def stages(
         port=0,
         source=endpoint.ip,
         came_in=way.device,
-        mark=0 if needs.delivery == "forwarded" else None,
+        mark=0,
         answer=True,
     )
     yield Stage("ingress", answer._replace(came_in=""))

@@ -78,16 +78,74 @@ def test_a_policy_is_named() -> None:
     assert "clients outside" not in masqueraded.text.partition(":")[0]
 
 
-def test_rules_that_may_match_are_warnings() -> None:
+def test_rules_that_may_match_are_notices() -> None:
     (result,) = check("-A FORWARD -m set --match-set blocked src -j REJECT")
-    assert result.verdict is Verdict.WARNING
+    assert result.verdict is Verdict.NOTICE
+    assert result.suspect
     assert result.text.startswith("a firewall may reject packets")
 
 
 def test_chains_of_the_mode_are_not_foreign() -> None:
-    rules = "-A FORWARD -j KUBE-DROPS", "-A KUBE-DROPS -j DROP"
-    (result,) = check(*rules, chains=f"{ACCEPTING};:KUBE-DROPS - [0:0]")
+    def dropping(chain: str) -> Verdict:
+        rules = f"-A FORWARD -j {chain}", f"-A {chain} -j DROP"
+        (result,) = check(*rules, chains=f"{ACCEPTING};:{chain} - [0:0]")
+        return result.verdict
+
+    assert dropping("KUBE-PROXY-FIREWALL") is Verdict.OK
+    assert dropping("KUBE-POD-FW-7OQVIWTDKDB5TPZ4") is Verdict.ERROR  # of kube-router
+
+
+_CALICO = (
+    "-A FORWARD -j cali-FORWARD",
+    "-A FORWARD -m mark --mark 0x10000/0x10000 -j ACCEPT",
+    "-A cali-FORWARD -j MARK --set-xmark 0x0/0xe0000",
+    "-A cali-FORWARD -o pod+ -j cali-to-wl-dispatch",
+    "-A cali-to-wl-dispatch -o pod1 -g cali-tw-pod1",
+    "-A cali-to-wl-dispatch -j DROP",
+    "-A cali-tw-pod1 -m conntrack --ctstate RELATED,ESTABLISHED -j ACCEPT",
+    "-A cali-tw-pod1 -j MARK --set-xmark 0x0/0x10000",
+    "-A cali-tw-pod1 -j cali-pri-kns.shop",
+    "-A cali-tw-pod1 -m mark --mark 0x10000/0x10000 -j RETURN",
+    "-A cali-tw-pod1 -j DROP",
+)
+_KUBE_ROUTER = (
+    "-A FORWARD -j KUBE-ROUTER-FORWARD",
+    "-A FORWARD -m mark --mark 0x20000/0x20000 -j ACCEPT",
+    "-A KUBE-ROUTER-FORWARD -d 10.0.0.5/32 -j KUBE-POD-FW-A",
+    "-A KUBE-POD-FW-A -m conntrack --ctstate RELATED,ESTABLISHED -j ACCEPT",
+    "-A KUBE-POD-FW-A -j KUBE-NWPLCY-A",
+    "-A KUBE-POD-FW-A -m mark ! --mark 0x10000/0x10000 -j REJECT",
+    "-A KUBE-POD-FW-A -j MARK --set-xmark 0x20000/0x20000",
+)
+
+
+def other_chains(*rules: str) -> str:
+    """Declare the chains of another program, on a node whose policy is to drop."""
+    names = dict.fromkeys(rule.split()[1] for rule in rules)
+    others = [f":{name} - [0:0]" for name in names if name != "FORWARD"]
+    return ";".join([":FORWARD DROP [0:0]", *others])
+
+
+def test_a_policy_that_marks_what_it_accepts_does_not_drop_it() -> None:
+    accepts = "-A cali-pri-kns.shop -j MARK --set-xmark 0x10000/0x10000"
+    rules = (*_CALICO, accepts)
+    (result,) = check(*rules, chains=other_chains(*rules))
     assert result.verdict is Verdict.OK
+    other = accepts.replace(".shop -j", ".shop -d 10.0.0.6/32 -j")
+    (result,) = check(*_CALICO, other, chains=other_chains(*rules))
+    assert result.verdict is Verdict.ERROR
+    assert result.text.endswith("chain cali-tw-pod1: -A cali-tw-pod1 -j DROP")
+
+
+def test_a_policy_whose_sets_are_not_read_may_drop() -> None:
+    accepts = "-A KUBE-NWPLCY-A -m set --match-set A src -j MARK --set-xmark 0x10000/0x10000"
+    rules = (*_KUBE_ROUTER, accepts)
+    (result,) = check(*rules, chains=other_chains(*rules))
+    assert result.verdict is Verdict.NOTICE
+    assert result.suspect
+    assert "-j REJECT" in result.text
+    (result, *_) = check(*_KUBE_ROUTER, chains=other_chains(*rules))
+    assert result.verdict is Verdict.ERROR
 
 
 @pytest.mark.parametrize(
