@@ -32,12 +32,14 @@ from steersman.netfilter.conntrack.wire import SEEN_REPLY
 from steersman.run.observe.metrics import Metrics
 from steersman.run.observe.observers import SyncObservers
 from steersman.run.serve.health import ProxyHealth
+from steersman.run.sync.state import SyncReport
 from steersman.run.sync.sync import Sync
 from steersman.source.store import Store
 from tests.support.builders.store import make, replace_objects
 from tests.support.lab.conntrack_flows import FlowEntry, add_entries, creation
 from tests.support.lab.held_packets import held_packets
 from tests.support.lab.namespace import in_namespace, sh
+from tests.support.lab.sockets import sent_again
 from tests.support.waiting import until
 
 pytestmark = pytest.mark.kernel
@@ -64,6 +66,15 @@ class Proxy:
             self.store.upsert(obj)
         if report := await (self._sync.check() if drift else self._sync.run()):
             await self._observers.observe(report)
+
+    async def repair(self) -> SyncReport:
+        """Put missing rules back, and nothing else yet: `observe` does the rest."""
+        report = await self._sync.check()
+        assert report is not None
+        return report
+
+    async def observe(self, report: SyncReport) -> None:
+        await self._observers.observe(report)
 
     @property
     def plans(self) -> Collection[ServicePlan]:
@@ -361,7 +372,12 @@ def test_who_connects_while_the_rules_are_gone_gets_through_after_the_repair(mod
                 waiting.append(asyncio.create_task(loop.sock_connect(sock, to)))
             await until(lambda: unanswered().keys() == clients.keys())
             before = unanswered()
-            await made.sync(drift=True)
+            repair = await made.repair()
+            # Until the entry is deleted its next packets are untranslated, too, and not refused.
+            count = sent_again(clients[silent])
+            await until(lambda: sent_again(clients[silent]) > count)
+            assert not waiting[1].done()
+            await made.observe(repair)
             await made.cleaned()
             assert elsewhere in unanswered()
             assert unanswered()[elsewhere] == before[elsewhere], "it is nobody's of ours"

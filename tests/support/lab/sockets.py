@@ -151,10 +151,16 @@ def see_at_once(sock: socket.socket) -> None:
     Raises:
         TimeoutError: it has.
     """
+    if again := sent_again(sock):
+        raise TimeoutError(f"packets were sent again: {again}")
+
+
+def sent_again(sock: socket.socket) -> int:
+    """Return how many packets TCP has sent again."""
     info = sock.getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, _TOTAL_RETRANS + 4)
     (again,) = struct.unpack_from("=I", info, _TOTAL_RETRANS)
-    if again:
-        raise TimeoutError(f"packets were sent again: {again}")
+    assert isinstance(again, int)
+    return again
 
 
 def _ask(sock: socket.socket, address: str, port: int, protocol: str) -> str:

@@ -11,6 +11,7 @@ import re
 from collections import defaultdict
 from dataclasses import dataclass, field
 from functools import cache
+from typing import ClassVar
 
 from steersman.model.addresses import in_cidr, is_loopback, join_host_port
 from steersman.model.names import Family
@@ -37,6 +38,7 @@ _STATEMENTS = {
     for name, pattern in {
         "passes": r"ct state new|masquerade fully-random|meta mark set meta mark xor \S+",
         "translated": r"ct status dnat",
+        "confirmed": r"ct status confirmed",
         "marked": r"meta mark & \S+ != 0",
         "mark": r"meta mark set meta mark or \S+",
         "dnat": rf"dnat ip6? to ({_FIELDS}) \. {_SLOT} map @(\S+)",
@@ -90,6 +92,7 @@ class _Packet:
     ends: set[tuple[str, int]] = field(default_factory=set)
     """Endpoints that it may have been translated to."""
     translated: bool = False
+    confirmed: ClassVar[bool] = False  # conntrack confirms a connection after the last rule
 
 
 class NftRules:
@@ -202,7 +205,7 @@ class NftRules:
     def _statement(self, name: str, found: re.Match[str], packet: _Packet) -> tuple[bool, str]:
         """Return whether a packet passes a statement, and its verdict."""
         match name:
-            case "translated" | "marked":
+            case "translated" | "marked" | "confirmed":
                 return bool(getattr(packet, name)), ""
             case "mark":
                 packet.marked = True

@@ -60,7 +60,13 @@ _FOUNDATION: Mapping[str, tuple[str, ...]] = {
     "filter-forward": ("ct state new jump forward-check",),
     "filter-output": ("ct state new jump output-check",),
     # A clusterIP here was not translated: another port of it, or no endpoint to send it to.
-    "cluster-ip-refused": (f"{_SERVICE} vmap @no-endpoint-services", "reject"),
+    # A connection that conntrack knows already began while the rules were missing. Its client sends
+    # again, until the entry is deleted (behaviour 12) and the rules translate it.
+    "cluster-ip-refused": (
+        f"{_SERVICE} vmap @no-endpoint-services",
+        "ct status confirmed drop",
+        "reject",
+    ),
     # For destinations at which the classes of sources differ.
     "by-source-pod": (f"{_SERVICE} vmap @pod-service-ips",),
     "by-source-node": (f"{_SERVICE} vmap @node-service-ips",),
