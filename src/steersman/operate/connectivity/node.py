@@ -28,17 +28,24 @@ from typing import Any, NamedTuple
 from steersman.config import ProxyConfig
 from steersman.host.exec import SubprocessExec
 from steersman.host.netns import call_inside
-from steersman.model.addresses import is_loopback, special_range
-from steersman.model.names import Family
+from steersman.model.addresses import family_of, is_loopback, special_range
+from steersman.model.names import Family, Protocol
 from steersman.model.world import World
 from steersman.operate.answer import QuestionError
 from steersman.operate.client import Client
 from steersman.operate.connectivity.answer import NAMESPACE, Connectivity, Tried
-from steersman.operate.connectivity.pod import TIMES, Check, answering, try_check
+from steersman.operate.connectivity.pod import (
+    TIMES,
+    Check,
+    answering,
+    bound_sockets,
+    try_check,
+)
 from steersman.operate.dump import mode_of
 from steersman.operate.load import world_of_process
 from steersman.operate.names import Names
 from steersman.operate.places import NODE, Place, client_outside, pod_of_ours
+from steersman.operate.probe_packet import open_socket
 
 _OWN_FILE = re.compile(rf"{NAMESPACE}-(\d+)\.yaml")
 _TARGET_PORT, _PORT = 8080, 80
@@ -101,7 +108,9 @@ async def try_connections(config: ProxyConfig, client: Client | None = None) -> 
                     reason = "this node has no address of its own in this family"
                     tried.append(Tried("all", family.kubernetes, "not tried", reason))
             for pod, name in ((one, _ONE), (two, "pod two")):
-                await stack.enter_async_context(_answering(pod, name))
+                made = partial(bound_sockets, _TARGET_PORT)
+                sockets = await asyncio.to_thread(call_inside, pod.netns, made)
+                await stack.enter_async_context(answering(sockets, name, ""))
             services = {family: new_services(world, family) for family in families}
             documents = [
                 each for f in families for each in objects_of(services[f], f, node, one, two)
@@ -309,32 +318,6 @@ async def served(names: Iterable[str], client: Client) -> None:
             ) from error
 
 
-# Pods that answer
-
-
-@asynccontextmanager
-async def _answering(pod: Place, name: str) -> AsyncIterator[None]:
-    """Have a pod answer by TCP and UDP for a while."""
-    kinds = (socket.SOCK_STREAM, socket.SOCK_DGRAM)
-    wanted = [(address, kind) for address in pod.addresses.values() for kind in kinds]
-    sockets = [await asyncio.to_thread(_bound, pod, *each) for each in wanted]
-    async with answering(sockets, name, ""):
-        yield
-
-
-def _bound(pod: Place, address: str, kind: socket.SocketKind) -> socket.socket:
-    """Return a socket in a pod, bound to its address."""
-    family = socket.AF_INET6 if ":" in address else socket.AF_INET
-
-    def make() -> socket.socket:
-        sock = socket.socket(family, kind)
-        sock.setblocking(False)
-        _bind(sock, address, _TARGET_PORT)
-        return sock
-
-    return call_inside(pod.netns, make)
-
-
 # Connections
 
 
@@ -383,24 +366,11 @@ async def try_family(
     return tried
 
 
-async def _socket_in(place: Place, number: int, kind: int) -> socket.socket:
-    """Return a socket in a place, with its address if it has one of the family."""
-    family = Family.IPV6 if number == socket.AF_INET6 else Family.IPV4
-    sock = await asyncio.to_thread(call_inside, place.netns, partial(socket.socket, number, kind))
-    sock.setblocking(False)
-    if own := place.addresses.get(family):
-        try:
-            _bind(sock, own, 0)
-        except OSError:
-            sock.close()
-            raise
-    return sock
-
-
-def _bind(sock: socket.socket, address: str, port: int) -> None:
-    if sock.family == socket.AF_INET6:  # usable at once, before duplicate address detection
-        sock.setsockopt(socket.IPPROTO_IPV6, 78, 1)  # IPV6_FREEBIND
-    sock.bind((address, port))
+def _socket_in(place: Place, check: Check) -> socket.socket:
+    """Return a socket in a place, with its address if it has one of the family; it blocks."""
+    source = place.addresses.get(family_of(check.address), "")
+    made = partial(open_socket, Protocol(check.protocol), check.address, source)
+    return call_inside(place.netns, made)
 
 
 def _node_address(world: World, family: Family) -> str:

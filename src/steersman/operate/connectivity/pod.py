@@ -14,7 +14,7 @@ import json
 import os
 import socket
 import sys
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Sequence
+from collections.abc import AsyncIterator, Callable, Iterable, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager, closing, suppress
 from functools import partial
 from typing import Any, NamedTuple, cast
@@ -57,8 +57,8 @@ class Check(NamedTuple):
     """Whether each connection must reach the same server."""
 
 
-NewSocket = Callable[[int, int], Awaitable[socket.socket]]
-"""Makes a non-blocking socket of a family and a kind."""
+NewSocket = Callable[[Check], socket.socket]
+"""Makes a non-blocking socket for a check; it may take a while."""
 
 
 # A server
@@ -103,7 +103,7 @@ async def answering(sockets: Iterable[socket.socket], name: str, node: str) -> A
         yield
 
 
-def _sockets(port: int) -> list[socket.socket]:
+def bound_sockets(port: int) -> list[socket.socket]:
     """Return sockets of a port on all addresses of this pod, in the families that it has."""
     found = []
     for family in (socket.AF_INET, socket.AF_INET6):
@@ -124,14 +124,16 @@ def _sockets(port: int) -> list[socket.socket]:
 
 
 async def _serve(name: str, node: str, port: int) -> None:
-    async with answering(_sockets(port), name, node):
+    async with answering(bound_sockets(port), name, node):
         await asyncio.Event().wait()
 
 
 # A client
 
 
-async def _new_socket(family: int, kind: int) -> socket.socket:
+def _new_socket(check: Check) -> socket.socket:
+    family = socket.AF_INET6 if ":" in check.address else socket.AF_INET
+    kind = socket.SOCK_STREAM if check.protocol == "TCP" else socket.SOCK_DGRAM
     sock = socket.socket(family, kind)
     sock.setblocking(False)
     return sock
@@ -140,13 +142,11 @@ async def _new_socket(family: int, kind: int) -> socket.socket:
 async def _connect(check: Check, new_socket: NewSocket) -> Said:
     """Connect once, and return what the server answers."""
     loop = asyncio.get_running_loop()
-    family = socket.AF_INET6 if ":" in check.address else socket.AF_INET
-    kind = socket.SOCK_STREAM if check.protocol == "TCP" else socket.SOCK_DGRAM
-    with closing(await new_socket(family, kind)) as sock:
+    with closing(await asyncio.to_thread(new_socket, check)) as sock:
         async with asyncio.timeout(_TRY_SECONDS):
             await loop.sock_connect(sock, (check.address, check.port))
             own = sock.getsockname()[0]
-            if kind == socket.SOCK_DGRAM:
+            if check.protocol == "UDP":
                 await loop.sock_sendall(sock, b"?")
             answer = await loop.sock_recv(sock, 1024)
     if not answer:
