@@ -279,7 +279,10 @@ class ClusterAccess(Access):
             if opens and "authorization" not in request.headers:
                 to_form = {"Location": f"{LOGIN}?next={quote(request.target, safe='/?')}"}
                 raise RefusedError(303, headers=to_form)
-            text = "give a token that the API server accepts: Authorization: Bearer TOKEN\n"
+            text = (
+                "you are not logged in: load this page again, or send a token that the API server "
+                "accepts (Authorization: Bearer TOKEN)\n"
+            )
             raise RefusedError(401, text, {"WWW-Authenticate": "Bearer"})
         for right in rights:
             if not await self._may(user, right):

@@ -257,8 +257,7 @@ class Site:
                         yield b":\n\n"
         except RefusedError as refused:
             # The browser connects again and is refused, but shows its reader no reason for that.
-            login = "you are no longer logged in: load this page again"
-            yield _event("problem", login if refused.status == 401 else refused.text.strip())
+            yield _event("problem", refused.text.strip())
         finally:
             self._readers -= 1
 

@@ -185,7 +185,7 @@ async def test_a_stream_ends_with_its_session() -> None:
         here.now += 3601
         here.fleet.put(NodeState("b", "ebpf"))
         async with asyncio.timeout(60):
-            assert b"data: you are no longer logged in: load this page" in await stream.read()
+            assert b"data: you are not logged in: load this page" in await stream.read()
 
 
 async def test_a_browser_logs_in_and_out_with_a_cookie_that_is_not_the_token() -> None:
