@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 
-from steersman.host.listening import ListeningSocket, listening_sockets
+from steersman.host.listening import listening_sockets
 from steersman.model.addresses import join_host_port
 from steersman.model.plan import FrontendKind
 from steersman.operate.doctor.context import Context
@@ -48,29 +48,24 @@ async def ports(context: Context) -> Found:
             # From a container beside steersman's own, its sockets are those of a stranger.
             out.append(unknown(f"who listens on {where} cannot be seen: {ELSEWHERE}"))
         elif owner is None or not any(name in owner.command for name in _PROXIES):
-            out.append(conflict(context, sock, owner))
+            out.append(conflict(context, where, owner))
     words = ", ".join(f"{port}/{protocol}" for protocol, port in sorted(ports))
     return out or ok(f"no other process of this node listens on {words}")
 
 
-def conflict(context: Context, sock: ListeningSocket, owner: Owner | None) -> CheckResult:
+def conflict(context: Context, where: str, owner: Owner | None) -> CheckResult:
     """Say what comes of a process that listens on a node port."""
     who = str(owner or "a process that cannot be seen")
-    where = f"{join_host_port(sock.address, sock.port)}/{sock.protocol}"
     text = f"{who} listens on {where}, a node port of {context.question.service}"
     evidence = f"ss -lnp: {where} users: {who}"
+    remedy = "give the process, or the Service, another port"
     if context.world.plan.settings.traits.terminates_connections:
-        return error(
-            f"{text}: the proxy cannot listen there itself",
-            evidence,
-            remedy="give the process, or the Service, another port",
-        )
+        return error(f"{text}: the proxy cannot listen there itself", evidence, remedy=remedy)
     return warning(
         f"{text}: where node ports are served its clients get the Service, elsewhere clients of "
         "the Service get that process",
         evidence,
-        remedy="give the process, or the Service, another port; keep node ports out of "
-        "net.ipv4.ip_local_port_range",
+        remedy=f"{remedy}; keep node ports out of net.ipv4.ip_local_port_range",
         suspect=True,
     )
 

@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-
 from steersman.compile.conflicts import describe
 from steersman.compile.trace import trace
 from steersman.model.addresses import canonical_ip, is_loopback
 from steersman.model.names import Family
-from steersman.model.plan import Frontend, FrontendKind, ServicePlan, SourceClass, Verdict
+from steersman.model.plan import FrontendKind, ServicePlan, SourceClass, Verdict
 from steersman.operate.doctor.context import Context
 from steersman.operate.doctor.result import CheckResult, Found, error, ok, skipped, warning
 
@@ -39,9 +37,7 @@ async def flow(context: Context) -> Found:
 
 async def policies(context: Context) -> Found:
     """Find clients that a policy of the Service keeps out on this node."""
-    out: list[CheckResult] = []
-    for plan in context.plans:
-        out += _local_only(context, plan)
+    out = [found for plan in context.plans if (found := _local_only(context, plan))]
     for plan in context.plans:
         for frontend in plan.frontends:
             if frontend.source_ranges:
@@ -51,45 +47,42 @@ async def policies(context: Context) -> Found:
     return out or ok("neither a traffic policy nor a source range keeps clients out")
 
 
-def _local_only(context: Context, plan: ServicePlan) -> Iterator[CheckResult]:
-    """Yield what policy Local does where this node has no endpoint."""
-    dropped: dict[str, list[Frontend]] = {}
-    for frontend in plan.frontends:
-        for source in SourceClass:
-            if frontend.action(source).verdict is Verdict.DROP:
-                dropped.setdefault(source.value, []).append(frontend)
-    ready = context.report(plan).ready
+def _local_only(context: Context, plan: ServicePlan) -> CheckResult | None:
+    """Say what policy Local does where this node has no endpoint; None if it drops nothing."""
+    dropped = [
+        (frontend, source)
+        for frontend in plan.frontends
+        for source in SourceClass
+        if frontend.action(source).verdict is Verdict.DROP
+    ]
+    ready = len(context.report(plan).ready)
     # Without any endpoint the endpoints' check has said it.
     if not dropped or not ready:
-        return
-    inside = any(
-        frontend.kind is FrontendKind.CLUSTER_IP
-        for source in (SourceClass.POD, SourceClass.NODE)
-        for frontend in dropped.get(source.value, ())
+        return None
+    evidence = (
+        f"dropped: {', '.join(dict.fromkeys(describe(plan.key, each) for each, _ in dropped))}",
+        f"{ready} ready endpoint{'s are' if ready > 1 else ' is'} on other nodes",
     )
-    where = ", ".join(
-        dict.fromkeys(describe(plan.key, f) for each in dropped.values() for f in each)
-    )
-    elsewhere = f"{len(ready)} ready endpoint{'s are' if len(ready) > 1 else ' is'} on other nodes"
-    if inside:
-        yield error(
+    if any(
+        frontend.kind is FrontendKind.CLUSTER_IP and source is not SourceClass.EXTERNAL
+        for frontend, source in dropped
+    ):
+        return error(
             f"internalTrafficPolicy of {plan.key.name} is Local and no ready endpoint is on this "
             "node: its pods cannot reach the Service",
-            f"dropped: {where}",
-            elsewhere,
+            *evidence,
             remedy="run an endpoint on every node that has clients, or use policy Cluster",
         )
-    else:
-        probe = plan.health_check_node_port
-        remedy = f"load balancers must probe health check node port {probe}" if probe else ""
-        yield warning(
-            f"externalTrafficPolicy of {plan.key.name} is Local and no ready endpoint is on this "
-            "node: clients outside who come to this node are dropped",
-            f"dropped: {where}",
-            elsewhere,
-            remedy=remedy or "send clients to nodes with an endpoint, or use policy Cluster",
-            suspect=True,
-        )
+    remedy = "send clients to nodes with an endpoint, or use policy Cluster"
+    if probe := plan.health_check_node_port:
+        remedy = f"load balancers must probe health check node port {probe}"
+    return warning(
+        f"externalTrafficPolicy of {plan.key.name} is Local and no ready endpoint is on this "
+        "node: clients outside who come to this node are dropped",
+        *evidence,
+        remedy=remedy,
+        suspect=True,
+    )
 
 
 async def ports(context: Context) -> Found:

@@ -20,7 +20,7 @@ from steersman.operate.doctor.traffic_dial import Dial, Target, dial
 from steersman.operate.doctor.traffic_load import connections_before
 from steersman.operate.doctor.tries import sample
 
-MOST = 64
+MOST_ENDPOINTS = 64
 """Endpoints, and destinations of frontends, that are dialled in one run."""
 
 
@@ -54,7 +54,7 @@ async def dials_from_node(context: Context) -> tuple[Dial, ...]:
         for plan in await context.once(sampled)
         for endpoint in plan.reachable
     )
-    return tuple(await asyncio.gather(*(dial(target) for target in [*targets][:MOST])))
+    return tuple(await asyncio.gather(*(dial(target) for target in [*targets][:MOST_ENDPOINTS])))
 
 
 # Endpoints

@@ -31,8 +31,7 @@ from steersman.operate.doctor.result import (
     skipped,
     warning,
 )
-from steersman.operate.doctor.traffic_checks import MOST as MOST_ENDPOINTS
-from steersman.operate.doctor.traffic_checks import dials_from_node, sampled
+from steersman.operate.doctor.traffic_checks import MOST_ENDPOINTS, dials_from_node, sampled
 from steersman.operate.doctor.traffic_dial import Target, dial
 from steersman.operate.doctor.traffic_load import connections_before
 from steersman.operate.doctor.tries import MOST, Tried, Way, choose, trouble, wrong_source
