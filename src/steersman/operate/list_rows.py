@@ -155,7 +155,9 @@ class Lists:
         """Return why a Service has no plan, by its first Finding if it has any."""
         served = self._world.snapshot.services
         findings = self._ports.findings_of(f"Service {name}") if name in served else ()
-        return findings[0] if findings else self._world.why_unserved(service)
+        if not findings:
+            return self._world.why_unserved(service)
+        return str(findings[0]).removeprefix(f"{findings[0].object} ")
 
 
 def _selects(wanted: Filter, port: ServedPort) -> bool:

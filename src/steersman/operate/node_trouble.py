@@ -143,9 +143,7 @@ def _unreachable(node: SeenNode, now: float) -> NodeTrouble:
     text = "has not answered yet"
     if not node.problem:
         return NodeTrouble("waiting", "unknown", codes.UNREACHABLE, "Node", text, details)
-    text = "cannot be reached, and never was since the start"
-    if node.state is not None:
-        text = "cannot be reached; its last state is shown"
+    text = "cannot be reached" + ("; its last state is shown" if node.state else "")
     return NodeTrouble("unreachable", "error", codes.UNREACHABLE, "Node", text, details, node.since)
 
 

@@ -141,7 +141,11 @@ class Problems(Answer, frozen=True, kw_only=True):
 
     def blocks(self, wide: bool) -> Iterator[Block]:
         """Yield each problem with its nodes, evidence and remedy."""
-        words = [f"{self.counts[level]} {level}" for level in LEVELS if self.counts.get(level)]
+        words = [
+            f"{count} {level}{'s' * (count != 1 and level != 'unknown')}"
+            for level in LEVELS
+            if (count := self.counts.get(level))
+        ]
         many = f"{self.nodes} node{'s' * (self.nodes != 1)}"
         if self.trouble:
             yield Line(self.trouble, "bad")

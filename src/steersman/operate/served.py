@@ -13,6 +13,7 @@ import msgspec
 from steersman.compile.service import MAX_PORT, PROTOCOLS
 from steersman.compile.trouble import trouble_of
 from steersman.model.addresses import join_host_port
+from steersman.model.findings import Finding
 from steersman.model.names import PlanKey
 from steersman.model.plan import Action, FrontendKind, Pool, ServicePlan, SourceClass, Verdict
 from steersman.model.stats import ConnectionStats, StatsKey, frontend_label
@@ -144,11 +145,11 @@ class ServedPorts:
         self._node = node or explainer.names.here
         self._samples = tuple(samples[-2:])
         self._describe = describe
-        self._findings: dict[str, list[str]] = {}
+        self._findings: dict[str, list[Finding]] = {}
         for finding in explainer.world.findings:
-            self._findings.setdefault(finding.object, []).append(str(finding))
+            self._findings.setdefault(finding.object, []).append(finding)
 
-    def findings_of(self, object_: str) -> Sequence[str]:
+    def findings_of(self, object_: str) -> Sequence[Finding]:
         """Return the Findings of an object, such as `Service shop/web`."""
         return self._findings.get(object_, ())
 
@@ -202,7 +203,7 @@ class ServedPorts:
             tuple(endpoints),
             report.notes,
             self._problem(key, plan),
-            tuple(text for each in objects for text in self.findings_of(each)),
+            tuple(str(found) for each in objects for found in self.findings_of(each)),
             (spec and spec.internal_traffic_policy) or "Cluster",
             (spec and spec.external_traffic_policy) or "Cluster",
             plan.affinity_seconds,

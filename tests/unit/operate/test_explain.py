@@ -629,7 +629,7 @@ def test_services_in_trouble_worst_first() -> None:
     ending = found["Service shop/ending port TCP IPv4"]
     assert (ending.severity, ending.text) == ("warning", "only endpoints that terminate are left")
     assert found["Service shop/portless"].text == "it has no port"
-    assert text(ask(world, problems=True))[0] == "3 error, 5 warning on 1 node"
+    assert text(ask(world, problems=True))[0] == "3 errors, 5 warnings on 1 node"
 
 
 def test_a_service_with_thousands_of_ports(monkeypatch: pytest.MonkeyPatch) -> None:

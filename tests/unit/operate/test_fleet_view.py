@@ -117,7 +117,7 @@ def test_a_node_that_cannot_be_asked() -> None:
     never = row(SeenNode("a", "url", problem="refused"))
     assert (never.health, never.problems) == (
         "unreachable",
-        ("Node cannot be reached, and never was since the start: refused",),
+        ("Node cannot be reached: refused",),
     )
     assert (never.mode, never.synced, never.cpu) == ("", 0.0, None)
     lost = SeenNode("a", "url", seen().state, NOW - 90, NOW - 90, "it\nbroke", NOW - 60)
@@ -249,7 +249,7 @@ def test_as_text() -> None:
     assert lines[2] == "versions  0.9.0: 1, 1.0.0: 2"
     rows = table(view).rows
     assert rows[0][:5] == ["node-2", ("unreachable", "bad"), "-", "-", "never"]
-    assert rows[0][-1] == "Node cannot be reached, and never was since the start: refused"
+    assert rows[0][-1] == "Node cannot be reached: refused"
     assert rows[1][5] == "3.00 s"
     assert rows[2][6:9] == ["4 warnings", "0.0%", "0 MiB"]
     assert table(view, wide=True).columns[-2] == "WHERE"

@@ -188,7 +188,7 @@ def test_services_that_are_not_served_are_listed_with_the_reason() -> None:
     assert why["shop/pods"].startswith("headless (clusterIP None): ")
     assert why["shop/mail"].startswith("ExternalName: ")
     assert why["shop/mesh"].startswith("another proxy serves it: its label ")
-    assert why["shop/broken"] == str(broken_finding)
+    assert why["shop/broken"] == "spec.ports[0].port: is no port"
     assert why["shop/empty"].startswith("it has no port")
     assert "Not served by this proxy:" in text(found)
     assert lister(service(), unserved=unserved).services(Filter(port=80)).unserved == ()
