@@ -10,7 +10,17 @@ from urllib.parse import urlencode
 import msgspec
 
 from steersman.model.connections import ConnectionList, OpenConnection
-from steersman.operate.answer import Answer, Block, Cell, Line, Style, Table, age_text, table_of
+from steersman.operate.answer import (
+    Answer,
+    Block,
+    Cell,
+    Line,
+    QuestionError,
+    Style,
+    Table,
+    age_text,
+    table_of,
+)
 from steersman.operate.client import Client, understood
 from steersman.operate.load import world_of_process
 from steersman.operate.names import Names, Target
@@ -114,6 +124,10 @@ async def list_connections(
     world = await world_of_process()
     names = Names(world, namespace)
     target = names.resolve_service(service)
+    known = names.service(target.name) if target.name else None
+    if known and target.name not in {key.name.object_name for key in world.plan.services}:
+        why = world.why_unserved(known)
+        raise QuestionError(f"Service {target.label} is not served here: {why}")
     query = [("service", target.label), ("most", str(limit)), ("ended", str(int(ended)))]
     query += [("port", f"{each.name or ''}/{each.protocol or 'TCP'}") for each in target.ports]
     data = await asyncio.to_thread(Client().get, f"/connections?{urlencode(query)}")

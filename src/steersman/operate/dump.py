@@ -205,9 +205,10 @@ async def compare(world: World, name: ObjectName, mode: Mode) -> list[KernelLine
     """
     settings, plans = _plans_of(world, name)
     if not plans:
-        known = name in world.snapshot.services or name in world.unserved
-        why = "is not served here; `steersman services` says why" if known else "is not known"
-        raise QuestionError(f"Service {name} {why}")
+        service = world.snapshot.services.get(name) or world.unserved.get(name)
+        if service is None:
+            raise QuestionError(f"Service {name} is not known")
+        raise QuestionError(f"Service {name} is not served here: {world.why_unserved(service)}")
     words, fixed = mode.words, mode.render_node(settings)  # before the mode reads its texts back
     kernel = await words.read()
 

@@ -3,11 +3,15 @@
 from __future__ import annotations
 
 import msgspec
+import pytest
 
 from steersman.model.connections import ConnectionList, ConnectionState, OpenConnection
-from steersman.operate.answer import Line, Table
+from steersman.model.world import World
+from steersman.operate import connections
+from steersman.operate.answer import Line, QuestionError, Table
 from steersman.operate.connections import Connections, named
 from steersman.operate.names import Names
+from tests.support.builders import kube
 from tests.support.builders.asked import DEMO, asked
 
 WORLD = asked(*DEMO)
@@ -51,6 +55,20 @@ def test_a_service_that_nobody_uses_has_its_endpoints() -> None:
         "no connection to it goes through this node now",
     ]
     assert shown.exit_code == 0
+
+
+async def test_a_service_that_is_not_served_is_refused_with_the_reason(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    pods = kube.service("pods", "None")
+    world = asked(pods, *DEMO)
+
+    async def of_process() -> World:
+        return world
+
+    monkeypatch.setattr(connections, "world_of_process", of_process)
+    with pytest.raises(QuestionError, match=r"Service shop/pods is not served here: headless"):
+        await connections.list_connections("shop/pods")
 
 
 def test_ends_have_names_and_old_endpoints_are_told_apart() -> None:

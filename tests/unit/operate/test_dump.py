@@ -214,7 +214,7 @@ def test_what_is_no_service_is_refused(word: str, says: str) -> None:
     ("name", "says"),
     [
         (ObjectName("shop", "nobody"), "Service shop/nobody is not known"),
-        (ObjectName("shop", "pods"), "Service shop/pods is not served here"),
+        (ObjectName("shop", "pods"), "Service shop/pods is not served here: headless"),
     ],
 )
 def test_a_service_without_a_plan_has_nothing(name: ObjectName, says: str) -> None:
