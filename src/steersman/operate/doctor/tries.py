@@ -177,9 +177,9 @@ def sample(
     """
     served = sorted((plan for plan in plans if plan.reachable), key=lambda plan: str(plan.key))
     in_trouble = [plan for plan in served if plan.key.name.object_name in troubled]
-    most_used = sorted(served, key=lambda plan: -uses.get(plan.key, 0))[:_SAMPLE]
-    used = [plan for plan in most_used if uses.get(plan.key)]
-    chosen = {plan.key: plan for plan in (*in_trouble[:_SAMPLE], *used)}
+    used = [plan for plan in served if uses.get(plan.key)]
+    used.sort(key=lambda plan: uses[plan.key], reverse=True)
+    chosen = {plan.key: plan for plan in (*in_trouble[:_SAMPLE], *used[:_SAMPLE])}
     kinds = set(map(_kind, chosen.values()))
     for plan in served:
         if _kind(plan) not in kinds and len(kinds) < 2 * _SAMPLE:
