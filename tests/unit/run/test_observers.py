@@ -158,10 +158,15 @@ async def test_health_checks_follow_services_and_their_local_endpoints() -> None
     assert told.metric("kubeproxy_sync_proxy_rules_no_local_endpoints_total", **labels) == 1
     without = "steersman_service_ports_without_endpoints"
     before = told.metric(without, ip_family="IPv4") or 0.0
-    told.world.store.upsert(service("bare", None))
+    told.world.store.upsert(service("bare", None, clusterIP="10.96.0.8"))
     await told.sync()
     assert told.metric(without, ip_family="IPv4") == before + 1
     told.world.store.delete("Service", ObjectName("shop", "bare"))
+    # It has an endpoint elsewhere: its clients here are dropped, not refused.
+    told.world.store.upsert(
+        service("here", None, clusterIP="10.96.0.9", internalTrafficPolicy="Local")
+    )
+    told.world.store.upsert(slice_("here-x", "here", ("10.1.0.9",)))
     await told.sync()
     assert told.metric(without, ip_family="IPv4") == before
     told.world.store.delete("Service", name)
@@ -447,7 +452,10 @@ async def test_counts_that_failed_half_way_are_made_up_for(
     monkeypatch.setattr("steersman.run.observe.endpoint_counts.without_local", failing)
     with pytest.raises(ValueError, match="fails"):
         await counted.update(
-            *(acting(key(name), 30002, NODE_PORT=DROP) for name in ("one", "two", "three")),
+            *(
+                acting(key(name), 30002, CLUSTER_IP=REJECT, NODE_PORT=DROP)
+                for name in ("one", "two", "three")
+            ),
             gone=[key("gone")],
         )
     monkeypatch.undo()

@@ -46,7 +46,9 @@ class EndpointCounts:
         if plan is None:
             self._put(key, (), 0, 0)
             return
-        if not plan.reachable:
+        # One without an endpoint here may have others elsewhere; then it is dropped, not refused.
+        refused = (frontend.external.verdict is Verdict.REJECT for frontend in plan.frontends)
+        if not plan.reachable and any(refused):
             self._without_any.add(key)
         self._put(key, without_local(plan), plan.health_check_node_port, plan.ready_here)
 
