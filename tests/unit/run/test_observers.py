@@ -117,6 +117,21 @@ async def test_a_sync_is_seen_in_the_metrics() -> None:
     assert told.metric("steersman_syncs_total", reason="changes", outcome="ok") == 1
 
 
+async def test_a_change_without_effect_is_synced_too() -> None:
+    told = Told()
+    await told.sync()
+    told.seconds = 2000.0
+    told.world.store.upsert(slice_("nobody-x", "nobody", ("10.1.0.9",)))
+    told.observers.queued([Family.IPV4])
+    told.seconds = 2001.0
+    report = await told.report()
+    assert report.result is None
+    await told.observe(report)
+    v4 = {"ip_family": "IPv4"}
+    assert told.metric("kubeproxy_sync_proxy_rules_last_queued_timestamp_seconds", **v4) == 2000
+    assert told.metric("kubeproxy_sync_proxy_rules_last_timestamp_seconds", **v4) == 2001
+
+
 async def test_a_small_sync_is_told_in_one_turn_of_the_loop() -> None:
     told = Told()
     await told.sync()

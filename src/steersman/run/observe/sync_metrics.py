@@ -50,7 +50,7 @@ class SyncMetrics:
         self._state: State | None = None
         """Of the last sync that reached the kernel."""
         self._synced_at = 0.0
-        """When that was, in seconds since 1970."""
+        """When the last sync succeeded, in seconds since 1970."""
         self._findings: set[tuple[Severity, str]] = set()
         """Severities and codes that were shown so far."""
         self._synced: Counter[str] = Counter()
@@ -123,9 +123,12 @@ class SyncMetrics:
         if any(refused):
             for family in families:
                 metrics.count_refused(family, full=refused.full, partial=refused.partial)
+        # A change that leaves the rules as they are is synced, too: alerts compare this time with
+        # that of the last queued one.
+        self._synced_at = self._wall()
         if result is None:
             return
-        self._state, self._synced_at = report.state, self._wall()
+        self._state = report.state
         # Durations, by family.
         extent = Metrics.full_sync_seconds if report.compared else Metrics.partial_sync_seconds
         for family in families:
