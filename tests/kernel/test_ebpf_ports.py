@@ -148,7 +148,7 @@ def test_netfilter_is_kept_from_the_port_of_a_connection(
     async def body() -> None:
         programs.through(packet((client, PORT), (address, 80), protocol, SYN))
         with Netlink(NETLINK_NETFILTER) as netlink:
-            hold_ports(netlink, ports.ports_in_use(programs.flows.items()), 9)
+            hold_ports(netlink, ports.ports_in_use(programs.flows.items()), 60)
             (entry,) = entries()
             assert f"src={node} dst={pod} sport={PORT} dport=8080" in entry
             assert f"src={pod} dst={node} sport=8080 dport={PORT}" in entry
@@ -156,7 +156,7 @@ def test_netfilter_is_kept_from_the_port_of_a_connection(
             hold_ports(netlink, ports.ports_in_use(programs.flows.items()), 3600)
         (entry,) = entries()
         seconds = next(int(word) for word in entry.split()[2:] if word.isdigit())
-        assert 9 < seconds <= 3600, "prolonged"
+        assert 60 < seconds <= 3600, "prolonged"
 
     in_namespace(body)
 
