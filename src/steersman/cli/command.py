@@ -168,7 +168,9 @@ class Command(msgspec.Struct, frozen=True, kw_only=True):
         for each in self.arguments:
             word = each.name + ("..." if each.repeated else "")
             words.append(word if each.required else f"[{word}]")
-        return " ".join([*words, "[flags]"])
+        if self.all_flags or self.group == "Run":
+            words.append("[flags]")
+        return " ".join(words)
 
 
 def command_names() -> tuple[str, ...]:

@@ -36,11 +36,6 @@ def candidates(words: Sequence[str], names: Names) -> Iterator[str]:
         for name in command_names():
             if name.startswith(current):
                 yield f"{name}\t{find_command(name).summary}"
-        yield from (name for name, spec in SPECS.items() if spec.dumps and name.startswith(current))
-        return
-    if words[0] in SPECS:
-        offered = ("dump",) if len(words) == 2 else SPECS[words[0]].dumps
-        yield from (word for word in offered if word.startswith(current))
         return
     try:
         command = find_command(words[0])
@@ -65,10 +60,11 @@ def candidates(words: Sequence[str], names: Names) -> Iterator[str]:
 
 def _flags(command: Command) -> dict[str, Flag]:
     """Return the flags of a command as they are written."""
-    # Commands that do everything themselves take the flags of the configuration only if they
-    # have none of their own, as `run` and `cleanup`.
     own = command.all_flags
-    configuration = () if own and command.answer is None else FLAGS.values()
+    taken = {"help", *(command.takes if own else ())}
+    if command.group == "Run" and not own:  # `run` and `cleanup`
+        taken = set(FLAGS)
+    configuration = [flag for name, flag in FLAGS.items() if name in taken]
     offered = [flag for flag in (*own, *configuration) if not flag.deprecated]
     return {f"--{flag.name}": flag for flag in offered} | {
         f"-{flag.short}": flag for flag in offered if flag.short
@@ -101,7 +97,7 @@ def _values(flag: Flag, current: str, names: Names) -> Iterator[str]:
 def _argument(argument: Argument, current: str, names: Names) -> Iterator[str]:
     if argument.completes == "file":
         yield FILE
-    elif "|" in argument.name:
+    elif argument.name.islower():  # the words themselves
         yield from (word for word in argument.name.split("|") if word.startswith(current))
     else:
         yield from _named(argument.completes, current, names)

@@ -22,7 +22,6 @@ from steersman.cli.failures import expected_errors, guarded, text_of
 if TYPE_CHECKING:
     from steersman.cli.command import Command
     from steersman.config import Parsed
-    from steersman.modes.specs import ModeSpec
     from steersman.operate.answer import Answer
 
 
@@ -59,7 +58,6 @@ def _dispatch(words: Sequence[str]) -> int:
         return 0
     import_msgspec()
     from steersman.cli.command import command_help, command_names, find_command  # noqa: PLC0415
-    from steersman.modes.specs import SPECS  # noqa: PLC0415
 
     if words[:1] == ["__complete"]:
         from steersman.cli.completion import candidates  # noqa: PLC0415 - imports all commands
@@ -77,8 +75,6 @@ def _dispatch(words: Sequence[str]) -> int:
     try:
         command = find_command(name)
     except KeyError:
-        if name in SPECS and SPECS[name].dumps:
-            return _dump_table(SPECS[name], words[1:])
         from difflib import get_close_matches  # noqa: PLC0415 - only a failure needs them
 
         from steersman.config import UsageError  # noqa: PLC0415
@@ -96,34 +92,10 @@ def _dispatch(words: Sequence[str]) -> int:
     return guarded(call, f"steersman {name}")
 
 
-def _dump_table(spec: ModeSpec, words: Sequence[str]) -> int:
-    """Print a table of the kernel objects of a mode: `steersman MODE dump TABLE`."""
-    from steersman.modes.registry import dump  # noqa: PLC0415 - rarely used
-    from steersman.operate.answer import QuestionError  # noqa: PLC0415
-
-    if len(words) != 2 or words[0] != "dump" or words[1] not in spec.dumps:
-        raise QuestionError(f"give one of: steersman {spec.name} dump {', '.join(spec.dumps)}")
-    try:
-        for line in dump(spec.name, words[1]):
-            print(line)
-    except FileNotFoundError as error:
-        raise QuestionError(f"the {spec.name} mode does not run here: nothing is pinned") from error
-    except PermissionError as error:
-        raise QuestionError(
-            f"the maps of the {spec.name} mode cannot be read: this needs root"
-        ) from error
-    except BrokenPipeError:
-        raise
-    except OSError as error:
-        raise QuestionError(error.strerror or str(error)) from error
-    return 0
-
-
 def usage() -> str:
     """Return the list of commands under their headings."""
     from steersman.cli.command import command_names, find_command  # noqa: PLC0415
     from steersman.config.help import beside  # noqa: PLC0415
-    from steersman.modes.specs import SPECS  # noqa: PLC0415
 
     commands = [find_command(name) for name in command_names()]
     lines = ["Usage: steersman COMMAND [flags]"]
@@ -132,11 +104,6 @@ def usage() -> str:
         for command in commands:
             if command.group == group:
                 lines += beside(f"  {command.name}", command.summary, 16)
-    dumps = [spec for spec in SPECS.values() if spec.dumps]
-    for spec in dumps:
-        *first, last = spec.dumps
-        text = f"dump {', '.join(first)} or {last} of the {spec.name} mode"
-        lines += beside(f"  {spec.name}", text, 16)
     lines += ["", "steersman COMMAND --help shows flags and examples."]
     return "\n".join(lines)
 
