@@ -15,7 +15,7 @@ import pytest
 
 from steersman.model.plan import Endpoint
 from steersman.modes.base import release
-from steersman.modes.ebpf.bpf import TCX_INGRESS, Link
+from steersman.modes.ebpf.bpf import TCX_EGRESS, TCX_INGRESS, Link
 from steersman.modes.ebpf.probe import load
 from tests.support.builders.ebpf_node_plan import (
     CLIENT,
@@ -38,7 +38,7 @@ from tests.support.lab.ebpf_node import MARKS, WAIT, Node, replace_programs, ser
 from tests.support.waiting import until
 
 pytestmark = MARKS
-SCHED_CLS, SHOT = 3, 2
+SCHED_CLS, PASS, SHOT = 3, 0, 2
 
 
 @pytest.fixture(scope="module")
@@ -141,20 +141,21 @@ def test_devices_that_come_together_and_go(node: Node) -> None:
 
 
 class Foreign:
-    """Somebody's program that drops every packet, behind ours on eth0."""
+    """Somebody's program on eth0 that has the same verdict on every packet: it drops it."""
 
     PLACE = ("dev", "eth0", "ingress", "pref", "10")
 
-    def __init__(self, node: Node, links: bool) -> None:
+    def __init__(self, node: Node, links: bool, verdict: int = SHOT) -> None:
         self._node = node
-        code = struct.pack("=BBhi", 0xB7, 0, 0, SHOT) + struct.pack("=BBhi", 0x95, 0, 0, 0)
+        code = struct.pack("=BBhi", 0xB7, 0, 0, verdict) + struct.pack("=BBhi", 0x95, 0, 0, 0)
         self.program = load(SCHED_CLS, 0, code)
-        self._link: Link | None = None
-        node.lab.node.call(self._attach_link if links else self._attach_filter)
+        self._links: list[Link] = []
+        node.lab.node.call(self._attach_links if links else self._attach_filter)
 
-    def _attach_link(self) -> None:
+    def _attach_links(self) -> None:
         index = socket.if_nametoindex("eth0")
-        self._link = Link.attach(self.program, index, TCX_INGRESS)
+        for hook in (TCX_INGRESS, TCX_EGRESS):
+            self._links.append(Link.attach(self.program, index, hook))
 
     def _attach_filter(self) -> None:
         pin = ebpf.bpffs() / "foreign"
@@ -164,9 +165,9 @@ class Foreign:
         pin.unlink()
 
     def leave(self) -> None:
-        if self._link:
-            self._link.close()
-        else:
+        for link in self._links:
+            link.close()
+        if not self._links:
             tc(self._node, "filter", "del", *self.PLACE)
         os.close(self.program)
 
@@ -177,6 +178,19 @@ def test_others_see_the_packets_too(node: Node) -> None:
     assert from_outside(node, 0.4) == "timeout"
     foreign.leave()
     assert from_outside(node) == "answered"
+
+
+def test_a_program_that_was_there_before_may_accept_packets(lab: Lab) -> None:
+    """Such as Cilium's, where it leaves Services to others: what follows it sees no packet."""
+    made = Node(lab)
+    foreign = Foreign(made, links=True, verdict=PASS)
+    try:
+        asyncio.run(bring(made.mode(), node_plan()))
+        assert from_outside(made) == "answered"
+        asyncio.run(bring(made.modes[-1], None))
+    finally:
+        foreign.leave()
+        made.close()
 
 
 def test_the_first_priority_may_be_taken(lab: Lab) -> None:

@@ -29,6 +29,8 @@ from steersman.host.threads import OfOneThread
 # Attach types, `enum bpf_attach_type`.
 XDP = 37
 TCX_INGRESS, TCX_EGRESS = 46, 47
+_BEFORE = 1 << 3  # BPF_F_BEFORE
+_LINK_OPTIONS = struct.Struct("=QI4x")  # struct bpf_link_create_opts: its size, flags
 CGROUP_ATTACH_TYPES = {
     "sm_release": 34,  # first the end of sockets, then answers, then requests
     "sm_recvmsg4": 19,
@@ -155,8 +157,14 @@ class Link(Object):
 
     @classmethod
     def attach(cls, program: int, target: int, attach_type: int) -> Self:
-        """Attach a program to a cgroup (by descriptor) or a device (by index)."""
-        return cls(call("bpf_link_create", program, target, attach_type, None))
+        """Attach a program to a cgroup (by descriptor) or a device (by index).
+
+        On a device it comes before those that are there (TCX): such as Cilium's may accept a
+        packet, and those behind them do not see it.
+        """
+        first = attach_type in (TCX_INGRESS, TCX_EGRESS)
+        options = _LINK_OPTIONS.pack(_LINK_OPTIONS.size, _BEFORE) if first else None
+        return cls(call("bpf_link_create", program, target, attach_type, options))
 
     def replace(self, program: int) -> None:
         """Replace the program atomically: each packet or socket sees one or the other."""
