@@ -6,7 +6,7 @@ all apply a Diff.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any, NamedTuple, TypeAlias
 
 import msgspec
@@ -43,6 +43,10 @@ class Diff(msgspec.Struct, frozen=True):
             yield key, None, value
         for key, (old, new) in self.changed.items():
             yield key, old, new
+
+    def where(self, wanted: Callable[[Any], bool]) -> Diff:
+        """Return the steps about the objects whose keys are wanted."""
+        return Diff(*({k: v for k, v in part.items() if wanted(k)} for part in self.parts))
 
     def include(self, other: Diff) -> None:
         """Add the steps of another Diff to the parts of this one."""

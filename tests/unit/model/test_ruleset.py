@@ -13,6 +13,13 @@ def test_diff_names_what_is_added_removed_and_changed() -> None:
     assert [*change.old_and_new()] == [("a", 1, None), ("d", None, 5), ("c", 3, 4)]
 
 
+def test_a_part_of_a_diff_has_the_steps_about_some_objects() -> None:
+    change = Diff({"a": 1, "b": 2}, {"c": 3}, {"d": (4, 5)})
+    assert change.where({"b", "d"}.__contains__) == Diff({"b": 2}, {}, {"d": (4, 5)})
+    assert change.where(lambda key: key == "c").removed == {"c": 3}
+    assert not change.where(lambda _: False)
+
+
 def test_nothing_to_do_is_false() -> None:
     assert not diff({"a": 1}, {"a": 1})
     assert diff({}, {"a": None})

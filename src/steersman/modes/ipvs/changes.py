@@ -85,7 +85,7 @@ class ChangeSet:
         self.drops_device = DeviceKey(DEVICE) in change.removed
         self.sets_made = {key.set for key in change.added if type(key) is SetKey}
         self.sets_destroyed = {key.set for key in change.removed if type(key) is SetKey}
-        self.rules = Diff(*({k: v for k, v in p.items() if type(k) is tuple} for p in change.parts))
+        self.rules = change.where(lambda key: type(key) is tuple)
         for key, old, new in change.old_and_new():
             if type(key) is ServerKey:
                 self._sort_server(key, old, new)

@@ -34,15 +34,10 @@ _UDP_IDLE = 30.0
 
 def split_listeners(change: Diff) -> tuple[Diff, Diff]:
     """Split a Diff into the part for the kernel and the part with listeners."""
-    parts = (change.added, change.removed, change.changed)
-    listeners = [{k: value for k, value in part.items() if kind_of(k) == _RELAY} for part in parts]
-    if not any(listeners):
-        return change, Diff()
-    kernel = [
-        {key: value for key, value in part.items() if key not in ours}
-        for part, ours in zip(parts, listeners, strict=True)
-    ]
-    return Diff(*kernel), Diff(*listeners)
+    listeners = change.where(lambda key: kind_of(key) == _RELAY)
+    if not listeners:
+        return change, listeners
+    return change.where(lambda key: kind_of(key) != _RELAY), listeners
 
 
 class Relay:

@@ -98,11 +98,7 @@ def _new(change: Diff) -> list[tuple[FrontendKey, ListenerPlan | Portal | str]]:
 
 def part_of(change: Diff, family: Family) -> Diff:
     """Return the part of a Diff that concerns one family."""
-    added, removed, changed = (
-        {key: value for key, value in part.items() if key.family is family}
-        for part in (change.added, change.removed, change.changed)
-    )
-    return Diff(added, removed, changed)
+    return change.where(lambda key: key.family is family)
 
 
 def removed_listeners(change: Diff) -> set[FrontendKey]:
