@@ -79,16 +79,13 @@ class FailureLog(FailureWatch):
         self._worker = worker
         self._sockets = ExitStack()
         try:
-            listener, owner = (
-                self._sockets.enter_context(Netlink(NETLINK_NETFILTER, buffer=size, timeout=10.0))
-                for size in (1 << 20, 1 << 18)
+            listener = self._sockets.enter_context(
+                Netlink(NETLINK_NETFILTER, buffer=1 << 20, timeout=10.0)
             )
             group = nflog.listen(listener.request, GROUPS)
             # In another pod on the network of the node, another steersman may have our process id.
             name = f"{TABLE_PREFIX}{os.getpid()}-{group}"
-            refused = owner.batch(owned_table(name, chains(group, translated)))
-            if refused:
-                raise min(refused.items())[1]
+            self._sockets.enter_context(owned_table(name, chains(group, translated)))
         except OSError as error:
             self._sockets.close()
             raise BusyError(_explain(error)) from error

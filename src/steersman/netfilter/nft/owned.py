@@ -44,14 +44,25 @@ class Chain(NamedTuple):
     """Each a list of expressions."""
 
 
-def owned_table(name: str, chains: Iterable[Chain]) -> list[Request]:
-    """Return the transaction that makes a table of family inet with its chains and rules."""
+def owned_table(name: str, chains: Iterable[Chain]) -> Netlink:
+    """Make a table of family inet with its chains and rules; it vanishes with the socket.
+
+    Raises:
+        OSError: the kernel does not allow it.
+    """
     table = Table(INET, name)
     requests = [new_table(table, flags=NLM_F_EXCL)]
     for chain in chains:
         requests.append(new_base_chain(table, chain.name, "filter", chain.hook, chain.priority))
         requests += (new_rule(table, chain.name, *rule) for rule in chain.rules)
-    return batch(requests)
+    owner = Netlink(NETLINK_NETFILTER, buffer=1 << 18, timeout=10.0)
+    try:
+        if refused := owner.batch(batch(requests)):
+            raise min(refused.items())[1]
+    except BaseException:
+        owner.close()
+        raise
+    return owner
 
 
 class NoTablesError(Exception):

@@ -18,11 +18,11 @@ import errno
 import os
 import struct
 from collections.abc import Sequence
+from contextlib import ExitStack
 from ipaddress import ip_address
 
-from steersman.host.netlink import NETLINK_NETFILTER, Netlink, Subscription
+from steersman.host.netlink import NETLINK_NETFILTER, Subscription
 from steersman.host.nlmsg import (
-    Request,
     attr,
     be32,
     nested,
@@ -85,19 +85,15 @@ class NftTrace:
         """
         self.table = f"{TABLE_PREFIX}{os.getpid()}"
         try:
-            self._netlink = Netlink(NETLINK_NETFILTER, buffer=1 << 18, timeout=10.0)
+            with ExitStack() as sockets:
+                # Before packets are marked, so that no event is missed.
+                self._events = sockets.enter_context(
+                    Subscription(NETLINK_NETFILTER, [_GROUP], buffer=1 << 20)
+                )
+                sockets.enter_context(owned_table(self.table, chains(flow, replies, to_anywhere)))
+                self._sockets = sockets.pop_all()
         except OSError as error:
-            raise BusyError(f"no netlink socket for nf_tables: {error.strerror}") from error
-        self._events: Subscription | None = None
-        try:
-            self._events = Subscription(NETLINK_NETFILTER, [_GROUP], buffer=1 << 20)
-            refused = self._netlink.batch(batch_of(self.table, flow, replies, to_anywhere))
-        except OSError as error:
-            self.close()
             raise BusyError(_explain(error)) from error
-        if refused:
-            self.close()
-            raise BusyError(_explain(min(refused.items())[1]))
 
     async def receive(self) -> list[TraceEvent]:
         """Wait for events.
@@ -105,23 +101,19 @@ class NftTrace:
         Raises:
             AnswersLostError: some were lost.
         """
-        assert self._events is not None
         return [event for each in await self._events.receive() if (event := parse_nftrace(each))]
 
     def waiting(self) -> list[TraceEvent]:
         """Return the events received so far, without waiting."""
-        assert self._events is not None
         return [event for each in self._events.waiting() if (event := parse_nftrace(each))]
 
     def close(self) -> None:
         """Close the sockets; the kernel then removes the table."""
-        if self._events is not None:
-            self._events.close()
-        self._netlink.close()
+        self._sockets.close()
 
 
 def _explain(error: OSError) -> str:
-    """Say why nf_tables refused the table."""
+    """Say why there is no table."""
     if error.errno in (errno.EPERM, errno.EACCES):
         return f"tracing {NEEDS_NET_ADMIN}"
     if error.errno in (errno.EOPNOTSUPP, errno.EPROTONOSUPPORT, errno.EINVAL):
@@ -129,25 +121,21 @@ def _explain(error: OSError) -> str:
             "tracing takes nf_tables with tables that have an owner: Linux 5.12 or later with"
             f" CONFIG_NF_TABLES ({error.strerror})"
         )
-    return f"nf_tables refuses a table for tracing: {error.strerror}"
+    return f"nf_tables cannot be used for tracing: {error.strerror}"
 
 
-def batch_of(
-    table: str, flow: WatchedFlow, replies: bool, to_anywhere: bool = False
-) -> list[Request]:
-    """Return the transaction that makes the table with its chains and rules."""
+def chains(flow: WatchedFlow, replies: bool, to_anywhere: bool) -> list[Chain]:
+    """Return the chains with their rules."""
     first = [(*first_packet(flow, to_anywhere), *_TRACE)]
     answer = [(*first_answer(flow), *_TRACE)]
-    chains = [
-        Chain(f"{FIRST}prerouting", PREROUTING, _BEFORE_ALL, first),
-        Chain(f"{FIRST}output", OUTPUT, _BEFORE_ALL, first),
-    ]
+    marking = [(FIRST, _BEFORE_ALL, first)]
     if replies:
-        chains += [
-            Chain(f"{REPLY}prerouting", PREROUTING, _AFTER_CONNTRACK, answer),
-            Chain(f"{REPLY}output", OUTPUT, _AFTER_CONNTRACK, answer),
-        ]
-    return owned_table(table, chains)
+        marking.append((REPLY, _AFTER_CONNTRACK, answer))
+    return [
+        Chain(f"{which}{name}", hook, priority, rules)
+        for which, priority, rules in marking
+        for name, hook in (("prerouting", PREROUTING), ("output", OUTPUT))
+    ]
 
 
 def first_packet(flow: WatchedFlow, to_anywhere: bool = False) -> Sequence[bytes]:
