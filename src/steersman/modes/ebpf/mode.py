@@ -49,7 +49,7 @@ class EbpfMode(Mode):
 
     name = "ebpf"
     nat_hooks: NatHookGuard
-    carrier: Rewritten
+    carrier: Connections
     traits = Traits(
         reads_addresses=True,
         filters_without_endpoints=True,
@@ -73,8 +73,7 @@ class EbpfMode(Mode):
             b"", self._options.guard_node_ports, self._options.fast_path
         )
         self._watcher = DeviceWatcher(self.datapath, self.nat_hooks)
-        self.connection_table = Connections(self.datapath)
-        self.carrier = Rewritten(self.datapath, self._watcher)
+        self.connection_table = self.carrier = Connections(self.datapath, self._watcher)
 
     def probe(self) -> Support:
         """Check the kernel, its configuration and the installed files."""
@@ -169,33 +168,15 @@ class EbpfMode(Mode):
         self.datapath.close()
 
 
-class Rewritten(Carrier):
-    """The connections whose packets are rewritten; those of balanced sockets go on alone."""
+class Connections(ConnectionTable[StaleConnections], Carrier):
+    """The connections that the programs keep.
+
+    Those whose packets are rewritten end with the programs; those of balanced sockets go on alone.
+    """
 
     def __init__(self, datapath: Datapath, watcher: DeviceWatcher) -> None:
         self._datapath = datapath
         self._watcher = watcher
-
-    def connections(self) -> int:
-        """Count them."""
-        with explained():
-            return finish(self._datapath.while_open(Tracking.count_open)) or 0
-
-    def without_new_connections(self, have: Ruleset) -> Ruleset:
-        """Keep what carries the present connections: programs, without frontends."""
-        kinds = (Kind.CONFIG, Kind.PROGRAMS)
-        return {key: value for key, value in have.items() if kind_of(key) in kinds}
-
-    def hold_ports(self) -> None:
-        """Give each masqueraded connection an entry of conntrack."""
-        self._watcher.hold_ports()
-
-
-class Connections(ConnectionTable[StaleConnections]):
-    """The connections that the programs keep."""
-
-    def __init__(self, datapath: Datapath) -> None:
-        self._datapath = datapath
         self._searched: Tracking | None = None
 
     def find_stale(self, stale: Stale) -> Generator[None, None, StaleConnections | None]:
@@ -212,6 +193,20 @@ class Connections(ConnectionTable[StaleConnections]):
         with explained():
             cut, sockets = tracking.delete_stale(found, stale)
             return cut + destroy(sockets)
+
+    def connections(self) -> int:
+        """Count those whose packets are rewritten."""
+        with explained():
+            return finish(self._datapath.while_open(Tracking.count_open)) or 0
+
+    def without_new_connections(self, have: Ruleset) -> Ruleset:
+        """Keep what carries the present connections: programs, without frontends."""
+        kinds = (Kind.CONFIG, Kind.PROGRAMS)
+        return {key: value for key, value in have.items() if kind_of(key) in kinds}
+
+    def hold_ports(self) -> None:
+        """Give each masqueraded connection an entry of conntrack."""
+        self._watcher.hold_ports()
 
 
 @contextmanager
