@@ -36,13 +36,12 @@ from benchmarks.path import (
     node_with,
     take_turns,
 )
-from steersman.host.libbpf import call
+from steersman.host.libbpf import call, load_program
 from steersman.modes.base import Mode
 from steersman.modes.ebpf import bpf
 from steersman.modes.ebpf.bpf import Link
 from steersman.modes.ebpf.loader import FILE, LoadedObject
 from steersman.modes.ebpf.mode import EbpfMode
-from steersman.modes.ebpf.probe import load
 
 TITLE = "datagrams, "
 """Before the name of a way."""
@@ -233,7 +232,7 @@ def _redirect(way: Ways) -> Link:
         *(step(0x85, value=23), step(0x95)),  # bpf_redirect(); exit
         *(step(0xB7, value=2), step(0x95)),  # XDP_PASS
     )
-    program = load(_PROG_TYPE_XDP, bpf.XDP, b"".join(code))
+    program = load_program(_PROG_TYPE_XDP, bpf.XDP, b"".join(code))
     link = _attach(program, "outside")
     os.close(program)
     return link

@@ -27,8 +27,9 @@ from benchmarks.ebpf_place import Place
 from benchmarks.figures import Figure, chosen, chosen_sizes, figure
 from benchmarks.nft_world import NftFlat, endpoints, service
 from benchmarks.node import Netns, Node
+from steersman.host.libbpf import load_program
 from steersman.modes.ebpf.bpf import CGROUP_ATTACH_TYPES, TCX_EGRESS, TCX_INGRESS, Link
-from steersman.modes.ebpf.probe import load, tcx
+from steersman.modes.ebpf.probe import tcx
 
 SERVER, POD, OUTSIDE = "10.0.0.1", "10.0.0.2", "192.0.2.2"
 _GATEWAY, _NODE = "10.0.0.3", "192.0.2.1"
@@ -416,7 +417,7 @@ class _Idle(Bare):
 
     def ready(self) -> None:
         """Attach programs, to devices and to the two hooks of a socket that connects."""
-        program = load(_SCHED_CLS, 0, _NEXT)
+        program = load_program(_SCHED_CLS, 0, _NEXT)
         for _, name in socket.if_nameindex():
             if name != "lo":
                 index = socket.if_nametoindex(name)
@@ -424,7 +425,7 @@ class _Idle(Bare):
         os.close(program)
         cgroup = os.open(self.place.cgroup, os.O_RDONLY)
         for kind, hook in ((_CGROUP_SOCK_ADDR, "sm_connect4"), (_CGROUP_SOCK, "sm_release")):
-            program = load(kind, CGROUP_ATTACH_TYPES[hook], _ALLOW)
+            program = load_program(kind, CGROUP_ATTACH_TYPES[hook], _ALLOW)
             self._links.append(Link.attach(program, cgroup, CGROUP_ATTACH_TYPES[hook]))
             os.close(program)
         os.close(cgroup)

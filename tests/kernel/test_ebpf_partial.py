@@ -13,10 +13,10 @@ from pathlib import Path
 import msgspec
 import pytest
 
+from steersman.host.libbpf import load_program
 from steersman.model.plan import Endpoint
 from steersman.modes.base import release
 from steersman.modes.ebpf.bpf import TCX_EGRESS, TCX_INGRESS, Link
-from steersman.modes.ebpf.probe import load
 from tests.support.builders.ebpf_node_plan import (
     CLIENT,
     ENDPOINTS,
@@ -148,7 +148,7 @@ class Foreign:
     def __init__(self, node: Node, links: bool, verdict: int = SHOT) -> None:
         self._node = node
         code = struct.pack("=BBhi", 0xB7, 0, 0, verdict) + struct.pack("=BBhi", 0x95, 0, 0, 0)
-        self.program = load(SCHED_CLS, 0, code)
+        self.program = load_program(SCHED_CLS, 0, code)
         self._links: list[Link] = []
         node.lab.node.call(self._attach_links if links else self._attach_filter)
 

@@ -13,12 +13,12 @@ from typing import Any
 import msgspec
 import pytest
 
+from steersman.host.libbpf import load_program
 from steersman.model.names import Protocol, ServicePortName
 from steersman.model.plan import Endpoint
 from steersman.modes.base import release
 from steersman.modes.ebpf.bpf import XDP, Link
 from steersman.modes.ebpf.dump import dump
-from steersman.modes.ebpf.probe import load
 from tests.support.builders.ebpf_node_plan import (
     CLIENT,
     ENDPOINTS,
@@ -70,7 +70,7 @@ def index(netns: Netns, name: str) -> int:
 def lab() -> Iterator[Lab]:
     """A lab whose outer devices take packets that XDP sends."""
     with Lab(LAYOUT) as made, ExitStack() as stack:
-        passing = load(PROG_TYPE_XDP, XDP, PASSING)
+        passing = load_program(PROG_TYPE_XDP, XDP, PASSING)
         stack.callback(os.close, passing)
         for end in (made.netns(CLIENT), made.netns(REMOTE)):
             # XDP sees packets as on a wire: nobody is to fill in checksums later.
@@ -244,7 +244,7 @@ def test_devices_that_are_named_no_more(node: Node) -> None:
 
 def test_who_has_a_device_keeps_it(node: Node, caplog: pytest.LogCaptureFixture) -> None:
     asyncio.run(bring(node.modes[-1], None))
-    other = load(PROG_TYPE_XDP, XDP, PASSING)
+    other = load_program(PROG_TYPE_XDP, XDP, PASSING)
     link = node.lab.node.call(lambda: Link.attach(other, socket.if_nametoindex("eth0"), XDP))
     asyncio.run(bring(node.modes[-1], PLAN))
     assert "eth0 takes no XDP program" in caplog.text

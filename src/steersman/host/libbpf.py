@@ -5,11 +5,14 @@ from __future__ import annotations
 import ctypes
 import functools
 import os
+import struct
+import sys
 from collections.abc import Mapping
 
 # Lines of libbpf's messages in an error.
 _LINES = 40
 _Pointer = ctypes.c_void_p
+_INSTRUCTION = struct.Struct("=BBhi")  # struct bpf_insn: code, registers, offset, immediate
 _PRINT = ctypes.CFUNCTYPE(ctypes.c_int, ctypes.c_int, ctypes.c_void_p, ctypes.c_void_p)
 SAMPLE = ctypes.CFUNCTYPE(ctypes.c_int, ctypes.c_void_p, ctypes.c_void_p, ctypes.c_size_t)
 """What a ring buffer calls for each record: a context, its address and size."""
@@ -96,6 +99,35 @@ def call(name: str, *arguments: object) -> int:
     if result < 0:
         raise OSError(-result, os.strerror(-result))
     return result
+
+
+class _LoadOptions(ctypes.Structure):
+    """The part of `struct bpf_prog_load_opts` that we set."""
+
+    _fields_ = (
+        ("size", ctypes.c_size_t),
+        ("attempts", ctypes.c_int),
+        ("attach_type", ctypes.c_int),
+    )
+
+
+def load_program(kind: int, attach_type: int, code: bytes) -> int:
+    """Load a program of a few instructions; return its descriptor.
+
+    Args:
+        kind: BPF_PROG_TYPE_*.
+        attach_type: expected attach type, 0 if the kind has none.
+        code: what `instruction` has returned, joined.
+    """
+    options = _LoadOptions(ctypes.sizeof(_LoadOptions), 0, attach_type)
+    count = len(code) // _INSTRUCTION.size
+    return call("bpf_prog_load", kind, None, b"GPL", code, count, ctypes.byref(options))
+
+
+def instruction(code: int, to: int = 0, source: int = 0, offset: int = 0, value: int = 0) -> bytes:
+    """Return an instruction in the byte order of this machine: its code, registers and operands."""
+    low, high = (to, source) if sys.byteorder == "little" else (source, to)
+    return _INSTRUCTION.pack(code, high << 4 | low, offset, value)
 
 
 _warnings: list[str] = []

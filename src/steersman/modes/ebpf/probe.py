@@ -11,13 +11,11 @@ import ctypes
 import errno
 import os
 import re
-import struct
-import sys
 from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import NamedTuple
 
-from steersman.host.libbpf import call, library
+from steersman.host.libbpf import instruction, library, load_program
 from steersman.host.process import CAP_SYS_ADMIN, has_capability
 from steersman.model.errors import BusyError
 from steersman.modes.base import Support
@@ -60,48 +58,19 @@ def _accepts(create: Callable[[], int]) -> bool:
     return True
 
 
-class _LoadOptions(ctypes.Structure):
-    """The part of `struct bpf_prog_load_opts` that we set."""
-
-    _fields_ = (
-        ("size", ctypes.c_size_t),
-        ("attempts", ctypes.c_int),
-        ("attach_type", ctypes.c_int),
-    )
-
-
-def load(kind: int, attach_type: int, code: bytes) -> int:
-    """Load a program of a few instructions; return its descriptor.
-
-    Args:
-        kind: BPF_PROG_TYPE_*.
-        attach_type: expected attach type, 0 if the kind has none.
-        code: instructions.
-    """
-    options = _LoadOptions(ctypes.sizeof(_LoadOptions), 0, attach_type)
-    return call("bpf_prog_load", kind, None, b"GPL", code, len(code) // 8, ctypes.byref(options))
-
-
-# Programs of a few instructions, in the byte order of this machine (struct bpf_insn).
-
-
-def _set(register: int, value: int) -> bytes:
-    number = register if sys.byteorder == "little" else register << 4
-    return struct.pack("=BBhi", 0xB7, number, 0, value)
-
-
-_RETURN = _set(0, 1) + struct.pack("=BBhi", 0x95, 0, 0, 0)
+_RETURN = instruction(0xB7, 0, value=1) + instruction(0x95)  # r0 = 1; return r0
 
 
 def _can_refuse() -> bool:
-    code = _set(1, -errno.ECONNREFUSED) + struct.pack("=BBhi", 0x85, 0, 0, _SET_RETVAL) + _RETURN
-    return _accepts(lambda: load(_SOCK_ADDR, _CONNECT4, code))
+    refuse = instruction(0xB7, 1, value=-errno.ECONNREFUSED)  # r1 = -ECONNREFUSED
+    code = refuse + instruction(0x85, value=_SET_RETVAL) + _RETURN
+    return _accepts(lambda: load_program(_SOCK_ADDR, _CONNECT4, code))
 
 
 def tcx() -> bool:
     """Return whether devices take links (TCX); other kernels call the request invalid."""
     try:
-        program = load(_SCHED_CLS, 0, _RETURN)
+        program = load_program(_SCHED_CLS, 0, _RETURN)
     except OSError as error:
         return error.errno in _DENIED
     try:

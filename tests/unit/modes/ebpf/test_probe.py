@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 
+from steersman.host import libbpf
 from steersman.modes.base import Support
 from steersman.modes.ebpf import bpf, probe
 from steersman.modes.ebpf.probe import FEATURES, Feature, missing_features
@@ -94,7 +95,7 @@ def test_what_is_not_permitted_is_not_taken_for_missing(monkeypatch: pytest.Monk
         def call(*_: object) -> None:
             raise OSError(code, "refused")
 
-        for module in (bpf, probe):
+        for module in (bpf, libbpf):
             monkeypatch.setattr(module, "call", call)
 
     refuse(errno.EPERM)
