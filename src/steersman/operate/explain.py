@@ -46,8 +46,10 @@ class Question(msgspec.Struct, frozen=True):
         """Refuse a question that asks nothing, or two things; raise QuestionError."""
         if self.what and self.to:
             raise QuestionError(f"give {self.what} or --to {self.to}, not both")
-        if self.problems and (self.what or self.to or self.client):
+        if self.problems and (self.what or self.to or self.client or self.node):
             raise QuestionError("--problems is about all Services: give no name with it")
+        if self.interface and not (self.to or (self.what and self.client)):
+            raise QuestionError("--interface is about a connection: give --from and --to, too")
         if not (self.what or self.to or self.client or self.problems):
             raise QuestionError(
                 "give a Service such as shop/web, --from and --to, or --problems; "

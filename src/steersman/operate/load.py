@@ -51,12 +51,14 @@ async def load_world(parsed: Parsed, client: Client | None = None) -> World:
     """Return the World that the flags of a command line name.
 
     Raises:
-        UsageError: the running process answers, and a flag says how to read something else.
+        UsageError: a flag would be ignored, because another source answers.
         QuestionError: it cannot be read.
         TimeoutError, KubeconfigError, StartError: the source does not answer, or is misconfigured.
     """
     config = parsed.config
     if config.steersman.manifests:
+        if any(parsed.values.get(name) for name in _FROM_API_SERVER):
+            raise UsageError("give --manifests or an API server, not both")
         return await _from_manifests(config)
     access = config.client_connection.kubeconfig
     if access or any(parsed.values.get(name) for name in _FROM_API_SERVER):

@@ -22,6 +22,8 @@ async def _answer(parsed: Parsed) -> Answer:
         from steersman.operate.connectivity.cluster import try_cluster  # noqa: PLC0415
         from steersman.run.process.startup import cluster_access  # noqa: PLC0415
 
+        if values.get("manifests"):
+            raise QuestionError("give --manifests for this node, or --kubeconfig for a cluster")
         return await try_cluster(cluster_access(parsed.config), parsed.arguments, image)
     if parsed.arguments or image:
         raise QuestionError("NODE and --image are for a cluster: give --kubeconfig, too")

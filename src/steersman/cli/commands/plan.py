@@ -12,9 +12,12 @@ if TYPE_CHECKING:
 
 
 async def _answer(parsed: Parsed) -> Answer:
+    from steersman.config import UsageError  # noqa: PLC0415 - as the others
     from steersman.operate.plan_change import plan_change  # noqa: PLC0415
 
     values = parsed.values
+    if values.get("objects") and values.get("script"):
+        raise UsageError("give --objects or --script, not both")
     return await plan_change(
         parsed,
         from_mode=str(values.get("from-mode", "")),

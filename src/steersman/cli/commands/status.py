@@ -12,11 +12,14 @@ if TYPE_CHECKING:
 
 
 async def _answer(parsed: Parsed) -> Answer:
+    from steersman.config import UsageError  # noqa: PLC0415 - as the others
     from steersman.operate.status import ask_status, wait_for_status  # noqa: PLC0415
 
     if parsed.values.get("wait"):
         timeout = parsed.values.get("timeout")
         return await wait_for_status(float(getattr(timeout, "seconds", 300.0)))
+    if "timeout" in parsed.values:
+        raise UsageError("--timeout is for --wait: give that, too, or leave it out")
     return await ask_status()
 
 

@@ -16,12 +16,15 @@ _SORTS = ("rate", "connections", "failures", "latency", "endpoints", "name")
 
 async def _answer(parsed: Parsed) -> Answer:
     """Show the view on a terminal; answer with one screen otherwise."""
+    from steersman.config import UsageError  # noqa: PLC0415 - as the others
     from steersman.operate.top import top_once  # noqa: PLC0415
     from steersman.operate.top_model import TopModel  # noqa: PLC0415
 
     values = parsed.values
     text = parsed.arguments[0] if parsed.arguments else ""
     model = TopModel(text, str(values.get("sort", "rate")))
+    if values.get("once") and "delay" in values:
+        raise UsageError("--delay is for the live view: leave out --once, or --delay")
     interactive = sys.stdin.isatty() and sys.stdout.isatty()
     if values.get("once") or not interactive or str(values.get("output", "text")) != "text":
         return await top_once(model.question)

@@ -129,12 +129,12 @@ async def read_question(world: World, asked: Asked) -> Question:
     question = Question()
     if asked.service and asked.destination:
         raise QuestionError("give either a Service or --to, not both")
+    if asked.source and not asked.destination:
+        raise QuestionError("give --to with --from, or --from-pod to dial from a pod")
     if asked.service:
         question = _of_service(names, asked.service, names.namespace)
     elif asked.destination:
         question = _of_flow(world, names, asked)
-    elif asked.source:
-        raise QuestionError("give --to with --from, or --from-pod to dial from a pod")
     if not asked.pod:
         return question
     if sys.platform == "win32":

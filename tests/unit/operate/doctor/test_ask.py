@@ -72,6 +72,7 @@ async def test_words_and_questions(words: dict[str, str], wanted: Question) -> N
     ("words", "why"),
     [
         ({"service": "shop/cart", "destination": "10.96.0.10:80"}, "not both"),
+        ({"service": "shop/cart", "source": "10.0.0.9"}, "give --to with --from"),
         ({"source": "pod"}, "give --to"),
         ({"service": "10.96.0.10"}, "is not a Service"),
         ({"service": "10.96.0.99:80"}, "no Service is at 10.96.0.99:80"),
