@@ -352,6 +352,17 @@ def test_a_connection_can_be_moved_twice(lab: Lab, way: Way) -> None:
         assert opened.result() == printed(THIRD, 8080)
 
 
+def test_the_next_process_leaves_a_moved_connection_where_it_is(lab: Lab) -> None:
+    with contextlib.ExitStack() as stack:
+        stack.enter_context(firewall(lab, REMOTE, "drop"))
+        node = stack.enter_context(programmed(lab, plan(REMOTE)))
+        [opened] = waiting(lab, node, WAYS["pod"], REMOTE)
+        serve(node, LOCAL)
+        with firewall(lab, LOCAL, "drop"):
+            assert [cut(node, REMOTE), cut(node, REMOTE)] == [1, 1]
+        assert opened.result() == printed(LOCAL, 8080)
+
+
 def test_a_socket_of_the_node_that_waits_for_the_node_is_told(lab: Lab) -> None:
     with firewall(lab, NODE, "drop"), programmed(lab, plan(NODE)) as node:
         [opened] = waiting(lab, node, WAYS["node"], NODE)
@@ -375,7 +386,8 @@ def test_complete_connections_are_not_touched(lab: Lab) -> None:
             assert sock.recv(100).decode().startswith(printed(REMOTE, 8080))
 
 
-def test_a_pod_uses_no_port_twice_at_an_endpoint(lab: Lab) -> None:
+@pytest.mark.parametrize("ends", [(LOCAL, THIRD), (LOCAL,)], ids=["moved", "told"])
+def test_a_pod_uses_no_port_twice_at_an_endpoint(lab: Lab, ends: tuple[str, ...]) -> None:
     """A moved connection keeps its port: not to an endpoint where the pod has that already."""
     way = WAYS["pod"]
     with contextlib.ExitStack() as stack:
@@ -387,11 +399,14 @@ def test_a_pod_uses_no_port_twice_at_an_endpoint(lab: Lab) -> None:
         other.settimeout(LONGEST)
         other.bind((way.source, opened.port))
         other.connect((LOCAL, 8080))
-        serve(node, LOCAL)
-        assert cut(node, REMOTE) == 0
-        serve(node, LOCAL, THIRD)
+        serve(node, *ends)
         assert cut(node, REMOTE) == 1
-        assert opened.result() == printed(THIRD, 8080)
+        result = opened.result()
+    if THIRD in ends:
+        assert result == printed(THIRD, 8080)
+    else:
+        assert isinstance(result, OSError)
+        assert result.errno == errno.ECONNABORTED
 
 
 @pytest.mark.parametrize("source", [LOOKER, NODE])

@@ -10,7 +10,7 @@ endpoint is another one.
 
 The node's own packets have TO_ENDPOINT at egress, and FROM_SERVICE at ingress. Loopback has no
 programs, so a socket of the node that connects to the node itself is destroyed instead: its owner
-gets ECONNABORTED.
+gets ECONNABORTED. So is one whose client uses the same port at every other endpoint.
 """
 
 from __future__ import annotations
@@ -112,6 +112,12 @@ class Mover:
         return moved
 
 
+def _leads_to(flow: bytes, endpoint: bytes) -> bool:
+    """Return whether packets of a flow get this address and port."""
+    address, _, port, *_ = layout.FLOW.unpack(flow)
+    return bool(address + port == endpoint)
+
+
 def _packed(backend: Backend) -> bytes:
     return layout.pack_address(backend.ip) + backend.port.to_bytes(2, "big")
 
@@ -132,7 +138,7 @@ class _Move:
         self._own = self._class is SourceClass.NODE
 
     def socket(self, sock: Socket, peer: Peer) -> bytes:
-        """Move a socket, or destroy it if its packets pass no device.
+        """Move a socket, or destroy it if it cannot be moved although there are endpoints.
 
         Returns:
             The packed endpoint that it connects to from now on; b"" if it stays as it is.
@@ -144,14 +150,20 @@ class _Move:
         match = self._lookup.find_frontend(_TCP, peer.frontend, own=self._own)
         if match is None:
             return b""
+        port_in_use = False
         for service, session, end in self._lookup.candidates(
             match, self._class, self._client, _TRIES
         ):
+            if end in self._doomed:
+                continue
             answers = layout.flow_key(end, client, _TCP, back)
             other = self._flows.get(answers)
+            if other is not None and _leads_to(other, dead):
+                return end  # the process before has moved it
             # The client may have a connection from this port to that endpoint, too.
             taken = other is not None and layout.flow_state(other) not in _OVER
-            if end in self._doomed or taken or exists(self._netlink, client, end):
+            if taken or exists(self._netlink, client, end):
+                port_in_use = True
                 continue
             waiting = layout.flow_key(client, dead, _TCP, there)
             self._presence.note([layout.address_of(client)])
@@ -162,7 +174,8 @@ class _Move:
                 value = layout.AFFINITY.pack(address, time.monotonic_ns(), port)
                 self._lookup.maps["affinities"].put(session, value)
             return end
-        return b""
+        # It would wait until TCP gives up; its owner can connect from another port.
+        return dead if port_in_use and destroy_one(self._netlink, sock, _TCP) else b""
 
     def _put(self, key: bytes, end: bytes, kind: int, service: int) -> None:
         address, port = layout.address_of(end), end[layout.ADDRESS_SIZE :]
