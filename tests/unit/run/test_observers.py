@@ -117,6 +117,18 @@ async def test_a_sync_is_seen_in_the_metrics() -> None:
     assert told.metric("steersman_syncs_total", reason="changes", outcome="ok") == 1
 
 
+async def test_a_change_that_comes_while_a_sync_runs_is_pending() -> None:
+    told = Told()
+    await told.sync()
+    told.world.store.upsert(slice_("s1-x", "s1", ("10.1.0.9",)))
+    report = await told.report()
+    told.world.store.upsert(slice_("s1-x", "s1", ("10.1.0.8",)))
+    await told.observe(report)
+    assert told.metric("kubeproxy_sync_proxy_rules_endpoint_changes_pending") == 1
+    await told.sync()
+    assert told.metric("kubeproxy_sync_proxy_rules_endpoint_changes_pending") == 0
+
+
 async def test_a_change_without_effect_is_synced_too() -> None:
     told = Told()
     await told.sync()

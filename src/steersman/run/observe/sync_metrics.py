@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import time
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from datetime import datetime
 from functools import partial
 from itertools import islice
@@ -40,7 +40,6 @@ class SyncMetrics:
         objects: Callable[[], Objects],
         wall: Callable[[], float],
     ) -> None:
-        self._store = store
         self._metrics = metrics
         self._objects = objects
         self._wall = wall
@@ -53,13 +52,13 @@ class SyncMetrics:
         """When the last sync succeeded, in seconds since 1970."""
         self._findings: set[tuple[Severity, str]] = set()
         """Severities and codes that were shown so far."""
-        self._synced: Counter[str] = Counter()
+        self._synced: Mapping[str, int] = {}
         """Changes synced, by kind."""
 
         # What is known anyway is looked at when it is scraped: there are many syncs in between.
         def show(kind: str, total: Declared[Any], pending: Declared[Any]) -> None:
             metrics.show(total, lambda: [((), store.seen[kind])])
-            metrics.show(pending, lambda: [((), store.seen[kind] - self._synced[kind])])
+            metrics.show(pending, lambda: [((), store.seen[kind] - self._synced.get(kind, 0))])
 
         show("Service", Metrics.service_changes, Metrics.service_changes_pending)
         show("EndpointSlice", Metrics.endpoint_changes, Metrics.endpoint_changes_pending)
@@ -97,9 +96,9 @@ class SyncMetrics:
         self._objects = objects
         self._rules = Counter()
 
-    def observe_changes(self, _: SyncReport) -> None:
-        """Count all changes so far as synced."""
-        self._synced = Counter(self._store.seen)
+    def observe_changes(self, report: SyncReport) -> None:
+        """Count the changes that a sync has brought into force; others came while it ran."""
+        self._synced = report.seen
 
     def observe_latency(self, report: SyncReport) -> None:
         """Observe how long endpoint changes took from their cause until they are in force."""

@@ -133,6 +133,8 @@ class SyncReport(msgspec.Struct, frozen=True):
     """The changes by other programs that this sync, or failed ones before it, found."""
     refusals: tuple[tuple[str, str], ...] = ()
     """The first owners whose objects are not in the kernel, and why."""
+    seen: Mapping[str, int] = {}
+    """Number of changes of the Store so far that are in force, by kind."""
 
 
 def unwritten_findings(

@@ -119,6 +119,8 @@ class Sync:
         """The plans that no report has named."""
         self._unreported = store.log.cursor()
         """The changes of the Store that no report has named."""
+        self._seen: Counter[str] = Counter()
+        """The changes of the Store up to the last plan, by kind."""
         self._kernel = KernelKnowledge()
         self.failed = False
         """Whether the last run failed."""
@@ -247,6 +249,7 @@ class Sync:
     async def _plan(self) -> None:
         # A new Planner plans everything, whatever is named.
         changes, revision = self._unplanned.changed()
+        self._seen = Counter(self.store.seen)
         # A defect may have had a reason that is gone: each comparison tries again.
         retried = self.planner.failed if self._kernel.suspected else ()
         if self._unplanned.behind or retried:
@@ -453,4 +456,5 @@ class Sync:
             refused_batches,
             drift,
             refusals,
+            self._seen,
         )
