@@ -275,7 +275,7 @@ async def find_change(
     """
     mode = create(wanted.mode, SubprocessExec(), wanted.options)
     present = await read_present(wanted, mode) if read_kernel else Present()
-    others, notes, kernel_read = list(present.others), list(present.notes), present.read
+    others = present.others
     # Without a running process, the mode with the most objects in the kernel is the present one.
     if others and not before_mode:
         before_mode = max(others, key=lambda part: len(part.have)).mode.name
@@ -284,46 +284,61 @@ async def find_change(
     plan_before, plan = compile_both(wanted, before, assumed, mode)
     # A mode may read only what it knows: render first.
     rendered = render(mode, plan)
-    have: Ruleset | None = None
-    if present.usable:
-        try:
-            have, kernel_read = await mode.words.leftovers(), True
-            if count := mode.changes_during_read:
-                notes.append(f"the rules changed {count} times while they were read")
-        except FileNotFoundError:  # it does not run here, so it has none
-            have = {}
-        except (ApplyError, BusyError, OSError) as error:
-            notes.append(f"the kernel cannot be read: {error}")
-    rendered = {} if cleanup else rendered
-    if have and not before_mode:
-        before_mode = wanted.mode
+    have, problem = await read_own(mode) if present.usable else (None, "")
+    kernel_read = present.read or have is not None
+    if cleanup:
+        rendered, plan = {}, NodePlan(plan.settings, {})
     if have is not None:
         want = mode.words.wanted(rendered, have)
-        part = _part(mode, wanted.mode, have, want)
+        own = _part(mode, wanted.mode, have, want)
         same = before is not None and (before.mode, before.variant) == (wanted.mode, mode.variant)
-        if before is not None and same and part.change and not cleanup:
-            # On a busy node the process has changed Services since it was asked. That is no part
-            # of this change: compare with their objects as they were then.
-            now = await world_again(before)
-            moved = await asyncio.to_thread(moved_objects, mode, have, before.plan, now.plan)
-            have = {key: value for key, value in have.items() if key not in moved.added}
-            have.update(moved.removed)
-            have.update((key, then) for key, (then, _) in moved.changed.items())
-            part = _part(mode, wanted.mode, have, want)
-        parts = [part, *others]
+        if before is not None and same and own.change and not cleanup:
+            own = _part(mode, wanted.mode, await as_it_was(before, mode, have), want)
+        before_mode = before_mode or (wanted.mode if have else "")
     elif plan_before is not None and before_mode == wanted.mode:
-        parts = [_part(mode, wanted.mode, render(mode, plan_before), rendered), *others]
+        own = _part(mode, wanted.mode, render(mode, plan_before), rendered)
     else:
-        parts = [_part(mode, wanted.mode, {}, rendered), *others]
+        own = _part(mode, wanted.mode, {}, rendered)
+    parts = [own, *others]
     if not kernel_read and plan_before is not None and before_mode != wanted.mode:
         other = create(before_mode, SubprocessExec(), wanted.options)
         parts.append(_part(other, before_mode, render(other, plan_before), {}))
-    changed = tuple(part for part in parts if part.change)
-    if cleanup:
-        plan = NodePlan(plan.settings, {})
     return Change(
-        wanted, before_mode, plan_before, plan, mode, changed, kernel_read, cleanup, tuple(notes)
+        wanted,
+        before_mode,
+        plan_before,
+        plan,
+        mode,
+        tuple(part for part in parts if part.change),
+        kernel_read,
+        cleanup,
+        (*present.notes, problem) if problem else present.notes,
     )
+
+
+async def read_own(mode: Mode) -> tuple[Ruleset | None, str]:
+    """Read a mode's objects from the kernel; None if it cannot be read, and what went wrong."""
+    try:
+        have = await mode.words.leftovers()
+    except FileNotFoundError:  # it does not run here, so it has none
+        return {}, ""
+    except (ApplyError, BusyError, OSError) as error:
+        return None, f"the kernel cannot be read: {error}"
+    count = mode.changes_during_read
+    return have, f"the rules changed {count} times while they were read" if count else ""
+
+
+async def as_it_was(before: World, mode: Mode, have: Ruleset) -> Ruleset:
+    """Return the kernel's objects as they were when the running process was asked.
+
+    On a busy node the process has changed Services since then. That is no part of the change.
+    """
+    now = await world_again(before)
+    moved = await asyncio.to_thread(moved_objects, mode, have, before.plan, now.plan)
+    then = {key: value for key, value in have.items() if key not in moved.added}
+    then.update(moved.removed)
+    then.update((key, value) for key, (value, _) in moved.changed.items())
+    return then
 
 
 async def read_present(wanted: Wanted, mode: Mode) -> Present:
