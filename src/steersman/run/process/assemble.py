@@ -69,7 +69,8 @@ async def run_daemon(parsed: Parsed, logs: ProcessLog, machine: Machine) -> None
     # Their default would end the process. The daemon reloads at SIGHUP once it runs, and looks at
     # the file then anyway; upstream's runtime ignores the other two.
     for name in ("SIGHUP", "SIGUSR1", "SIGUSR2"):
-        if (number := getattr(signal, name, None)) is not None:
+        number = getattr(signal, name, None)
+        if number is not None and signal.getsignal(number) is signal.SIG_DFL:
             on_signal(number, lambda: None)
 
     try:
