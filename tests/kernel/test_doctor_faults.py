@@ -397,7 +397,7 @@ FAULTS = (
         UNREACHABLE,
         "no endpoint is ready",
         changed(not_ready),
-        "none of the 3 endpoints of shop/web:http .* is ready",
+        "no endpoint of shop/web:http .* is ready",
     ),
     Fault(
         UNREACHABLE,

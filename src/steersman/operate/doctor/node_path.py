@@ -76,7 +76,7 @@ async def routes(context: Context) -> Found:
             results.append(error(text, shown, remedy=remedy))
     if not found:
         return results or skipped("there is no endpoint")
-    return results or ok(f"all {len(found)} endpoints have a route")
+    return results or ok(f"every endpoint has a route ({len(found)})")
 
 
 def _chosen_by_rules(found: Mapping[str, Hop]) -> Iterator[CheckResult]:

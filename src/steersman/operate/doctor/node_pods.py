@@ -100,7 +100,7 @@ async def pod_networks(context: Context) -> Found:
         results += judge(scene)
     if found.unseen:
         results.append(unknown(f"{found.unseen} pods of this node cannot be seen: {ELSEWHERE}"))
-    return results or ok(f"the pods of all {len(endpoints)} endpoints on this node are connected")
+    return results or ok(f"the pod of every endpoint on this node is connected ({len(endpoints)})")
 
 
 def _result(

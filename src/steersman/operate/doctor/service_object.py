@@ -128,18 +128,19 @@ def endpoints_of_port(context: Context, plan: ServicePlan) -> CheckResult:
                 remedy="see why no new pod becomes ready: `kubectl describe pod`",
             )
         return error(
-            f"none of the {number} endpoints of {what} is ready",
+            f"no endpoint of {what} is ready (0 of {number})",
             *why,
             remedy="the pods fail their readiness probe or do not start: `kubectl describe pod`",
         )
     if ready < number:
+        verbs = "is not ready and gets" if number - ready == 1 else "are not ready and get"
         return warning(
-            f"{number - ready} of {number} endpoints of {what} are not ready and get no traffic",
+            f"{number - ready} of {number} endpoints of {what} {verbs} no traffic",
             *why,
             remedy="normal during a rollout; otherwise see the pods' readiness probes",
             cause=Cause.ENDPOINTS + 5,
         )
-    return ok(f"all {number} endpoints of {what} are ready", *why)
+    return ok(f"every endpoint of {what} is ready ({number})", *why)
 
 
 def no_endpoints(

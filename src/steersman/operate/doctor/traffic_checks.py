@@ -95,7 +95,7 @@ async def endpoints(context: Context) -> Found:
         )
     if all(each.outcome == "silent" for each in dials):
         return ok("no ICMP error comes back to this node from any UDP endpoint", *evidence)
-    return ok(f"all {len(dials)} endpoints answer this node", *evidence)
+    return ok(f"every endpoint answers this node ({len(dials)})", *evidence)
 
 
 def _names(dials: Sequence[Dial]) -> str:

@@ -31,7 +31,7 @@ def said(check: Check, way: Hop, *links: Link) -> list[tuple[Verdict, str]]:
 
 
 def test_endpoints_need_a_route() -> None:
-    assert said(ROUTES, Hop(device="pod1"), POD) == [(Verdict.OK, "all 1 endpoints have a route")]
+    assert said(ROUTES, Hop(device="pod1"), POD) == [(Verdict.OK, "every endpoint has a route (1)")]
     assert said(ROUTES, Hop(trouble="Network is unreachable")) == [
         (
             Verdict.ERROR,
