@@ -58,6 +58,10 @@ class World(msgspec.Struct, frozen=True):
             return ""
         return f"not served yet: the process waits for {process.waiting or 'its first sync'}"
 
+    def service(self, name: ObjectName) -> Service | None:
+        """Return a Service, served here or not; None if it is not known."""
+        return self.snapshot.services.get(name) or self.unserved.get(name)
+
     def why_unserved(self, service: Service) -> str:
         """Return why a Service has no plan: no proxy serves it, or not this one, or not yet."""
         spec, labels = service.spec, service.metadata.labels

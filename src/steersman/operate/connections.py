@@ -124,7 +124,7 @@ async def list_connections(
     world = await world_of_process()
     names = Names(world, namespace)
     target = names.resolve_service(service)
-    known = names.service(target.name) if target.name else None
+    known = world.service(target.name) if target.name else None
     if known and target.name not in {key.name.object_name for key in world.plan.services}:
         why = world.why_unserved(known)
         raise QuestionError(f"Service {target.label} is not served here: {why}")

@@ -205,7 +205,7 @@ async def compare(world: World, name: ObjectName, mode: Mode) -> list[KernelLine
     """
     settings, plans = _plans_of(world, name)
     if not plans:
-        service = world.snapshot.services.get(name) or world.unserved.get(name)
+        service = world.service(name)
         if service is None:
             raise QuestionError(f"Service {name} is not known")
         raise QuestionError(f"Service {name} is not served here: {world.why_unserved(service)}")

@@ -98,7 +98,7 @@ def explain_service(explainer: FlowExplainer, name: ObjectName, node: str = "") 
     """
     world, at = explainer.world, node or explainer.names.here
     plan = explainer.plans.of(at)
-    service = explainer.names.service(name)
+    service = explainer.world.service(name)
     plans = {key: each for key, each in plan.services.items() if key.name.object_name == name}
     served = ServedPorts(explainer, at)
     ports = tuple(_with_nodes(served.of(key, each), explainer, each) for key, each in plans.items())

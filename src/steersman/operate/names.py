@@ -23,7 +23,7 @@ import msgspec
 from steersman.compile.node import node_name_of
 from steersman.model.addresses import canonical_ip, join_host_port, special_range
 from steersman.model.findings import printable, quoted
-from steersman.model.kube import Node, Pod, Service, ServicePort, SliceEndpoint
+from steersman.model.kube import Node, Pod, ServicePort, SliceEndpoint
 from steersman.model.names import ObjectName, Protocol
 from steersman.model.plan import SourceClass
 from steersman.model.world import World
@@ -364,7 +364,7 @@ class Names:
         seen = set()
         for name, only in self._readings(host):
             if kind in (None, "service") and only in (None, "service") and name not in seen:
-                service = self.service(name)
+                service = self.world.service(name)
                 if service is not None:
                     spec = service.spec
                     texts = spec.cluster_ips or [spec.cluster_ip or ""]
@@ -392,10 +392,6 @@ class Names:
                 yield ObjectName(labels[at - 1], labels[0]), "pod"
         elif len(labels) == 2:
             yield ObjectName(labels[1], labels[0]), None
-
-    def service(self, name: ObjectName) -> Service | None:
-        """Return a Service, served here or not."""
-        return self.world.snapshot.services.get(name) or self.world.unserved.get(name)
 
     def _node(self, name: str) -> Target:
         return Target("node", name, ObjectName("", name), self.node_addresses(name), name)
