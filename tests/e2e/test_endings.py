@@ -7,6 +7,7 @@ import os
 import shutil
 import signal
 import sys
+from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
@@ -64,8 +65,16 @@ async def there(path: Path) -> bool:
     return path.exists()  # noqa: ASYNC240
 
 
-def test_while_it_starts(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A program that it waits for hangs, which may last for 60 s."""
+@pytest.mark.parametrize(
+    "ignored", [(), (signal.SIGHUP, signal.SIGUSR1, signal.SIGUSR2)], ids=["alone", "after others"]
+)
+def test_while_it_starts(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, ignored: Sequence[int]
+) -> None:
+    """A program that it waits for hangs, which may last for 60 s.
+
+    The kernel delivers the signal of the least number first: those to ignore before SIGTERM.
+    """
 
     async def body() -> None:
         for name, value in waiting(tmp_path, "iptables", "POSTROUTING").items():
@@ -73,23 +82,7 @@ def test_while_it_starts(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Non
         folder = manifests(tmp_path / "m", *world())
         async with steersman(tmp_path, f"--manifests={folder}") as proxy:
             await until(lambda: there(tmp_path / "runs"))
-            proxy.process.terminate()
-            assert await ended(proxy) == 0
-            assert "stopping before anything was written" in proxy.log
-
-    in_namespace(body)
-
-
-def test_signals_that_are_no_reason_to_end(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """They come while it starts. The kernel delivers the one of the least number first."""
-
-    async def body() -> None:
-        for name, value in waiting(tmp_path, "iptables", "POSTROUTING").items():
-            monkeypatch.setenv(name, value)
-        folder = manifests(tmp_path / "m", *world())
-        async with steersman(tmp_path, f"--manifests={folder}") as proxy:
-            await until(lambda: there(tmp_path / "runs"))
-            for number in (signal.SIGHUP, signal.SIGUSR1, signal.SIGUSR2, signal.SIGTERM):
+            for number in (*ignored, signal.SIGTERM):
                 proxy.process.send_signal(number)
             assert await ended(proxy) == 0
             assert "stopping before anything was written" in proxy.log

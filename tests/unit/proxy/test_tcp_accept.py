@@ -32,7 +32,7 @@ async def test_at_the_limit_new_clients_are_refused_and_old_ones_served() -> Non
     async with endpoint(answering(b"")) as one, proxy(limit=5) as made:
         await made.start({key(): listener(one)})
         old = []
-        for _ in range(2):  # one after the other: of so few descriptors, one client may be dialling
+        for _ in range(2):  # one after the other: only one client at a time may wait
             reader, writer = await asyncio.open_connection(LOCAL, made.port(key()))
             writer.write(b"served")
             assert await reader.readexactly(6) == b"served"
